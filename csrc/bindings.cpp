@@ -3,6 +3,8 @@
 
 #include "common/check.h"
 #include "common/machine.h"
+#include "common/ranks.h"
+#include "common/ring.h"
 #include "common/team.h"
 #include "cpu/isa.h"
 #include "cpu/quants.h"
@@ -64,6 +66,46 @@ void bind_machine(nb::module_& module) {
         .def_prop_ro("isa", [](const Team& team) { return team.kernels().isa; });
 }
 
+std::vector<Packed::Part> parsed_parts(const std::vector<std::pair<int64_t, std::string>>& parts) {
+    std::vector<Packed::Part> parsed;
+    for (const auto& [rows, dtype] : parts) {
+        parsed.push_back({rows, parse_packing(dtype)});
+    }
+    return parsed;
+}
+
+void bind_ranks(nb::module_& module) {
+    nb::class_<Ranks>(module, "Ranks", nb::is_weak_referenceable())
+        .def(nb::init<int, int, int, int, double>(), nb::arg("rank"), nb::arg("size"),
+             nb::arg("workers_per_rank"), nb::arg("file"), nb::arg("patience_s"))
+        .def_prop_ro("rank", &Ranks::rank)
+        .def_prop_ro("size", &Ranks::size)
+        .def_prop_ro("failed", &Ranks::failed)
+        .def("barrier", &Ranks::barrier, nb::call_guard<nb::gil_scoped_release>())
+        .def("fail", &Ranks::fail, nb::arg("rank"));
+    nb::class_<Ring>(module, "Ring", nb::is_weak_referenceable())
+        .def(nb::init<int, int, int, int64_t>(), nb::arg("rank"), nb::arg("size"), nb::arg("file"),
+             nb::arg("max_bytes"))
+        .def_prop_ro("slowest", &Ring::slowest)
+        .def(
+            "put",
+            [](Ring& self, const nb::bytes& message, double patience_s) {
+                const std::span<const std::byte> bytes{
+                    static_cast<const std::byte*>(message.data()), message.size()};
+                const nb::gil_scoped_release release;
+                return self.put(bytes, patience_s);
+            },
+            nb::arg("message"), nb::arg("patience_s"))
+        .def("take", [](Ring& self) {
+            std::vector<std::byte> message;
+            {
+                const nb::gil_scoped_release release;
+                message = self.take();
+            }
+            return nb::bytes(message.data(), message.size());
+        });
+}
+
 void bind_packed(nb::module_& module) {
     nb::class_<Packed>(module, "Packed")
         .def(
@@ -76,14 +118,19 @@ void bind_packed(nb::module_& module) {
         .def(
             "__init__",
             [](Packed* self, const std::vector<std::pair<int64_t, std::string>>& parts,
-               int64_t cols) {
-                std::vector<Packed::Part> parsed;
-                for (const auto& [rows, dtype] : parts) {
-                    parsed.push_back({rows, parse_packing(dtype)});
-                }
-                new (self) Packed(parsed, cols);
-            },
+               int64_t cols) { new (self) Packed(parsed_parts(parts), cols); },
             nb::arg("parts"), nb::arg("cols"))
+        .def(
+            "__init__",
+            [](Packed* self, const std::vector<std::pair<int64_t, std::string>>& parts,
+               int64_t cols, int64_t first_row, int64_t total_rows, bool of_halves) {
+                new (self) Packed(parsed_parts(parts), cols, {first_row, total_rows, of_halves});
+            },
+            nb::arg("parts"), nb::arg("cols"), nb::kw_only(), nb::arg("first_row"),
+            nb::arg("total_rows"), nb::arg("of_halves") = false)
+        .def_prop_ro("total_rows", [](const Packed& self) { return self.cut().total_rows; })
+        .def_prop_ro("is_cut", &Packed::is_cut)
+        .def_prop_ro("of_halves", [](const Packed& self) { return self.cut().of_halves; })
         .def_prop_ro("rows", &Packed::rows)
         .def_prop_ro("cols", &Packed::cols)
         .def_prop_ro("dtype", &Packed::name)
@@ -120,6 +167,7 @@ void bind_packed(nb::module_& module) {
 NB_MODULE(_native, module) {
     octavo::bind_machine(module);
     octavo::bind_packed(module);
+    octavo::bind_ranks(module);
     octavo::bind_program(module);
     octavo::bind_sampling(module);
 }

@@ -132,6 +132,7 @@ void bind_kv_cache(nb::module_& module) {
         .def("read", &read_block, arg("layer"), arg("block"));
 }
 
+// `own_heads`: the first one that this process computes and how many, then the same of KV heads.
 void add_attention(
     Program& program, int dst, int qkv, int64_t layer, int64_t num_heads, int64_t num_kv_heads,
     int64_t head_dim, float scale, int64_t rotary_dim,
@@ -140,13 +141,16 @@ void add_attention(
     int64_t window, float soft_cap, const std::optional<Floats>& q_norm,
     const std::optional<Floats>& k_norm, float norm_eps, const std::string& norm,
     bool norm_after_rope, const std::optional<Floats>& alibi, bool is_causal, bool is_whole,
-    int64_t group) {
+    int64_t group, const std::optional<std::array<int64_t, 4>>& own_heads) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
           rotary_dim);
+    const auto [first_head, own_count, first_kv_head, own_kv_count] =
+        own_heads.value_or(std::array<int64_t, 4>{0, num_heads, 0, num_kv_heads});
     program.attention(dst, qkv,
                       {.layer = layer,
-                       .shape = {num_heads, num_kv_heads, head_dim, window, is_causal, group},
+                       .shape = {own_count, own_kv_count, head_dim, window, is_causal, group},
+                       .heads = {num_heads, num_kv_heads, first_head, first_kv_head},
                        .scale = scale,
                        .rotary_dim = rotary_dim,
                        .cos_sin = span_of(cos_sin),
@@ -251,9 +255,10 @@ void bind_program(nb::module_& module) {
     bind_kv_cache(module);
     bind_adapters(module);
     nb::class_<Program>(module, "Program", nb::is_weak_referenceable())
-        .def(nb::init<Team&, int64_t, int64_t, int64_t, int>(), arg("team"), arg("arena_bytes"),
-             arg("max_tokens"), arg("max_logit_rows"), arg("activation_bits") = 16,
-             nb::keep_alive<1, 2>())
+        .def(nb::init<Team&, int64_t, int64_t, int64_t, int, Ranks*>(), arg("team"),
+             arg("arena_bytes"), arg("max_tokens"), arg("max_logit_rows"),
+             arg("activation_bits") = 16, arg("ranks").none() = nb::none(), nb::keep_alive<1, 2>(),
+             nb::keep_alive<1, 7>())
         .def(
             "buffer",
             [](Program& self, int64_t offset, int64_t cols, const std::string& dtype,
@@ -301,7 +306,8 @@ void bind_program(nb::module_& module) {
              arg("k_norm").noconvert().none() = nb::none(), arg("norm_eps") = 1e-6F,
              arg("norm") = "rms", arg("norm_after_rope") = false,
              arg("alibi").noconvert().none() = nb::none(), arg("is_causal") = true,
-             arg("is_whole") = false, arg("group") = 0, nb::keep_alive<1, 10>())
+             arg("is_whole") = false, arg("group") = 0, arg("own_heads") = nb::none(),
+             nb::keep_alive<1, 10>())
         .def(
             "moe",
             [](Program& self, int dst, int src, int scores, int gathered, int hidden, int results,

@@ -134,8 +134,24 @@ cpu::Packing parse_packing(std::string_view name) {
 }
 
 Packed::Packed(std::span<const Part> parts, int64_t cols)
-    : layout_(layout_of(parts, cols)), memory_(num_bytes_of(layout_)) {
+    : layout_(layout_of(parts, cols)),
+      cut_{0, layout_.rows, false},
+      memory_(num_bytes_of(layout_)) {
     layout_.data = memory_.data();
+}
+
+Packed::Packed(std::span<const Part> parts, int64_t cols, const Cut& cut) : Packed(parts, cols) {
+    const int64_t whole = cut.of_halves ? cut.total_rows / 2 : cut.total_rows;
+    const int64_t own = cut.of_halves ? rows() / 2 : rows();
+    check(cut.first_row >= 0 && cut.first_row % kPanelRows == 0, "Packed: first_row is ",
+          cut.first_row, "; it must be a multiple of ", kPanelRows);
+    check(whole < kMaxSide && cut.first_row <= whole && own <= whole - cut.first_row,
+          "Packed: ", own, " rows from row ", cut.first_row, " on, of ", whole);
+    check(!cut.of_halves ||
+              (rows() % (2 * kPanelRows) == 0 && cut.total_rows % (2 * kPanelRows) == 0),
+          "Packed: halves of ", rows(), " of ", cut.total_rows, " rows; they must be multiples of ",
+          kPanelRows);
+    cut_ = cut;
 }
 
 std::string Packed::name() const {

@@ -27,12 +27,24 @@ class Packed {
         cpu::Packing packing;
     };
 
+    // Which rows of a larger matrix these are.
+    struct Cut {
+        int64_t first_row = 0;
+        int64_t total_rows = 0;
+        // These are first_row … of its upper half, and as many of its lower one.
+        bool of_halves = false;
+    };
+
     // Parts one below the other. A part that is packed in another way than the one before it starts
     // with a panel, and both hold integers.
     Packed(std::span<const Part> parts, int64_t cols);
+    // As above, of a larger matrix. They begin with one of its panels.
+    Packed(std::span<const Part> parts, int64_t cols, const Cut& cut);
 
     int64_t rows() const { return layout_.rows; }
     int64_t cols() const { return layout_.cols; }
+    const Cut& cut() const { return cut_; }
+    bool is_cut() const { return cut_.total_rows != rows(); }
     std::string name() const;  // of its packings
     int64_t num_bytes() const { return memory_.size(); }
     const cpu::Panels& panels() const { return layout_; }
@@ -49,6 +61,7 @@ class Packed {
 
   private:
     cpu::Panels layout_;
+    Cut cut_;
     Memory memory_;
 };
 

@@ -33,8 +33,9 @@ void check_rows(const char* name, Rows dst, Rows src) {
 }  // namespace
 
 Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
-                 int activation_bits)
+                 int activation_bits, Ranks* ranks)
     : team_(team),
+      ranks_(ranks),
       max_tokens_(max_tokens),
       max_logit_rows_(max_logit_rows),
       activation_bits_(activation_bits) {
@@ -44,7 +45,9 @@ Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t ma
           "; it must be between 1 and ", kMaxRows);
     check(max_logit_rows >= 0 && max_logit_rows <= kMaxRows, "Program: max_logit_rows is ",
           max_logit_rows, "; it must be between 0 and ", kMaxRows);
-    arena_ = Memory(arena_bytes);
+    check(ranks == nullptr || ranks->workers_per_rank() == team.num_threads(),
+          "Program: ", team.num_threads(), " threads; every rank must have the same number");
+    arena_ = ranks == nullptr ? Memory(arena_bytes) : ranks->share(arena_bytes);
     limits_ = {max_tokens,
                max_logit_rows,
                std::numeric_limits<int32_t>::max(),
@@ -72,14 +75,17 @@ void Program::embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, 
     check_dtype("embed", "dst", to.matrix.dtype, Dtype::F32);
     check_cols("embed", "dst", to.matrix.cols, table.cols());
     check_rows("embed", to.rows, Rows::Tokens);
-    check(offset >= 0 && offset < table.rows(), "embed: offset ", offset, " of a table of ",
-          table.rows(), " rows");
+    const Packed::Cut& cut = table.cut();
+    check(!cut.of_halves, "embed: a table has no halves");
+    check(offset >= 0 && offset < cut.total_rows, "embed: offset ", offset, " of a table of ",
+          cut.total_rows, " rows");
     int64_t& limit = of == cpu::EmbedOf::Tokens      ? limits_.vocab_size
                      : of == cpu::EmbedOf::Positions ? limits_.max_positions
                                                      : limits_.num_types;
-    limit = std::min(limit, table.rows() - offset);
+    limit = std::min(limit, cut.total_rows - offset);
     instructions_.push_back(
-        {to.rows, cpu::EmbedArgs{to.matrix, table.panels(), nullptr, scale, of, offset}});
+        {to.rows, Embed{{to.matrix, table.panels(), nullptr, scale, of, offset - cut.first_row},
+                        table.is_cut()}});
 }
 
 void Program::rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
@@ -128,6 +134,7 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
                      const AdapterOptions& adapters) {
     const Buffer& to = at("linear", dst);
     const Buffer& from = at("linear", src);
+    const Packed::Cut& cut = weight.cut();
     const bool takes_bf16 = weight.panels().packing() == cpu::Packing::BF16;
     check_dtype("linear", "src", from.matrix.dtype, takes_bf16 ? Dtype::BF16 : Dtype::F32);
     check_cols("linear", "src", from.matrix.cols, weight.cols());
@@ -136,13 +143,15 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
     if (mode == cpu::LinearMode::Glu) {
         check(weight.rows() % (2 * kPanelRows) == 0, "linear: mode glu of ", weight.rows(),
               " weight rows; each half must be a multiple of ", kPanelRows);
+        check(cut.of_halves || !weight.is_cut(), "linear: mode glu of some of the weight's rows");
         check(activation != cpu::Activation::None, "linear: mode glu needs an activation");
-        check_cols("linear", "dst", to.matrix.cols, weight.rows() / 2);
+        check_cols("linear", "dst", to.matrix.cols, cut.total_rows / 2);
     } else {
         const bool has_activation = activation != cpu::Activation::None;
         check(!has_activation || mode == cpu::LinearMode::Store,
               "linear: an activation needs mode store or glu");
-        check_cols("linear", "dst", to.matrix.cols, weight.rows());
+        check(!cut.of_halves, "linear: parts of two halves need mode glu");
+        check_cols("linear", "dst", to.matrix.cols, cut.total_rows);
         if (!has_activation) {
             check_dtype("linear", "dst", to.matrix.dtype, Dtype::F32);
         }
@@ -150,7 +159,7 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
     check(mode == cpu::LinearMode::Add || scale == 1.0F, "linear: scale ", scale,
           " needs mode add");
     cpu::LinearArgs args{to.matrix, from.matrix, 0,     weight.panels(), nullptr,
-                         mode,      activation,  scale, activation_bits_};
+                         mode,      activation,  scale, cut.first_row,   activation_bits_};
     if (!bias.empty()) {
         check(static_cast<int64_t>(bias.size()) == weight.rows(), "linear: bias has ", bias.size(),
               " values for ", weight.rows(), " weight rows");
@@ -163,7 +172,7 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
     if (adapters.slots != nullptr) {
         adapt(to, from, weight, adapters, args);
     }
-    instructions_.push_back({to.rows, args});
+    instructions_.push_back({to.rows, Product{args, weight.is_cut()}});
 }
 
 // What shrinks the rows of a linear layer, before it.
@@ -224,9 +233,17 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
     check(shape.window >= 0, "attention: window ", shape.window);
     check(shape.group >= 0, "attention: group ", shape.group);
     check_dtype("attention", "qkv", from.matrix.dtype, Dtype::F32);
+    const cpu::HeadRange& heads = options.heads;
+    check(heads.num_heads >= 1 && heads.num_heads <= 65536 && heads.num_kv_heads >= 1 &&
+              heads.num_kv_heads <= heads.num_heads && heads.first_head >= 0 &&
+              heads.first_kv_head >= 0 && heads.first_head + shape.num_heads <= heads.num_heads &&
+              heads.first_kv_head + shape.num_kv_heads <= heads.num_kv_heads,
+          "attention: ", shape.num_heads, " heads from ", heads.first_head, " on and ",
+          shape.num_kv_heads, " KV heads from ", heads.first_kv_head, " on, of ", heads.num_heads,
+          " and ", heads.num_kv_heads);
     check_cols("attention", "qkv", from.matrix.cols,
-               (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
-    check_cols("attention", "dst", to.matrix.cols, shape.num_heads * shape.head_dim);
+               (heads.num_heads + 2 * heads.num_kv_heads) * shape.head_dim);
+    check_cols("attention", "dst", to.matrix.cols, heads.num_heads * shape.head_dim);
     check_rows("attention", to.rows, Rows::Tokens);
     check_rows("attention", to.rows, from.rows);
     check_overlap("attention", to, from, false);
@@ -248,6 +265,7 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
     args.kv.num_kv_heads = shape.num_kv_heads;
     args.kv.head_dim = shape.head_dim;
     args.num_heads = shape.num_heads;
+    args.heads = heads;
     args.rotary_dim = rotary;
     args.window = shape.window;
     args.cos_sin = options.cos_sin.data();
@@ -260,9 +278,10 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
     limits_.is_whole = limits_.is_whole || options.is_whole;
     add_head_norms(options, args);
     if (!options.alibi.empty()) {
-        check(static_cast<int64_t>(options.alibi.size()) == shape.num_heads, "attention: alibi has ",
-              options.alibi.size(), " values for ", shape.num_heads, " heads");
-        args.alibi = keep(options.alibi, options.alibi.size());
+        check(static_cast<int64_t>(options.alibi.size()) == heads.num_heads,
+              "attention: alibi has ", options.alibi.size(), " values for ", heads.num_heads,
+              " heads");
+        args.alibi = keep(options.alibi, options.alibi.size()) + heads.first_head;
     }
     const int64_t query_bytes = max_tokens_ * shape.num_heads * shape.head_dim * 4;
     if (queries_.size() < query_bytes) {
@@ -279,16 +298,19 @@ void Program::add_head_norms(const AttentionOptions& options, cpu::AttentionArgs
     check(options.norm != cpu::HeadNorm::Row || !options.norm_after_rope,
           "attention: a norm of all heads goes before the rope");
     const AttentionShape& shape = options.shape;
-    const auto size_of = [](std::span<const float> norm) { return static_cast<int64_t>(norm.size()); };
-    args.norm_by_head = size_of(options.q_norm) == shape.num_heads * shape.head_dim &&
-                        (shape.num_heads > 1 || options.norm == cpu::HeadNorm::Row);
+    const auto size_of = [](std::span<const float> norm) {
+        return static_cast<int64_t>(norm.size());
+    };
+    const cpu::HeadRange& heads = options.heads;
+    args.norm_by_head = size_of(options.q_norm) == heads.num_heads * shape.head_dim &&
+                        (heads.num_heads > 1 || options.norm == cpu::HeadNorm::Row);
     struct Of {
         std::span<const float> norm;
         int64_t heads;
         const float** to_fill;
     };
-    for (const Of& of : {Of{options.q_norm, shape.num_heads, &args.q_norm},
-                         Of{options.k_norm, shape.num_kv_heads, &args.k_norm}}) {
+    for (const Of& of : {Of{options.q_norm, heads.num_heads, &args.q_norm},
+                         Of{options.k_norm, heads.num_kv_heads, &args.k_norm}}) {
         if (!of.norm.empty()) {
             check(size_of(of.norm) == shape.head_dim * (args.norm_by_head ? of.heads : 1),
                   "attention: q_norm or k_norm has ", of.norm.size(), " values for head_dim ",

@@ -12,6 +12,7 @@
 #include "adapters.h"
 #include "attention_plan.h"
 #include "common/memory.h"
+#include "common/ranks.h"
 #include "common/team.h"
 #include "cpu/kernels.h"
 #include "experts.h"
@@ -31,7 +32,8 @@ struct Buffer {
 
 struct AttentionOptions {
     int64_t layer;
-    AttentionShape shape;
+    AttentionShape shape;  // of the heads that this process computes
+    cpu::HeadRange heads;  // where they are among all
     float scale;
     int64_t rotary_dim;
     std::span<const float> cos_sin;  // [positions, rotary_dim]; must outlive the program
@@ -71,9 +73,10 @@ constexpr int64_t kOwnRows = 3;
 
 class Program {
   public:
-    // Activations meet integer weights in so many bits, 8 or 16.
+    // Activations meet integer weights in so many bits, 8 or 16. With `ranks`, all of them run the
+    // same program together, each with its part of the weights and of the heads: see Share.
     Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
-            int activation_bits);
+            int activation_bits, Ranks* ranks = nullptr);
 
     // Each throws ValueError when it does not fit the buffers. Tables and weights must outlive the
     // program; vectors are copied.
@@ -99,14 +102,34 @@ class Program {
     void select_rows(int dst, int src);
     void pool(int dst, int src, cpu::PoolKind kind);
 
-    // Runs a step. Throws ValueError when its arrays do not agree or exceed the plan. One at a
-    // time.
+    // Runs a step. Throws ValueError when its arrays do not agree or exceed the plan, and
+    // RuntimeError when another rank has failed. One at a time.
     void run(const KVCache& kv, const Step& step);
 
     // The buffer, of which `num_rows` rows are to be read.
     const Buffer& readable(int index, int64_t num_rows) const;
 
   private:
+    // How the workers of all ranks share an instruction. What lies in memory that all see is made
+    // by all: rows by whoever is next, and products with whole weights. Only the own workers can
+    // read what a process has for itself: its part of a weight, its heads' keys and values.
+    struct Share {
+        int worker;
+        int workers;
+    };
+    struct Embed {
+        cpu::EmbedArgs args;
+        bool is_cut;  // only some of the ids are in the table
+    };
+    struct Product {
+        cpu::LinearArgs args;
+        bool is_cut;
+    };
+    struct Experts {
+        std::vector<cpu::Panels> weights;
+        int64_t first_column;
+        bool is_cut;
+    };
     struct LayerNorm {
         cpu::NormArgs args;
     };
@@ -129,13 +152,13 @@ class Program {
         cpu::Matrix src, gathered, hidden, results;  // a row for each token; then for each pair
         cpu::Matrix dst;
         Routing routing;
-        std::vector<cpu::Panels> gate_up, down;
+        Experts gate_up, down;
         cpu::Activation activation;
     };
     struct Instruction {
         Rows rows;
-        std::variant<cpu::EmbedArgs, cpu::NormArgs, LayerNorm, Quantize, Shrink, cpu::LinearArgs,
-                     cpu::RowOpArgs, cpu::PoolArgs, Attention, Gate, Moe>
+        std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Shrink, Product, cpu::RowOpArgs,
+                     cpu::PoolArgs, Attention, Gate, Moe>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };
@@ -159,21 +182,26 @@ class Program {
     cpu::LinearArgs of_experts(const cpu::Panels& weight, const cpu::Matrix& src,
                                const cpu::Matrix& dst, cpu::Activation activation) const;
     void quantize_pairs(const cpu::LinearArgs& args, Range rows);
-    void for_each_expert(const std::vector<cpu::Panels>& weights, const cpu::Matrix& src,
-                         const cpu::Matrix& dst, cpu::Activation activation, bool shares_rows,
-                         int worker);
+    static Experts experts_of(const std::vector<const Packed*>& weights);
+    void for_each_expert(const Experts& experts, const cpu::Matrix& src, const cpu::Matrix& dst,
+                         cpu::Activation activation, bool shares_rows, int worker);
 
     // program_run.cpp
     void prepare(const KVCache& kv, const Step& step);
     void place_adapters(const Step& step);
     void check_cache(const Attention& attention, const KVCache& kv) const;
     void run_worker(const KVCache& kv, const Step& step, int worker);
-    void multiply(const cpu::LinearArgs& args, std::atomic<int64_t>& next_part, int worker);
+    void embed_rows(const Embed& embed, const Step& step, int64_t count, int worker);
+    void multiply(const Product& product, std::atomic<int64_t>& next_part, int worker);
     void attend(const Attention& attention, const KVCache& kv, const Step& step,
                 std::atomic<int64_t>& next_part, int worker);
+    Share own(int worker) const { return {worker, team_.num_threads()}; }
+    Share all(int worker) const;
+    void meet();  // all workers of all ranks
     std::byte* scratch(int worker) const { return scratch_.data() + worker * scratch_bytes_; }
 
     Team& team_;
+    Ranks* ranks_;  // null: this process is alone
     int64_t max_tokens_;
     int64_t max_logit_rows_;
     int activation_bits_;

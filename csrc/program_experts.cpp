@@ -19,9 +19,13 @@ Dtype wanted(const Packed& weight) {
 
 void check_expert(const char* which, const Packed& weight, const Packed& first, int64_t rows,
                   int64_t cols) {
+    const Packed::Cut& cut = weight.cut();
+    check(weight.rows() == first.rows() && cut.first_row == first.cut().first_row &&
+              cut.of_halves == first.cut().of_halves,
+          "moe: a ", which, " has other rows than another one");
     check(weight.name() == first.name(), "moe: a ", which, " is packed as ", weight.name(),
           ", another one as ", first.name());
-    check(weight.rows() == rows && weight.cols() == cols, "moe: a ", which, " is ", weight.rows(),
+    check(cut.total_rows == rows && weight.cols() == cols, "moe: a ", which, " is ", cut.total_rows,
           " x ", weight.cols(), "; it must be ", rows, " x ", cols);
 }
 
@@ -46,9 +50,10 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     const Packed& gate_up = *options.gate_up.front();
     const Packed& down = *options.down.front();
     const int64_t cols = src.matrix.cols;
-    const int64_t width = gate_up.rows() / 2;
+    const int64_t width = gate_up.cut().total_rows / 2;
     check(gate_up.rows() % (2 * cpu::kPanelRows) == 0, "moe: gate_up has ", gate_up.rows(),
           " rows; each half must be a multiple of ", cpu::kPanelRows);
+    check(gate_up.cut().of_halves || !gate_up.is_cut(), "moe: gate_up is no part of both halves");
     for (int64_t e = 0; e < num_experts; ++e) {
         const auto index = static_cast<size_t>(e);
         check_expert("gate_up", *options.gate_up[index], gate_up, 2 * width, cols);
@@ -84,10 +89,8 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     instruction.hidden = {hidden.matrix.data, width, hidden.matrix.dtype};
     instruction.results = {results.matrix.data, cols, Dtype::F32};
     instruction.activation = options.activation;
-    for (size_t e = 0; e < options.gate_up.size(); ++e) {
-        instruction.gate_up.push_back(options.gate_up[e]->panels());
-        instruction.down.push_back(options.down[e]->panels());
-    }
+    instruction.gate_up = experts_of(options.gate_up);
+    instruction.down = experts_of(options.down);
     pairs_.make_room(max_tokens_ * k, num_experts);
     instruction.dst = dst.matrix;
     instruction.routing = {reinterpret_cast<const float*>(scores.matrix.data), num_experts, k,
@@ -106,10 +109,10 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
 }
 
 void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
-    const int workers = team_.num_threads();
+    // Each rank routes all tokens for itself: that is less than a barrier.
     const int64_t top_k = moe.routing.top_k;
-    const Range tokens = split(num_tokens, worker, workers);
-    route(moe.routing, pairs_, tokens.begin, tokens.end);
+    const Range routed = split(num_tokens, worker, team_.num_threads());
+    route(moe.routing, pairs_, routed.begin, routed.end);
     team_.barrier();
     if (worker == 0) {
         place(moe.routing, pairs_, num_tokens);
@@ -118,25 +121,28 @@ void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
 
     cpu::RowOpArgs gather{.op = cpu::RowOp::Select, .dst = moe.gathered, .src = moe.src};
     gather.rows = pairs_.tokens.data();
-    const Range pairs = split(num_tokens * top_k, worker, workers);
+    const Share all = this->all(worker);
+    const Range pairs = split(num_tokens * top_k, all.worker, all.workers);
     team_.kernels().row_op(gather, pairs.begin, pairs.end);
     const bool is_many = num_tokens * top_k > kOwnRows;
-    const bool shares_gathered = is_many && moe.gate_up[0].is_quantized();
-    const bool shares_hidden = is_many && moe.down[0].is_quantized();
+    const bool shares_gathered = is_many && moe.gate_up.weights[0].is_quantized();
+    const bool shares_hidden = is_many && moe.down.weights[0].is_quantized();
     if (shares_gathered) {  // each worker those that it has just gathered
-        quantize_pairs(of_experts(moe.gate_up[0], moe.gathered, {}, moe.activation), pairs);
+        quantize_pairs(of_experts(moe.gate_up.weights[0], moe.gathered, {}, moe.activation), pairs);
     }
-    team_.barrier();
+    meet();
     for_each_expert(moe.gate_up, moe.gathered, moe.hidden, moe.activation, shares_gathered, worker);
-    team_.barrier();
+    meet();
     if (shares_hidden) {
-        quantize_pairs(of_experts(moe.down[0], moe.hidden, {}, cpu::Activation::None), pairs);
-        team_.barrier();
+        quantize_pairs(of_experts(moe.down.weights[0], moe.hidden, {}, cpu::Activation::None),
+                       pairs);
+        meet();
     }
     for_each_expert(moe.down, moe.hidden, moe.results, cpu::Activation::None, shares_hidden,
                     worker);
-    team_.barrier();
+    meet();
 
+    const Range tokens = split(num_tokens, all.worker, all.workers);
     combine(moe.dst, reinterpret_cast<const float*>(moe.results.data), pairs_, top_k, tokens.begin,
             tokens.end);
 }
@@ -160,23 +166,32 @@ void Program::quantize_pairs(const cpu::LinearArgs& args, Range rows) {
     team_.kernels().quantize_rows(args, rows.begin, rows.end, quantized_.data());
 }
 
+Program::Experts Program::experts_of(const std::vector<const Packed*>& weights) {
+    Experts experts{{}, weights.front()->cut().first_row, weights.front()->is_cut()};
+    for (const Packed* weight : weights) {
+        experts.weights.push_back(weight->panels());
+    }
+    return experts;
+}
+
 // One product for each expert that has rows. `shares_rows`: they have been quantised.
-void Program::for_each_expert(const std::vector<cpu::Panels>& weights, const Matrix& src,
-                              const Matrix& dst, cpu::Activation activation, bool shares_rows,
-                              int worker) {
-    for (size_t e = 0; e < weights.size(); ++e) {
+void Program::for_each_expert(const Experts& experts, const Matrix& src, const Matrix& dst,
+                              cpu::Activation activation, bool shares_rows, int worker) {
+    const Share share = experts.is_cut ? own(worker) : all(worker);
+    for (size_t e = 0; e < experts.weights.size(); ++e) {
         const int64_t first = pairs_.starts[e];
         const int64_t count = pairs_.starts[e + 1] - first;
         if (count == 0) {
             continue;
         }
-        cpu::LinearArgs args = of_experts(weights[e], {src.row(first), src.cols, src.dtype},
+        cpu::LinearArgs args = of_experts(experts.weights[e], {src.row(first), src.cols, src.dtype},
                                           {dst.row(first), dst.cols, dst.dtype}, activation);
         args.num_rows = count;
+        args.first_column = experts.first_column;
         if (shares_rows) {
             args.quantized = quantized_.data() + first * team_.kernels().quantized_row_bytes(args);
         }
-        const Range units = split(args.units(), worker, team_.num_threads());
+        const Range units = split(args.units(), share.worker, share.workers);
         team_.kernels().linear(args, units.begin, units.end, scratch(worker));
     }
 }

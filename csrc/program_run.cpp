@@ -1,6 +1,8 @@
 // Running a program: what the step fills in, and how the team shares each instruction.
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
+#include <string>
 
 #include "common/check.h"
 #include "program.h"
@@ -55,6 +57,10 @@ void Program::run(const KVCache& kv, const Step& step) {
         step.op_times[0] = now_ns();
     }
     team_.run([&](int worker) { run_worker(kv, step, worker); });
+    if (ranks_ != nullptr && ranks_->failed() >= 0) {
+        throw std::runtime_error("rank " + std::to_string(ranks_->failed()) + " of " +
+                                 std::to_string(ranks_->size()) + " has failed");
+    }
 }
 
 // All that may fail, before the team starts.
@@ -74,7 +80,7 @@ void Program::prepare(const KVCache& kv, const Step& step) {
         scratch_ = Memory(scratch_bytes_ * num_threads);
     }
     if (quantized_.size() < quantized_bytes_) {
-        quantized_ = Memory(quantized_bytes_);
+        quantized_ = ranks_ == nullptr ? Memory(quantized_bytes_) : ranks_->share(quantized_bytes_);
     }
     if (!plans_.empty() && partials_.size() == 0) {
         partials_ = Memory(kPartialFloats * 4);
@@ -82,6 +88,22 @@ void Program::prepare(const KVCache& kv, const Step& step) {
     next_part_[0].store(0, std::memory_order_relaxed);
     for (AttentionPlan& plan : plans_) {
         plan.build(step, num_threads, reinterpret_cast<float*>(partials_.data()), kPartialFloats);
+    }
+}
+
+Program::Share Program::all(int worker) const {
+    const int threads = team_.num_threads();
+    return ranks_ == nullptr ? Share{worker, threads}
+                             : Share{ranks_->rank() * threads + worker, ranks_->size() * threads};
+}
+
+// Once a rank has failed nobody waits any more, and what is left of the step computes nonsense;
+// `run` says so. What indexes memory is each process's own, so that nonsense stays within bounds.
+void Program::meet() {
+    if (ranks_ == nullptr) {
+        team_.barrier();
+    } else {
+        ranks_->barrier();
     }
 }
 
@@ -137,7 +159,7 @@ void Program::check_cache(const Attention& attention, const KVCache& kv) const {
 
 void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     const cpu::Kernels& kernels = team_.kernels();
-    const int workers = team_.num_threads();
+    const Share share = all(worker);
     size_t turn = 0;
     size_t op = 0;  // as the caller counts: rows are quantised for the product behind
     for (const Instruction& instruction : instructions_) {
@@ -159,13 +181,10 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
         if (worker == 0) {  // all are past the instruction before, and none is at the next one
             next_part_[turn].store(0, std::memory_order_relaxed);
         }
-        const Range rows = split(count, worker, workers);
+        const Range rows = split(count, share.worker, share.workers);
         std::visit(
             Overloaded{
-                [&](cpu::EmbedArgs args) {
-                    args.ids = ids_of(step, args.of);
-                    kernels.embed(args, rows.begin, rows.end);
-                },
+                [&](const Embed& embed) { embed_rows(embed, step, count, worker); },
                 [&](const cpu::NormArgs& args) { kernels.rms_norm(args, rows.begin, rows.end); },
                 [&](const LayerNorm& norm) { kernels.layer_norm(norm.args, rows.begin, rows.end); },
                 [&](const Quantize& quantize) {
@@ -176,10 +195,11 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     args.slots = slots.slots.data();
                     args.rows = slots.adapted.data();
                     const auto num_adapted = static_cast<int64_t>(slots.adapted.size());
-                    const Range mine = split(num_adapted, worker, workers);
+                    const Range mine = split(num_adapted, share.worker, share.workers);
                     kernels.shrink(args, mine.begin, mine.end, scratch(worker));
                 },
-                [&](cpu::LinearArgs args) {
+                [&](Product product) {
+                    cpu::LinearArgs& args = product.args;
                     args.num_rows = count;
                     if (args.adapters != nullptr && !slots.adapted.empty()) {
                         args.slots = slots.slots.data();
@@ -187,7 +207,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     if (shares_rows && args.weight.is_quantized()) {
                         args.quantized = quantized_.data();
                     }
-                    multiply(args, next_part, worker);
+                    multiply(product, next_part, worker);
                 },
                 [&](cpu::RowOpArgs args) {
                     const bool is_select = args.op == cpu::RowOp::Select;
@@ -211,7 +231,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
             },
             instruction.args);
         if (!(shares_rows && instruction.feeds_own_rows)) {
-            team_.barrier();
+            meet();
         }
         if (worker == 0 && !is_quantize && !is_shrink && !step.op_times.empty()) {
             step.op_times[op] = now_ns();
@@ -219,15 +239,36 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     }
 }
 
+// A rank that has some of the table's rows looks up the tokens that are among them.
+void Program::embed_rows(const Embed& embed, const Step& step, int64_t count, int worker) {
+    cpu::EmbedArgs args = embed.args;
+    args.ids = ids_of(step, args.of);
+    const Share share = embed.is_cut ? own(worker) : all(worker);
+    const Range rows = split(count, share.worker, share.workers);
+    if (!embed.is_cut) {
+        team_.kernels().embed(args, rows.begin, rows.end);
+        return;
+    }
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const int64_t id = args.ids[r] + args.offset;
+        if (id >= 0 && id < args.table.rows) {
+            team_.kernels().embed(args, r, r + 1);
+        }
+    }
+}
+
 // A few rows: each worker streams its share of the weights. Many: blocks of rows times some units,
 // for whoever is free, so that a core that others use too holds up none.
-void Program::multiply(const cpu::LinearArgs& args, std::atomic<int64_t>& next_part, int worker) {
+void Program::multiply(const Product& product, std::atomic<int64_t>& next_part, int worker) {
+    const cpu::LinearArgs& args = product.args;
     const cpu::Kernels& kernels = team_.kernels();
-    const int64_t workers = team_.num_threads();
+    const Share share = product.is_cut ? own(worker) : all(worker);
+    const int64_t workers = share.workers;
+    const bool is_of_many = workers > team_.num_threads();  // of whom each counts for itself
     const int64_t block = kernels.linear_block_rows(args.weight);
     const int64_t num_blocks = (args.num_rows + block - 1) / block;
-    if (num_blocks == 1 || workers == 1) {
-        const Range units = split(args.units(), worker, workers);
+    if (num_blocks == 1 || workers == 1 || is_of_many) {
+        const Range units = split(args.units(), share.worker, workers);
         kernels.linear(args, units.begin, units.end, scratch(worker));
         return;
     }

@@ -6,10 +6,15 @@
 
 namespace octavo {
 
+constexpr int64_t kSharedAlignment = 4096;
+
 class Memory {
   public:
     Memory() = default;
     explicit Memory(int64_t num_bytes);
+    // Bytes of a file in memory, which other processes see too; it is grown where it is shorter.
+    // `offset` is a multiple of kSharedAlignment.
+    static Memory shared(int file, int64_t offset, int64_t num_bytes);
     ~Memory();
     Memory(Memory&& other) noexcept;
     Memory& operator=(Memory&& other) noexcept;

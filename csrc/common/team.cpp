@@ -1,6 +1,5 @@
 #include "common/team.h"
 
-#include <chrono>
 #include <utility>
 
 #ifdef __linux__
@@ -8,6 +7,7 @@
 #endif
 
 #include "common/check.h"
+#include "common/spin.h"
 #include "cpu/isa.h"
 
 namespace octavo {
@@ -15,18 +15,6 @@ namespace octavo {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-
-void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-int64_t now_ns() {
-    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
 
 int checked_threads(int num_threads) {
     check(num_threads >= 1 && num_threads <= kMaxThreads, "num_threads is ", num_threads,
@@ -134,48 +122,15 @@ void Team::barrier() {
         generation_.notify_all();
         return;
     }
-    if (!spin_while(generation_, generation, &Patience::within_ns)) {
+    if (!spin_while(generation_, generation, patience_, &Patience::within_ns)) {
         generation_.wait(generation, std::memory_order_acquire);
     }
-}
-
-// Whether `value` became another one before the time was up. After a while others may have this
-// processor in between; a yield that takes long shows that there are others.
-bool Team::spin_while(const std::atomic<uint32_t>& value, uint32_t old, Budget budget) {
-    for (int i = 0; i < 64; ++i) {
-        if (value.load(std::memory_order_acquire) != old) {
-            return true;
-        }
-        pause();
-    }
-    const int64_t start = now_ns();
-    int64_t budget_ns = (patience_.*budget)(start);
-    int64_t now = start;
-    while (now - start < budget_ns) {
-        for (int i = 0; i < 16; ++i) {
-            if (value.load(std::memory_order_acquire) != old) {
-                return true;
-            }
-            pause();
-        }
-        const int64_t before = now_ns();
-        now = before;
-        if (before - start > Patience::kQuietNs) {
-            std::this_thread::yield();
-            now = now_ns();
-            if (now - before > Patience::kRivalNs) {
-                patience_.saw_rival(now);
-                budget_ns = std::min(budget_ns, Patience::kLeastNs);
-            }
-        }
-    }
-    return value.load(std::memory_order_acquire) != old;
 }
 
 void Team::wait_for_run(uint32_t seen) {
     while (true) {
         const uint32_t bell = bell_.load(std::memory_order_acquire);
-        if (spin_while(epoch_, seen, &Patience::between_ns)) {
+        if (spin_while(epoch_, seen, patience_, &Patience::between_ns)) {
             return;
         }
         bell_.wait(bell, std::memory_order_acquire);

@@ -62,8 +62,6 @@ class Team {
     void run_job(Job job, void* context);
     void work(int worker);
     void wait_for_run(uint32_t seen);
-    using Budget = int64_t (Patience::*)(int64_t now_ns) const;
-    bool spin_while(const std::atomic<uint32_t>& value, uint32_t old, Budget budget);
     void rouse();  // those that have parked
     void stop();
 

@@ -34,9 +34,8 @@ void norm_head(const AttentionArgs& args, const Head& head, const float* from, f
         return;
     }
     const bool is_row = args.norm == HeadNorm::Row;
-    const Vec factor = broadcast(
-        is_row ? inverse_rms(head.row, head.count * dim, args.norm_eps)
-               : inverse_rms(from, dim, args.norm_eps));
+    const Vec factor = broadcast(is_row ? inverse_rms(head.row, head.count * dim, args.norm_eps)
+                                        : inverse_rms(from, dim, args.norm_eps));
     for (int64_t i = 0; i < dim; i += kLanes) {
         store(to + i, load(from + i) * factor * load(weight + i));
     }
@@ -188,6 +187,7 @@ void write(const KVLayer& kv, int64_t slot, int64_t head, const float* row) {
 void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
     const int64_t dim = args.kv.head_dim;
     const int64_t num_heads = args.num_heads;
+    const HeadRange& all = args.heads;
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t token = unit / args.head_units();
         const int64_t index = unit % args.head_units();
@@ -195,15 +195,16 @@ void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
         const int64_t position = args.positions[token];
         if (index < num_heads) {
             float* q = args.q + (token * num_heads + index) * dim;
-            norm_and_rotate(args, {qkv, num_heads, index, args.q_norm}, position, q);
+            norm_and_rotate(args, {qkv, all.num_heads, all.first_head + index, args.q_norm},
+                            position, q);
             continue;
         }
         const int64_t head = index - num_heads;
-        const int64_t num_kv_heads = args.kv.num_kv_heads;
-        const float* keys = qkv + num_heads * dim;
-        const float* v = keys + (num_kv_heads + head) * dim;
+        const float* keys = qkv + all.num_heads * dim;
+        const int64_t in_row = all.first_kv_head + head;
+        const float* v = keys + (all.num_kv_heads + in_row) * dim;
         float rotated[kMaxHeadDim];
-        norm_and_rotate(args, {keys, num_kv_heads, head, args.k_norm}, position, rotated);
+        norm_and_rotate(args, {keys, all.num_kv_heads, in_row, args.k_norm}, position, rotated);
         write<Keys>(args.kv, args.slots[token], head, rotated);
         write<Values>(args.kv, args.slots[token], head, v);
     }

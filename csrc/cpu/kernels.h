@@ -112,6 +112,7 @@ struct LinearArgs {
     LinearMode mode = LinearMode::Store;
     Activation activation = Activation::None;  // of Glu's left half, or of what Store writes
     float scale = 1.0F;
+    int64_t first_column = 0;  // of dst, where the weight has only some of the layer's outputs
     int activation_bits = 16;  // 8 or 16: what rows are rounded to where weights are integers
     const std::byte* quantized = nullptr;  // the rows as quantize_rows leaves them, if it did
     const int32_t* slots = nullptr;        // of each row's adapter, -1: none; null: no row has one
@@ -166,6 +167,14 @@ struct PoolArgs {
     const int32_t* seq_starts = nullptr;
 };
 
+// All heads of a layer, and the first ones that this process computes.
+struct HeadRange {
+    int64_t num_heads = 0;  // in a row of qkv, and of dst
+    int64_t num_kv_heads = 0;
+    int64_t first_head = 0;
+    int64_t first_kv_head = 0;
+};
+
 // Of a head's columns by themselves, or of all heads' columns together.
 enum class HeadNorm : uint8_t { Rms, Layer, Row };
 
@@ -174,7 +183,8 @@ struct AttentionArgs {
     Matrix qkv = {};
     float* q = nullptr;  // [tokens, num_heads * head_dim]: normed and rotated
     KVLayer kv = {};
-    int64_t num_heads = 0;
+    int64_t num_heads = 0;  // that this process computes, as many as kv has of their KV heads
+    HeadRange heads = {};   // where those are among all of them
     int64_t rotary_dim = 0;
     int64_t window = 0;              // 0: everything before
     const float* cos_sin = nullptr;  // [positions, rotary_dim]
@@ -189,7 +199,7 @@ struct AttentionArgs {
     HeadNorm norm = HeadNorm::Rms;
     bool norm_after_rope = false;
     bool norm_by_head = false;  // each head has weights of its own
-    bool is_causal = true;  // else a token sees later ones too, as far as its window
+    bool is_causal = true;      // else a token sees later ones too, as far as its window
 
     int64_t group() const { return num_heads / kv.num_kv_heads; }
     // Work of prepare_heads: each q head and each KV head of each token.

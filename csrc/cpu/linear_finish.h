@@ -10,13 +10,15 @@ namespace {
 
 template <class T>
 void finish_glu(const LinearArgs& args, int64_t row, int64_t unit, Vec left, Vec right) {
-    auto* to = reinterpret_cast<T*>(args.dst.row(row)) + unit * kPanelRows;
-    const int64_t count = args.dst.cols - unit * kPanelRows;
+    const int64_t column = args.first_column + unit * kPanelRows;
+    auto* to = reinterpret_cast<T*>(args.dst.row(row)) + column;
+    const int64_t count = args.dst.cols - column;
     store_some(to, activate(args.activation, left) * right, count);
 }
 
 template <class T>
 void store_activated(const LinearArgs& args, int64_t row, int64_t column, Vec value) {
+    column += args.first_column;
     auto* to = reinterpret_cast<T*>(args.dst.row(row)) + column;
     store_some(to, activate(args.activation, value), args.dst.cols - column);
 }
@@ -43,8 +45,9 @@ void finish(const LinearArgs& args, int64_t row, int64_t unit, const float* y,
                                      : store_activated<uint16_t>(args, row, column, value);
         return;
     }
-    float* to = reinterpret_cast<float*>(args.dst.row(row)) + column;
-    const int64_t count = args.dst.cols - column;
+    const int64_t place = args.first_column + column;
+    float* to = reinterpret_cast<float*>(args.dst.row(row)) + place;
+    const int64_t count = args.dst.cols - place;
     if (args.mode == LinearMode::Add) {
         const Vec scaled = broadcast(args.scale) * value;
         value = load_some(to, count) + scaled;

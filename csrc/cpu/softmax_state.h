@@ -58,7 +58,8 @@ void write(const AttentionArgs& args, const QueryTile& tile, const State& total)
     const int64_t group = args.group();
     for (int64_t r = 0; r < tile.num_tokens * group; ++r) {
         std::byte* row = args.dst.row(tile.first_token + r / group);
-        const int64_t column = (tile.kv_head * group + r % group) * dim;
+        const int64_t head = args.heads.first_head + tile.kv_head * group + r % group;
+        const int64_t column = head * dim;
         const float* values = total.values + r * dim;
         if (args.dst.dtype == Dtype::F32) {
             write_row(reinterpret_cast<float*>(row) + column, values, total.sum[r], dim);

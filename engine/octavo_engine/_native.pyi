@@ -48,6 +48,24 @@ class Packed:
     def __init__(self, rows: int, cols: int, dtype: str) -> None: ...
     @overload
     def __init__(self, parts: Sequence[tuple[int, str]], cols: int) -> None: ...
+    @overload
+    def __init__(
+        self,
+        parts: Sequence[tuple[int, str]],
+        cols: int,
+        *,
+        first_row: int,
+        total_rows: int,
+        of_halves: bool = False,
+    ) -> None:
+        """Some rows of a larger matrix: from `first_row` on, which is a multiple of 16; or so many
+        from there on in each of its two halves."""
+    @property
+    def total_rows(self) -> int: ...
+    @property
+    def is_cut(self) -> bool: ...
+    @property
+    def of_halves(self) -> bool: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -103,6 +121,37 @@ class KVCache:
     def read(self, layer: int, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """K and V of one block, each [num_kv_heads, 16, head_dim]; for tests."""
 
+class Ranks:
+    """Processes of one host that run the same program: memory and a barrier in `file`, which is
+    memory too. A barrier that waits longer than `patience_s` has the slowest rank fail."""
+
+    def __init__(
+        self, rank: int, size: int, workers_per_rank: int, file: int, patience_s: float
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def failed(self) -> int:
+        """The first rank that failed, or -1."""
+    def barrier(self) -> bool:
+        """False from when a rank has failed."""
+    def fail(self, rank: int) -> None:
+        """Ends all waiting, now and from then on."""
+
+class Ring:
+    """Messages from rank 0 to all other ranks, in order, through `file`, which is memory."""
+
+    def __init__(self, rank: int, size: int, file: int, max_bytes: int) -> None: ...
+    @property
+    def slowest(self) -> int:
+        """The rank that has read the least."""
+    def put(self, message: bytes, patience_s: float) -> bool:
+        """By rank 0. False: a rank has read nothing for so long that there is no room."""
+    def take(self) -> bytes:
+        """By the others; waits for the next one."""
+
 class PackedAdapter:
     """A LoRA adapter as the kernels want it, for slots with these sites."""
 
@@ -146,8 +195,10 @@ class Program:
         max_tokens: int,
         max_logit_rows: int,
         activation_bits: int = 16,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Activations are rounded to 16 or 8 bits where they meet integer weights."""
+        """Activations are rounded to 16 or 8 bits where they meet integer weights. With `ranks`,
+        all of them have the same program over one arena, and run each step together."""
     def buffer(self, offset: int, cols: int, dtype: str, rows: str) -> int:
         """Declare a buffer; returns its number. Offsets are multiples of 64."""
     def embed(
@@ -218,10 +269,12 @@ class Program:
         is_causal: bool = True,
         is_whole: bool = False,
         group: int = 0,
+        own_heads: tuple[int, int, int, int] | None = None,
     ) -> None:
         """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
         is in the step from its first token on, and may see its later tokens too.
-        cos_sin is [max positions, rotary_dim]: cos of each pair, then sin of each pair."""
+        cos_sin is [max positions, rotary_dim]: cos of each pair, then sin of each pair.
+        own_heads: the first head that is computed here and how many, then the same of KV heads."""
     def glu(self, dst: int, src: int, activation: str) -> None: ...
     def activation(self, dst: int, src: int, activation: str) -> None: ...
     def add(self, dst: int, x: int, y: int, scale: float = 1.0) -> None:

@@ -15,6 +15,7 @@ HOST_MEMORY_FRACTION = 0.5  # for KV, of the memory free after loading; others s
 BLOCK_SIZE = 16
 
 MAX_THREADS = 1024  # the extension's own bound
+MAX_RANKS = 64  # the extension's own bound
 MAX_ADAPTER_SLOTS = 1024
 MAX_LORA_RANK = 256
 MAX_SPECULATION = 64  # tokens guessed ahead: what a step has rows of logits for beside its own
@@ -26,6 +27,7 @@ Policy = Literal["fcfs", "priority"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 KernelChoice = Literal["auto", "triton", "plain"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
+ExecutorBackend = Literal["auto", "uni", "mp"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
@@ -167,7 +169,11 @@ class EngineConfig:
     # Of the memory free after loading, for KV, when no size is given; default: half of a host's
     # and nine tenths of a device's.
     memory_fraction: float | None = None
-    num_threads: int | None = None  # default: the cores this process may use
+    num_threads: int | None = None  # of all ranks; default: the cores this process may use
+    tensor_parallel_size: int = 1  # processes that share each layer
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    distributed_executor_backend: ExecutorBackend = "auto"  # auto: mp if there are several ranks
     seed: int = 0  # of requests that give none
     stream_interval: int = 1  # tokens of an answer in one piece of a stream, after the first
     chat_template: str | None = None  # file or template text that replaces the model's own
@@ -210,6 +216,7 @@ class EngineConfig:
                "--max-model-len must be at least 1", self.max_model_len)  # fmt: skip
         _check(self.num_threads is None or 1 <= self.num_threads <= MAX_THREADS,
                f"--num-threads must be from 1 to {MAX_THREADS}", self.num_threads)  # fmt: skip
+        self._check_parallelism()
         fraction = self.memory_fraction
         _check(fraction is None or (0 < fraction <= 1 and math.isfinite(fraction)),
                "--memory-fraction must be above 0 and at most 1", fraction)  # fmt: skip
@@ -230,6 +237,27 @@ class EngineConfig:
         _check(not (self.async_scheduling and self.speculation),
                "--async-scheduling plans before tokens are known, --speculative-config guesses "
                "what follows them: leave one of them out", "both")  # fmt: skip
+
+    def _check_parallelism(self) -> None:
+        size = self.tensor_parallel_size
+        _check(1 <= size <= MAX_RANKS,
+               f"--tensor-parallel-size must be from 1 to {MAX_RANKS}", size)  # fmt: skip
+        _check(self.pipeline_parallel_size == 1, "--pipeline-parallel-size must be 1: layers "
+               "cannot be spread over processes; --tensor-parallel-size shares each layer",
+               self.pipeline_parallel_size)  # fmt: skip
+        _check(self.data_parallel_size == 1, "--data-parallel-size must be 1: an engine has no "
+               "replicas of its own; start several engines behind octavo router",
+               self.data_parallel_size)  # fmt: skip
+        backend = self.distributed_executor_backend
+        _check_choice("--distributed-executor-backend", backend, ExecutorBackend)
+        _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
+               "use mp, or --tensor-parallel-size 1", f"--tensor-parallel-size {size}")  # fmt: skip
+        _check(size == 1 or not self.enable_lora,
+               "--enable-lora needs --tensor-parallel-size 1: adapters are computed by one process",
+               size)  # fmt: skip
+        _check(size == 1 or self.device in ("auto", "cpu"),
+               f"--tensor-parallel-size {size} is computed by --device cpu only; it must be 1 here",
+               f"--device {self.device}")  # fmt: skip
 
     def replace(self, **changes: object) -> EngineConfig:
         """The same settings with some fields changed."""

@@ -4,6 +4,7 @@ OctavoError
 ├── ConfigError               the operator's settings: a flag, a file, memory that is not there
 │   └── ExtensionMissing        the compiled part was not built; an ImportError too
 ├── ModelError                the model's files: missing, truncated, hostile, unsupported
+├── WorkerLost                another process of this engine ended or hangs; the core ends too
 └── RequestError              the caller's request; carries status, code and the field's name
     ├── InvalidRequest          400
     ├── ContextLengthExceeded   400, both numbers
@@ -29,6 +30,10 @@ class ExtensionMissing(ConfigError, ImportError):
 
 class ModelError(OctavoError):
     """The model's files cannot be used; the message names the file, and the tensor if any."""
+
+
+class WorkerLost(OctavoError):
+    """One of the processes that compute a model together is gone; the message names its rank."""
 
 
 class RequestError(OctavoError):

@@ -307,14 +307,22 @@ CASES = [
     Case("rising weights", canary(5, 50), canary(50, 5), "must have rising weights"),
     Case("no weight twice", canary(5, 6), canary(5, 5), "must have rising weights"),
     Case(
-        "one rank in each layer", engine(tensorParallelSize=1), engine(tensorParallelSize=2),
-        "above 1 needs several ranks",
+        "ranks of a layer",
+        engine(tensorParallelSize=2, executor="mp"),
+        engine(tensorParallelSize=2),
+        "needs device: cpu and executor: mp",
+    ),
+    Case(
+        "ranks on a CPU",
+        engine(tensorParallelSize=2, executor="mp", device="cpu"),
+        engine(tensorParallelSize=2, executor="mp", device="sim"),
+        "needs device: cpu and executor: mp",
     ),
     Case(
         "one rank of layers", engine(pipelineParallelSize=1), engine(pipelineParallelSize=2),
         "above 1 needs several ranks",
     ),
-    Case("one process", engine(executor="uni"), engine(executor="mp"), "use uni"),
+    Case("one host", engine(executor="mp"), engine(executor="ray"), "use mp or uni"),
     Case(
         "adapters of schemes that engines read",
         adapter("hf://org/lora"), adapter("pvc://claim/lora"),

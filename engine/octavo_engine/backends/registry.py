@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_engine.backends.backend import Backend
+    from octavo_engine.backends.native.backend import NativeBackend
+    from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import EngineConfig
     from octavo_engine.weights.checkpoint import Checkpoint
     from octavo_engine.weights.source import ModelFiles
@@ -50,6 +52,22 @@ def build_backend(
     if config.device in ("cuda", "plugin"):
         return _build_cuda(config, model, files, max_model_len=max_model_len, progress=progress)
     return _build_native(config, model, files, max_model_len=max_model_len, progress=progress)
+
+
+def build_rank(
+    config: EngineConfig,
+    files: ModelFiles,
+    place: RankPlace,
+    progress: Callable[[int, int], None] | None = None,
+) -> NativeBackend:
+    """One of several ranks, with its part of the weights. Raises ModelError and ConfigError."""
+    _check_kv_cache_dtype(config)
+    check_activation_bits(config)
+    model = ModelConfig.from_hf(files.config)
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    return _build_native(
+        config, model, files, max_model_len=max_model_len, progress=progress, place=place
+    )
 
 
 def _check_kv_cache_dtype(config: EngineConfig) -> None:
@@ -96,7 +114,8 @@ def _build_native(
     *,
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
-) -> Backend:
+    place: RankPlace | None = None,
+) -> NativeBackend:
     if config.dtype == "float16":
         raise ConfigError(
             "--dtype float16 is not available on this device; use bfloat16, float32 or auto"
@@ -114,6 +133,7 @@ def _build_native(
         num_threads=config.num_threads,
         adapters=_adapter_limits(config),
         progress=progress,
+        place=place,
     )
 
 

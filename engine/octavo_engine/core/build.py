@@ -95,9 +95,7 @@ def build_engine(
     if backend is None:
         if config.device in ("auto", "cpu"):
             require_extension()
-        from octavo_engine.backends.registry import build_backend
-
-        backend = build_backend(config, files, progress)
+        backend = _build_backend(config, files, progress)
     try:
         capacity = _capacity(config, backend, identity.own_max_model_len)
         cache_key = hashlib.blake2b(
@@ -140,6 +138,19 @@ def build_engine(
         _memory_note(kv_bytes, config),
     )  # fmt: skip
     return engine, info
+
+
+def _build_backend(
+    config: EngineConfig, files: ModelFiles | None, progress: Callable[[int, int], None] | None
+) -> Backend:
+    if config.tensor_parallel_size > 1:
+        from octavo_engine.executor.leader import start_ranks
+
+        assert files is not None, "only the simulator has none, and it is one process"
+        return start_ranks(config, files, progress)
+    from octavo_engine.backends.registry import build_backend
+
+    return build_backend(config, files, progress)
 
 
 def _memory_note(kv_bytes: int, config: EngineConfig) -> str:

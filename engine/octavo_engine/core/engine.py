@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 from octavo_engine.core.ahead import Ahead
 from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.core.process.heartbeat import Heartbeat
-from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError
-from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights, WarmsUp
+from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError, WorkerLost
+from octavo_engine.executor.executor import (
+    ReleasesKV,
+    ReleasesWeights,
+    WarmsUp,
+    WatchesWorkers,
+)
 from octavo_engine.profile import Lapped
 from octavo_engine.sampling.processors import ProcessorRegistry
 from octavo_engine.state.batch import ScheduledBatch
@@ -162,6 +167,11 @@ class Engine:
                 publisher.publish(batch)
         loaded, self._loaded = self._loaded, []
         return StepOutput(outputs=outputs, stats=self.stats(), residency=residency, adapters=loaded)
+
+    def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
+        """Call it, on any thread, when a process that computes with this one has ended."""
+        if isinstance(self.executor, WatchesWorkers):
+            self.executor.watch_workers(when_lost)
 
     def use_grammars(self, make: Callable[[], GrammarQueue]) -> None:
         """How to get what compiles grammars; it is made when a request first brings one."""
@@ -361,6 +371,8 @@ class Engine:
 
     def _fail(self, batches: Sequence[ScheduledBatch], error: Exception) -> list[SequenceOutput]:
         """End what was being computed; if not even that is known, end all there is."""
+        if isinstance(error, WorkerLost):
+            raise error  # nothing can be computed any more
         self._failed_steps += 1
         logger.exception("A step failed", extra={"in_a_row": self._failed_steps})
         if self._failed_steps >= MAX_FAILED_STEPS:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from octavo_engine.core.process import wire
-from octavo_engine.errors import EngineDead, GenerationFailed, OctavoError, RequestError
+from octavo_engine.errors import EngineDead, GenerationFailed, OctavoError, RequestError, WorkerLost
+from octavo_engine.executor.executor import WatchesWorkers
 from octavo_engine.profile import StepProfile
 from octavo_engine.state.outputs import ProfileWritten
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # SimpleQueue, because its put is safe in a signal handler and its get blocks without polling.
-Inbox: TypeAlias = SimpleQueue[wire.ToCore]
+Command: TypeAlias = wire.ToCore | WorkerLost
+Inbox: TypeAlias = SimpleQueue[Command]
 
 
 class CoreLoop:
@@ -42,6 +44,8 @@ class CoreLoop:
 
     def run(self) -> None:
         engine = self._engine
+        if isinstance(engine, WatchesWorkers):
+            engine.watch_workers(self._inbox.put)
         idled = False  # work is there, but nothing could be done: never spin on that
         while True:
             messages = self._take(wait=not engine.has_work, pause_s=0.005 if idled else 0.0)
@@ -62,9 +66,9 @@ class CoreLoop:
                 if engine.profile is not None:
                     engine.profile.sent()
 
-    def _take(self, *, wait: bool, pause_s: float) -> list[wire.ToCore]:
+    def _take(self, *, wait: bool, pause_s: float) -> list[Command]:
         """All commands that are there; at least one with `wait`."""
-        messages: list[wire.ToCore] = []
+        messages: list[Command] = []
         try:
             if wait and not self._closing:
                 messages.append(self._inbox.get())
@@ -75,8 +79,10 @@ class CoreLoop:
         except Empty:
             return messages
 
-    def _handle(self, message: wire.ToCore) -> None:
+    def _handle(self, message: Command) -> None:
         match message:
+            case WorkerLost():
+                raise message
             case wire.AddRequests(requests, prompt):
                 for request in requests:
                     if prompt and not request.prompt_token_ids:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from octavo_engine.backends.backend import CompileListener
+    from octavo_engine.errors import WorkerLost
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult
 
@@ -44,6 +47,14 @@ class WarmsUp(Protocol):
     def warm_up(self, listener: CompileListener) -> None:
         """Compile all that steps will need. What is compiled later all the same, `listener`
         hears of."""
+
+
+@runtime_checkable
+class WatchesWorkers(Protocol):
+    """What computes with other processes, which may end when nothing is computed, too."""
+
+    def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
+        """Have it called, on any thread, when one has ended; at once if one has."""
 
 
 @runtime_checkable

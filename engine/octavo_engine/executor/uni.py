@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.backends.backend import LaunchesSteps
-from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights, WarmsUp
+from octavo_engine.executor.executor import (
+    ReleasesKV,
+    ReleasesWeights,
+    WarmsUp,
+    WatchesWorkers,
+)
 from octavo_engine.model_runner.runner import ModelRunner
 from octavo_engine.profile import Lapped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from octavo_engine.backends.backend import Backend, BackendLimits, CompileListener
     from octavo_engine.config import SchedulerConfig
+    from octavo_engine.errors import WorkerLost
     from octavo_engine.executor.executor import UnderWay
     from octavo_engine.profile import Laps
     from octavo_engine.state.batch import ScheduledBatch
@@ -67,6 +75,11 @@ class UniExecutor:
         """Only where the backend compiles."""
         if isinstance(self._backend, WarmsUp):
             self._backend.warm_up(listener)
+
+    def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
+        """Only where the backend is several processes."""
+        if isinstance(self._backend, WatchesWorkers):
+            self._backend.watch_workers(when_lost)
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         self._backend.poison_blocks(block_ids)

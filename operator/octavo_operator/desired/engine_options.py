@@ -41,6 +41,10 @@ def engine_options(deployment: LLMDeployment, *, model: str) -> dict[str, Option
     options.update({name: size for name, size in sizes.items() if size is not None})
     if engine.kv_cache_memory is not None:
         options["kv-cache-memory-bytes"] = whole(parse_quantity(engine.kv_cache_memory))
+    if engine.tensor_parallel_size > 1:
+        options["tensor-parallel-size"] = engine.tensor_parallel_size
+    if engine.executor != "uni":
+        options["distributed-executor-backend"] = engine.executor
     if (room := deployment.room_for_adapters) is not None:
         options |= {
             "enable-lora": True,

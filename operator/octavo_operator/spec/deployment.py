@@ -219,18 +219,23 @@ def _check_supported(deployment: LLMDeployment) -> None:
             "ray needs a Ray cluster, which this operator does not create; use uni, or run "
             "octavo serve on your own Ray cluster and give its URL to the router",
         )
-    if engine.executor == "mp":
-        raise _unsupported("spec.engine.executor", "mp is not in this version's engine; use uni")
-    for name, size in (
-        ("tensorParallelSize", engine.tensor_parallel_size),
-        ("pipelineParallelSize", engine.pipeline_parallel_size),
-    ):
-        if size > 1:
-            raise _unsupported(
-                f"spec.engine.{name}",
-                f"of {size} needs several ranks, which this version's engine does not have; use 1 "
-                "and more replicas",
-            )
+    ranks = engine.tensor_parallel_size
+    if ranks > 1 and (deployment.device != "cpu" or engine.executor != "mp"):
+        raise _unsupported(
+            "spec.engine.tensorParallelSize",
+            f"of {ranks} needs device: cpu and executor: mp; use 1 and more replicas elsewhere",
+        )
+    if ranks > 1 and deployment.room_for_adapters is not None:
+        raise _unsupported(
+            "spec.engine.tensorParallelSize",
+            f"of {ranks} cannot be combined with adapters; use 1 and more replicas",
+        )
+    if engine.pipeline_parallel_size > 1:
+        raise _unsupported(
+            "spec.engine.pipelineParallelSize",
+            f"of {engine.pipeline_parallel_size} needs several ranks that follow each other, which "
+            "this version's engine does not have; use 1 and more replicas",
+        )
 
 
 def _unsupported(field: str, problem: str) -> SpecInvalid:

@@ -41,6 +41,8 @@ RESERVED_ARGS: Mapping[str, str] = {
     "max-num-batched-tokens": "spec.engine.maxNumBatchedTokens",
     "kv-cache-memory-bytes": "spec.engine.kvCacheMemory",
     "enable-prefix-caching": "spec.engine.prefixCaching",
+    "tensor-parallel-size": "spec.engine.tensorParallelSize",
+    "distributed-executor-backend": "spec.engine.executor",
     "shutdown-timeout": "spec.rollout.drainTimeout",
     "num-threads": "spec.resources.limits.cpu",
     "host": "the operator",

@@ -23,6 +23,12 @@ class FakePacked:
     rows: int
     cols: int
     dtype: Dtype = "bf16"
+    is_cut: bool = False
+    of_halves: bool = False
+
+    @property
+    def total_rows(self) -> int:
+        return self.rows
 
 
 def linear(rows: int, cols: int = 64, dtype: Dtype = "bf16") -> Any:

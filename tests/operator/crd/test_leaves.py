@@ -38,6 +38,7 @@ KEY_REF = {"name": "a", "key": "b"}
 # What has to stand beside a leaf for it to mean something; of a leaf's the longest counts.
 AROUND: dict[str, dict[str, Any]] = {
     "engine.env": {"engine": {"env": [{"name": "A", "value": "1"}]}},
+    "engine.tensorParallelSize": {"engine": {"executor": "mp"}},
     "engine.env.[].valueFrom": {"engine": {"env": [{"name": "A"}]}},
     "engine.env.[].valueFrom.secretKeyRef": {
         "engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": KEY_REF}}]}
@@ -78,6 +79,8 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "engine.maxNumBatchedTokens": (PODS, 1024, 2048),
     "engine.kvCacheMemory": (PODS, "1Gi", "2Gi"),
     "engine.prefixCaching": (PODS, True, False),
+    "engine.tensorParallelSize": (PODS, 1, 2),
+    "engine.executor": (PODS, "uni", "mp"),
     "engine.startupTimeout": (PODS, "5m", "10m"),
     "engine.image": (PODS, "host/a:1", "host/a:2"),
     "engine.args.{}": (PODS, 64, 65),
@@ -170,9 +173,7 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
 }  # fmt: skip
 # Refused in words, for as long as nothing can carry them out: the leaf, and what would need it.
 REFUSED: dict[str, Any] = {
-    "engine.tensorParallelSize": 2,
     "engine.pipelineParallelSize": 2,
-    "engine.executor": "mp",
 }
 
 

@@ -187,7 +187,7 @@ def test_every_leaf_of_the_spec_changes_something():
         "autoscaling.targets.ttft",
     }  # fmt: skip
     refused = {  # and say so: nothing can carry them out yet
-        "engine.executor", "engine.tensorParallelSize", "engine.pipelineParallelSize",
+        "engine.pipelineParallelSize",
     }  # fmt: skip
     all_leaves = {".".join(path) for path in leaves(spec_schema())}
     moved = {leaf for leaf, (before, after) in CHANGES.items() if made(before) != made(after)}
@@ -263,6 +263,11 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.maxNumBatchedTokens": _engine("maxNumBatchedTokens", 512),
     "engine.kvCacheMemory": _engine("kvCacheMemory", "1Gi"),
     "engine.prefixCaching": _engine("prefixCaching", False),
+    "engine.tensorParallelSize": (
+        {"engine": {"executor": "mp"}},
+        {"engine": {"executor": "mp", "tensorParallelSize": 2}},
+    ),
+    "engine.executor": _engine("executor", "mp"),
     "engine.startupTimeout": _engine("startupTimeout", "1m"),
     "engine.image": _engine("image", "a:1"),
     "engine.args.{}": _engine("args", {"max-queue": 2}),

@@ -174,8 +174,11 @@ def test_another_version_is_not_guessed_at():
     ("spec", "message"),
     [
         ({"engine": {"executor": "ray"}}, "ray needs a Ray cluster, which this operator does not"),
-        ({"engine": {"executor": "mp"}}, "mp is not in this version's engine; use uni"),
-        ({"engine": {"tensorParallelSize": 2}}, "tensorParallelSize of 2 needs several ranks"),
+        ({"engine": {"tensorParallelSize": 2}}, "of 2 needs device: cpu and executor: mp"),
+        (
+            {"engine": {"tensorParallelSize": 2, "executor": "mp", "device": "sim"}},
+            "of 2 needs device: cpu and executor: mp",
+        ),
         ({"engine": {"pipelineParallelSize": 2}}, "pipelineParallelSize of 2 needs several ranks"),
     ],
 )

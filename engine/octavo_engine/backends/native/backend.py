@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.placement import make_team
+from octavo_engine.backends.native.shard import Shard, own_cache
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.caches import group_layers
 from octavo_engine.errors import ConfigError, ModelError
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
@@ -46,7 +49,11 @@ class _Loaded(NamedTuple):
 
 
 class NativeBackend:
-    """Packed weights, KV cache and program in csrc."""
+    """Packed weights, KV cache and program in csrc.
+
+    With a `place` it is one of several ranks, each with its part of the weights and of the KV
+    heads; all must be prepared for the same, and compute the same steps together.
+    """
 
     def __init__(
         self,
@@ -63,6 +70,7 @@ class NativeBackend:
         is_fused: bool = True,
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
+        place: RankPlace | None = None,
     ) -> None:
         for spec in config.caches():
             if spec.head_dim % HEAD_DIM_MULTIPLE:
@@ -76,13 +84,25 @@ class NativeBackend:
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         self._is_fused = is_fused  # tests compare both
         self._activation_bits = activation_bits
-        team = make_team(num_threads, isa)
+        shard = Shard() if place is None else place.shard
+        self._shard = shard
+        team = make_team(num_threads, isa, rank=shard.rank, num_ranks=shard.size)
         self.isa = team.isa
+        self.ranks: _native.Ranks | None = None
+        if place is not None:
+            assert is_fused, "a rank has the halves of a gated layer for one instruction"
+            self.ranks = _native.Ranks(*shard, team.num_threads, place.file, place.patience_s)
         self._adapters: _native.AdapterSlots | None = None
         if adapters is not None:
             self._adapters = _native.AdapterSlots(adapters.num_slots, adapters.max_rank, dtype)
         loader = NativeLoader(
-            checkpoint, team, dtype, progress, quantization=quantization, adapters=self._adapters
+            checkpoint,
+            team,
+            dtype,
+            progress,
+            quantization=quantization,
+            shard=shard,
+            adapters=self._adapters,
         )
         self._loaded: _Loaded | None = _Loaded(team, build_model(config, loader, max_model_len))
         loader.finish()
@@ -104,7 +124,13 @@ class NativeBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        return self.cache_layout.page_bytes(self.kv_format.bytes_of)
+        """Of all ranks together: their memory is one host's."""
+        return self.cache_layout.page_bytes(
+            lambda spec: sum(
+                self.kv_format.bytes_of(own_cache(spec, self.config.num_heads, shard))
+                for shard in self._shard.all()
+            )
+        )
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
@@ -119,6 +145,7 @@ class NativeBackend:
                 groups=[place.group for place in self.cache_layout.places()],
                 is_fused=self._is_fused,
                 activation_bits=self._activation_bits,
+                ranks=self.ranks,
             )
             self._kv = self._make_kv(num_blocks)
             self._num_blocks = num_blocks
@@ -197,6 +224,8 @@ class NativeBackend:
         return self._loaded
 
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
-        kv = make_kv_cache(self.cache_layout, num_blocks, self.kv_format)
-        assert kv.bytes_per_block == self.kv_bytes_per_block
+        own = [own_cache(s, self.config.num_heads, self._shard) for s in self.cache_layout.specs]
+        layout = dataclasses.replace(self.cache_layout, specs=tuple(own))
+        kv = make_kv_cache(layout, num_blocks, self.kv_format)
+        assert kv.bytes_per_block == layout.page_bytes(self.kv_format.bytes_of)
         return kv

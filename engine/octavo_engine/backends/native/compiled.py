@@ -26,10 +26,11 @@ def compile_forward(
     groups: Sequence[int] = (0,),
     is_fused: bool,
     activation_bits: int = 16,
+    ranks: _native.Ranks | None = None,
 ) -> CompiledProgram:
     """`groups`: of each layer, whose block tables it reads. Raises MemoryError where steps of this
     size have no room."""
     graph = record(forward)
     graph = fuse(graph) if is_fused else graph
     settled = settle_dtypes(graph, elide=is_fused)
-    return compile_graph(settled, team, limits, groups, activation_bits)
+    return compile_graph(settled, team, limits, groups, activation_bits, ranks)

@@ -9,6 +9,7 @@ from octavo_engine.backends.native import graph as g
 from octavo_engine.backends.native.facts import OpFacts, facts_of
 from octavo_engine.backends.native.plan import plan_memory
 from octavo_engine.backends.native.rope_table import RopeTables
+from octavo_engine.backends.native.shard import Shard, cut_heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,12 +31,15 @@ def compile_graph(
     limits: BackendLimits,
     groups: Sequence[int],
     activation_bits: int = 16,
+    ranks: _native.Ranks | None = None,
 ) -> CompiledProgram:
     """Plan the arena for the largest step and add all instructions. `groups`: of each layer, whose
-    block tables it reads."""
+    block tables it reads. The arena is all ranks': it has whole values, of which each rank writes
+    the columns and heads that it has weights for."""
+    shard = Shard() if ranks is None else Shard(ranks.rank, ranks.size)
     plan = plan_memory(graph, {"T": limits.max_tokens, "S": limits.max_logit_rows})
     program = _native.Program(
-        team, plan.num_bytes, limits.max_tokens, limits.max_logit_rows, activation_bits
+        team, plan.num_bytes, limits.max_tokens, limits.max_logit_rows, activation_bits, ranks
     )
     buffers = {
         value: program.buffer(offset, value.cols, value.dtype, value.rows)
@@ -43,7 +47,7 @@ def compile_graph(
     }
     tables = RopeTables(limits.max_model_len)
     for instruction in graph.instructions:
-        _emit(program, instruction, buffers, tables, groups)
+        _emit(program, instruction, buffers, tables, groups, shard)
     return CompiledProgram(program, buffers[graph.result], facts_of(graph.instructions))
 
 
@@ -53,6 +57,7 @@ def _emit(
     buffers: Mapping[g.Value, int],
     tables: RopeTables,
     groups: Sequence[int],
+    shard: Shard,
 ) -> None:
     out = buffers[instruction.out]
     match instruction:
@@ -67,7 +72,9 @@ def _emit(
             added = -1 if add is None else buffers[add]
             program.layer_norm(out, buffers[x], weight, bias, eps, added, add_scale)
         case g.AttentionNode():
-            _emit_attention(program, out, buffers[instruction.qkv], instruction, tables, groups)
+            _emit_attention(
+                program, out, buffers[instruction.qkv], instruction, tables, groups, shard
+            )
         case g.Moe():
             _emit_moe(program, instruction, buffers)
         case g.Glu(x=x, activation=activation):
@@ -140,6 +147,7 @@ def _emit_attention(
     attention: g.AttentionNode,
     tables: RopeTables,
     groups: Sequence[int],
+    shard: Shard,
 ) -> None:
     spec = attention.spec
     layer = 0 if attention.is_whole else spec.layer  # what is not kept can share its place
@@ -164,4 +172,5 @@ def _emit_attention(
         is_causal=spec.is_causal,
         is_whole=attention.is_whole,
         group=groups[layer],
+        own_heads=cut_heads(spec.num_heads, spec.num_kv_heads, shard),
     )

@@ -60,7 +60,10 @@ def fuse_glu(graph: Graph) -> Graph:
             return None
         if second.x != first.out or not uses.is_read_once(first.out):
             return None
-        if first.onto is not None or first.linear.weight.rows % (2 * PANEL_ROWS):
+        weight = first.linear.weight
+        if first.onto is not None or weight.rows % (2 * PANEL_ROWS):
+            return None
+        if weight.is_cut and not weight.of_halves:
             return None
         return replace(first, out=second.out, glu=second.activation)
 

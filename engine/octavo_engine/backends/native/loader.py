@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,8 @@ from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
 from octavo_engine.backends.native.graph import LinearAdapters, NativeExperts, NativeLinear
 from octavo_engine.backends.native.packing import PANEL_ROWS, choose_packings
-from octavo_engine.backends.native.stored_form import form_of, in_form
+from octavo_engine.backends.native.shard import Shard, cut_rows, pieces_of
+from octavo_engine.backends.native.stored_form import form_of, in_form, rows_of
 from octavo_engine.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.native.graph import Dtype
     from octavo_engine.backends.native.packing import Packing
+    from octavo_engine.backends.native.shard import RowCut
     from octavo_engine.config import Quantization
     from octavo_engine.weights.checkpoint import Checkpoint
 
 
 # Rows among which the highest wins, as a head's do; a row is an expert.
 _ROUTERS = (".mlp.gate", ".block_sparse_moe.gate")
+# The first of two halves of equal size, which meet column by column in a glu.
+_GATED = (".gate_proj", ".gate_up_proj", ".w1")
 
 
 class NativeLoader:
-    """The Loader of the native backend: matrices packed as `choose_packings` says."""
+    """The Loader of the native backend: matrices packed as `choose_packings` says, and of each only
+    the rows of this rank's shard."""
 
     def __init__(
         self,
@@ -42,12 +46,14 @@ class NativeLoader:
         progress: Callable[[int, int], None] | None = None,
         *,
         quantization: Quantization = "auto",
+        shard: Shard | None = None,
         adapters: _native.AdapterSlots | None = None,
     ) -> None:
         self._ledger = WeightLedger(checkpoint, progress)
         self._team = team
         self._dtype = dtype
         self._quantization = quantization
+        self._shard = shard or Shard()
         self._has_integers = False
         self._adapters = adapters
         self.sites: list[AdapterSite] = []  # of the adapters
@@ -75,7 +81,9 @@ class NativeLoader:
         if not bias:
             return NativeLinear(weight, adapters=adapters)
         parts = [self.vector(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)]
-        return NativeLinear(weight, np.concatenate(parts), adapters)
+        whole, cut = np.concatenate(parts), self._cut(names[0], sizes)
+        bias_of_cut = np.concatenate([whole[first:end] for first, end in cut.ranges])
+        return NativeLinear(weight, bias_of_cut, adapters)
 
     def _add_site(
         self, names: Sequence[str], sizes: Sequence[int], columns: int
@@ -148,24 +156,43 @@ class NativeLoader:
             is_vocabulary=is_vocabulary,
         )
         self._has_integers |= not {"f32", "bf16"}.issuperset(packings)
-        packed = _allocate(names[0], list(zip(sizes, packings, strict=True)), columns)
-        starts = accumulate(sizes, initial=0)
-        for stored, first_row, num_rows in zip(parts, starts, sizes, strict=False):
+        cut = self._cut(names[0].removesuffix(".weight"), sizes)
+        pieces = pieces_of(cut, sizes)
+        runs = [(end - first, packings[matrix]) for matrix, first, end in pieces]
+        packed = _allocate(names[0], runs, columns, cut)
+        first_row = 0
+        for matrix, first, end in pieces:
+            stored = parts[matrix]
             assert stored is not None  # since nothing is missing
             if stored.offset:
                 raise ModelError(f"{stored.name}: a matrix with an offset cannot be packed")
-            form = in_form(stored)
+            form = in_form(rows_of(stored, first, end))
             try:
-                packed.pack(self._team, first_row, form.data, form.dtype, num_rows, form.row_map)
+                packed.pack(self._team, first_row, form.data, form.dtype, end - first, form.row_map)
             except ValueError as error:
                 raise ModelError(f"{stored.name} cannot be packed: {error}") from error
+            first_row += end - first
+        for stored in filter(None, parts):
             self._ledger.account(stored)
         return packed
 
+    def _cut(self, name: str, sizes: Sequence[int]) -> RowCut:
+        return cut_rows(sum(sizes), self._shard, of_halves=name.endswith(_GATED))
 
-def _allocate(name: str, parts: list[tuple[int, Packing]], columns: int) -> _native.Packed:
+
+def _allocate(
+    name: str, parts: list[tuple[int, Packing]], columns: int, cut: RowCut
+) -> _native.Packed:
     try:
-        return _native.Packed(parts, columns)
+        if cut.is_whole:
+            return _native.Packed(parts, columns)
+        return _native.Packed(
+            parts,
+            columns,
+            first_row=cut.ranges[0][0],
+            total_rows=cut.total,
+            of_halves=cut.of_halves,
+        )
     except MemoryError as error:
         rows = sum(count for count, _ in parts)
         raise ModelError(

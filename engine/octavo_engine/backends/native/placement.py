@@ -14,10 +14,16 @@ from octavo_engine import _native
 NODES = Path("/sys/devices/system/node")
 
 
-def make_team(num_threads: int | None, isa: str = "") -> _native.Team:
-    """As many workers as asked for, or as there are cores for this process, in their places."""
-    num_threads = num_threads or _native.available_cores()
-    return _native.Team(num_threads, isa, cpus_of_workers(num_threads))
+def make_team(
+    num_threads: int | None, isa: str = "", *, rank: int = 0, num_ranks: int = 1
+) -> _native.Team:
+    """As many workers as asked for, or as there are cores for this process, in their places.
+
+    Several ranks share them: each has as many, and they stand in the order of ranks.
+    """
+    own = max(1, (num_threads or _native.available_cores()) // num_ranks)
+    cpus = cpus_of_workers(own * num_ranks)
+    return _native.Team(own, isa, cpus[rank * own : (rank + 1) * own])
 
 
 def cpus_of_workers(

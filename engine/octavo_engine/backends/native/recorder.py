@@ -59,7 +59,7 @@ class Recorder:
         return self._add(Embed(self._value(table.cols, None), table, 1.0, of, offset))
 
     def linear(self, x: Value, weight: NativeLinear) -> Value:
-        out, u = self._value(weight.weight.rows, x), None
+        out, u = self._value(weight.weight.total_rows, x), None
         if weight.adapters is not None:
             slots, site = weight.adapters
             # An id below zero: no other instruction writes it.

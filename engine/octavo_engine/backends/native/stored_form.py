@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from octavo_engine.backends.dequantize import to_float32
-from octavo_engine.weights.checkpoint import StoredTensor
+from octavo_engine.weights.checkpoint import Scales, StoredTensor
 from octavo_engine.weights.integer_blocks import BLOCK, f8_e4m3_blocks
 
 
@@ -16,6 +16,23 @@ def form_of(stored: StoredTensor) -> str:
     if stored.column_map is not None or (stored.dtype == "F8_E4M3" and not _has_blocks(stored)):
         return "F32"
     return stored.dtype
+
+
+def rows_of(stored: StoredTensor, first: int, end: int) -> StoredTensor:
+    """Some rows of a matrix. The others' bytes are not touched."""
+    num_rows, columns = stored.shape
+    if (first, end) == (0, num_rows):
+        return stored
+    data = stored.data.reshape(num_rows, -1)
+    mapped = None if stored.row_map is None else stored.row_map[first:end]
+    rows = data[first:end] if mapped is None else data[mapped]
+    scales = stored.scales
+    if scales is not None:
+        which = np.arange(first, end) if mapped is None else mapped
+        scales = Scales(scales.values[which // scales.rows], 1, scales.columns)
+    return dataclasses.replace(
+        stored, shape=(end - first, columns), data=rows.reshape(-1), row_map=None, scales=scales
+    )
 
 
 def in_form(stored: StoredTensor) -> StoredTensor:

@@ -1,0 +1,159 @@
+"""Rank 0 of several: a backend that has the other ranks compute each step with it.
+
+The runner sees one backend. It samples here, from logits that all ranks wrote; the others get the
+step as a `StepPlan` and know nothing of requests, grammars or tokens to come.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_engine import _native
+from octavo_engine.backends.native.shard import RankPlace, Shard
+from octavo_engine.backends.registry import build_rank
+from octavo_engine.backends.step_plan import StepPlan, max_plan_bytes
+from octavo_engine.errors import WorkerLost
+from octavo_engine.executor import messages
+from octavo_engine.executor.commands import BARRIER_PATIENCE_S, Command
+from octavo_engine.executor.rank_processes import RankProcesses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.native.backend import NativeBackend
+    from octavo_engine.caches import CacheLayout
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.profile import Laps
+    from octavo_engine.sampling.batch import Sampled, SamplingBatch
+    from octavo_engine.weights.source import ModelFiles
+
+
+def start_ranks(
+    config: EngineConfig,
+    files: ModelFiles,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    patience_s: float = BARRIER_PATIENCE_S,
+) -> LeadingBackend:
+    """As many processes as `config.tensor_parallel_size` says, this one included; each loads its
+    part of the model. Raises ConfigError, ModelError and WorkerLost; then none is left."""
+    local = config.replace(model=str(files.path.absolute()), revision=None)
+    processes = RankProcesses(local, patience_s)
+    try:
+        place = RankPlace(Shard(0, processes.size), processes.memory_file, patience_s)
+        backend = build_rank(local, files, place, progress)
+        processes.expect(messages.WorkerLoaded)
+    except BaseException:
+        processes.close()
+        raise
+    return LeadingBackend(backend, processes)
+
+
+class LeadingBackend:
+    """A Backend over rank 0's own and the processes of the others; owns both."""
+
+    def __init__(self, backend: NativeBackend, processes: RankProcesses) -> None:
+        assert backend.ranks is not None, "it is one of several"
+        self._backend = backend
+        self._ranks = backend.ranks
+        self._processes = processes
+        self._ring: _native.Ring | None = None
+        self._when_lost: Callable[[WorkerLost], None] | None = None
+        processes.on_lost = self._on_lost
+        if processes.lost is not None:
+            raise processes.lost
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.vocab_size
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        return self._backend.cache_layout
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        return self._backend.kv_bytes_per_block
+
+    @property
+    def laps(self) -> Laps | None:
+        return self._backend.laps
+
+    @laps.setter
+    def laps(self, laps: Laps | None) -> None:
+        self._backend.laps = laps
+
+    def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
+        return self._backend.kv_memory(limits, fraction)
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        num_groups = len(self.cache_layout.groups)
+        slot_bytes = 1 + max_plan_bytes(limits, num_groups)
+        size = self._processes.size
+        self._ring = _native.Ring(0, size, self._processes.ring_file, slot_bytes)
+        self._processes.send(messages.PrepareWorker(limits, num_blocks, slot_bytes))
+        self._backend.prepare(limits, num_blocks)
+        self._processes.expect(messages.WorkerPrepared)
+
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        self._tell(Command.STEP, StepPlan.of(step).encode())
+        try:
+            return self._backend.execute(step, sampling)
+        except RuntimeError as error:
+            if self._ranks.failed < 0:
+                raise
+            raise self._lost() from error
+
+    def poison_blocks(self, block_ids: list[int]) -> None:
+        for first in range(0, len(block_ids), 512):  # a message has its bounds
+            ids = np.array(block_ids[first : first + 512], np.int32)
+            self._tell(Command.POISON, ids.tobytes())
+        self._backend.poison_blocks(block_ids)
+
+    def release_kv(self) -> None:
+        self._tell(Command.RELEASE_KV)
+        self._backend.release_kv()
+
+    def restore_kv(self) -> None:
+        self._tell(Command.RESTORE_KV)
+        self._backend.restore_kv()
+
+    def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
+        """Call it, on any thread, when a rank has ended; at once if one has."""
+        self._when_lost = when_lost
+        if self._processes.lost is not None:
+            when_lost(self._processes.lost)
+
+    def close(self) -> None:
+        self._processes.close()
+        self._ring = None
+        self._backend.close()
+
+    def _tell(self, command: Command, body: bytes = b"") -> None:
+        assert self._ring is not None, "prepare() comes first"
+        if self._ranks.failed >= 0:
+            raise self._lost()
+        if not self._ring.put(command.message(body), self._processes.patience_s):
+            self._ranks.fail(self._ring.slowest)
+            raise self._lost()
+
+    def _on_lost(self, rank: int, error: WorkerLost) -> None:
+        self._ranks.fail(rank)
+        if self._when_lost is not None:
+            self._when_lost(error)
+
+    def _lost(self) -> WorkerLost:
+        """Who ended; or, if none did, who hangs."""
+        if self._processes.lost is not None:
+            return self._processes.lost
+        return WorkerLost(
+            f"rank {self._ranks.failed} of {self._ranks.size} hangs: the others waited for it for "
+            f"{self._processes.patience_s:.0f} s"
+        )

@@ -1,0 +1,69 @@
+"""What rank 0 and the other ranks say to each other while they start, over a socket.
+
+Steps do not go this way: see `leader`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import msgspec
+
+from octavo_engine.backends.backend import BackendLimits  # noqa: TC001  (msgspec reads it)
+from octavo_engine.config import EngineConfig  # noqa: TC001  (msgspec reads it)
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+class StartWorker(msgspec.Struct, tag=True, frozen=True):
+    """To a rank, first of all: load your part of the model."""
+
+    config: EngineConfig
+    rank: int
+    size: int
+    patience_s: float  # at barriers
+    log_level: int
+    log_format: str
+
+
+class PrepareWorker(msgspec.Struct, tag=True, frozen=True):
+    """To a rank that has loaded: be ready for steps. They come through a ring of such slots."""
+
+    limits: BackendLimits
+    num_blocks: int
+    slot_bytes: int
+
+
+class WorkerLoaded(msgspec.Struct, tag=True, frozen=True):
+    """From a rank."""
+
+
+class WorkerPrepared(msgspec.Struct, tag=True, frozen=True):
+    """From a rank that takes steps from now on."""
+
+
+class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
+    """From a rank that ends now. `kind` is the class of an OctavoError, or any other error's."""
+
+    kind: str
+    message: str
+
+
+ToWorker: TypeAlias = StartWorker | PrepareWorker
+FromWorker: TypeAlias = WorkerLoaded | WorkerPrepared | WorkerFailed
+
+M = TypeVar("M")
+
+_encoder = msgspec.msgpack.Encoder()
+TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def send(connection: Connection, message: ToWorker | FromWorker) -> None:
+    connection.send_bytes(_encoder.encode(message))
+
+
+def receive(connection: Connection, decoder: msgspec.msgpack.Decoder[M]) -> M:
+    """The next message. Raises EOFError where the other end is gone."""
+    return decoder.decode(connection.recv_bytes())

@@ -1,0 +1,121 @@
+"""A rank above 0 as a process of its own: `python -m octavo_engine.executor.worker`.
+
+It computes what rank 0 computes, with its own part of the model, and decides nothing: the main
+thread takes one message after another from the ring. A second thread reads the socket, and ends the
+process when rank 0 is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_common.logs import set_up_logging
+from octavo_engine import _native
+from octavo_engine.backends.native.shard import RankPlace, Shard
+from octavo_engine.backends.registry import build_rank
+from octavo_engine.backends.step_plan import StepPlan
+from octavo_engine.errors import OctavoError
+from octavo_engine.executor import messages
+from octavo_engine.executor.commands import Command
+from octavo_engine.weights.source import resolve_model
+
+if TYPE_CHECKING:
+    from octavo_engine.backends.native.backend import NativeBackend
+
+logger = logging.getLogger("octavo_engine.executor.worker")  # __name__ is __main__ here
+
+EXIT_LEADER_GONE = 4
+EXIT_FAILED = 3
+
+
+class RankWorker:
+    """One rank at its end of the socket and of the ring."""
+
+    def __init__(self, connection: Connection, memory_file: int, ring_file: int) -> None:
+        self._connection = connection
+        self._memory_file = memory_file
+        self._ring_file = ring_file
+        self._inbox: SimpleQueue[messages.ToWorker] = SimpleQueue()
+
+    def run(self) -> int:
+        """The exit code; a worker that is no longer needed ends in `_listen`."""
+        threading.Thread(target=self._listen, name="octavo-io", daemon=True).start()
+        start = self._inbox.get()
+        assert isinstance(start, messages.StartWorker)
+        set_up_logging(start.log_format, start.log_level)
+        try:
+            self._serve(start)
+        except OctavoError as error:
+            self._fail(type(error).__name__, str(error))
+        except Exception as error:
+            logger.exception("Rank %d of %d failed", start.rank, start.size)
+            self._fail("OctavoError", f"{type(error).__name__}: {error}")
+        return EXIT_FAILED
+
+    def _serve(self, start: messages.StartWorker) -> None:
+        config = start.config
+        place = RankPlace(Shard(start.rank, start.size), self._memory_file, start.patience_s)
+        backend = build_rank(config, resolve_model(config.model), place)
+        messages.send(self._connection, messages.WorkerLoaded())
+        prepare = self._inbox.get()
+        assert isinstance(prepare, messages.PrepareWorker)
+        backend.prepare(prepare.limits, prepare.num_blocks)
+        ring = _native.Ring(start.rank, start.size, self._ring_file, prepare.slot_bytes)
+        messages.send(self._connection, messages.WorkerPrepared())
+        while True:
+            message = ring.take()
+            self._follow(backend, Command(message[0]), message[1:])
+
+    def _follow(self, backend: NativeBackend, command: Command, body: bytes) -> None:
+        match command:
+            case Command.STEP:
+                step = StepPlan.decode(body).step()
+                try:
+                    backend.logits(step)
+                except ValueError:  # rank 0 gets the same error, and fails this step only
+                    logger.exception("A step was refused")
+            case Command.POISON:
+                backend.poison_blocks(np.frombuffer(body, np.int32).tolist())
+            case Command.RELEASE_KV:
+                backend.release_kv()
+            case Command.RESTORE_KV:
+                backend.restore_kv()
+
+    def _fail(self, kind: str, message: str) -> None:
+        try:
+            messages.send(self._connection, messages.WorkerFailed(kind, message))
+        except OSError:
+            os._exit(EXIT_LEADER_GONE)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._inbox.put(messages.receive(self._connection, messages.TO_WORKER))
+        except (EOFError, OSError):
+            os._exit(EXIT_LEADER_GONE)  # the main thread may be in the middle of a step
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="one rank of an engine; started by rank 0")
+    parser.add_argument("--socket", type=int, required=True, help="the socket to rank 0")
+    parser.add_argument("--memory", type=int, required=True, help="memory that all ranks map")
+    parser.add_argument("--ring", type=int, required=True, help="memory that steps come through")
+    args = parser.parse_args(argv)
+    # Ctrl-C and SIGTERM reach the whole group: rank 0 decides, and the socket tells.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return RankWorker(Connection(args.socket), args.memory, args.ring).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Several ranks of the native backend as threads of this process: all of it but the processes."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from octavo_engine.backends.native.backend import NativeBackend
+from octavo_engine.backends.native.shard import RankPlace, Shard
+from octavo_engine.backends.step_plan import StepPlan
+from octavo_engine.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.caches import CacheLayout
+    from tests.engine.models.tiny import TinyModel
+
+MAX_MODEL_LEN = 160
+
+
+class ThreadRanks:
+    """A LogitsBackend. Ranks above 0 get each step as the bytes of its plan."""
+
+    def __init__(self, model: TinyModel, size: int, *, num_threads: int, **options: Any) -> None:
+        self._file = os.memfd_create("octavo-test")
+        self.ranks = [
+            NativeBackend(
+                ModelConfig.from_hf(model.config),
+                model.checkpoint(),
+                max_model_len=MAX_MODEL_LEN,
+                num_threads=num_threads,
+                place=RankPlace(Shard(rank, size), self._file, patience_s=60.0),
+                **options,
+            )
+            for rank in range(size)
+        ]
+        self._threads = ThreadPoolExecutor(size)
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        return self.ranks[0].cache_layout
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        for backend in self.ranks:
+            backend.prepare(limits, num_blocks)
+
+    def logits(self, step: BackendStep) -> NDArray[np.float32]:
+        data = StepPlan.of(step).encode()
+        others = [
+            self._threads.submit(backend.logits, StepPlan.decode(data).step())
+            for backend in self.ranks[1:]
+        ]
+        logits = self.ranks[0].logits(step)
+        for other in others:
+            other.result()
+        return logits
+
+    def poison_blocks(self, block_ids: list[int]) -> None:
+        for backend in self.ranks:
+            backend.poison_blocks(block_ids)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for backend in self.ranks:
+            backend.close()
+        os.close(self._file)

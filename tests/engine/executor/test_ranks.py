@@ -1,0 +1,224 @@
+"""Ranks as processes: the answers of one process, and what is seen when one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from octavo_engine.config import EngineConfig, SchedulerConfig
+from octavo_engine.core.async_engine import AsyncEngine
+from octavo_engine.core.offline.llm import LLM
+from octavo_engine.core.process.process_client import ProcessClient
+from octavo_engine.core.process.supervision import Timing
+from octavo_engine.errors import ConfigError, EngineDead, ModelError, WorkerLost
+from octavo_engine.executor.leader import start_ranks
+from octavo_engine.executor.rank_processes import RankProcesses
+from octavo_engine.state.grammar import GrammarSpec
+from octavo_engine.state.sampling_params import SamplingParams
+from octavo_engine.weights.source import resolve_model
+from tests.fakes.generate import generate
+from tests.fakes.process import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.core.text.outputs import RequestOutput
+
+pytestmark = pytest.mark.slow
+
+CONFIG = EngineConfig(
+    model="demo://smollm2",
+    max_model_len=128,
+    num_threads=2,
+    kv_cache_memory_bytes=20 * 368_640,  # fewer blocks than the sequences below come to want
+    scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64),
+)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+DRAWN = SamplingParams(temperature=1.0, seed=5, max_tokens=36, ignore_eos=True, logprobs=2)
+CODE = SamplingParams(
+    temperature=1.0,
+    seed=6,
+    max_tokens=20,
+    grammar=GrammarSpec(kind="regex", text="[0-9]{3}-[a-z]{4}"),
+)
+PROMPT = "The capital of France is a city that many people want to see, and its name is"
+ENDLESS = SamplingParams(max_tokens=1900, ignore_eos=True)
+
+
+def workers_of(process: psutil.Process | None = None) -> list[psutil.Process]:
+    """The ranks above 0 that this process has started, or that one."""
+    children = (process or psutil.Process()).children(recursive=True)
+    return [child for child in children if "octavo_engine.executor.worker" in child.cmdline()]
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not fact():  # noqa: ASYNC110  (they are another process's)
+            await asyncio.sleep(0.01)
+
+
+def facts(output: RequestOutput) -> Any:
+    answer = output.outputs[0]
+    return answer.token_ids, answer.text, answer.logprobs
+
+
+def all_answers(llm: LLM) -> Any:
+    """Also of a prompt seen before, of a grammar, and of more at once than there is memory for."""
+    first = llm.generate([PROMPT, PROMPT + " not"], GREEDY, use_tqdm=False)
+    again = llm.generate(PROMPT, GREEDY, use_tqdm=False)
+    assert again[0].num_cached_tokens
+    coded = llm.generate("A code:", CODE, use_tqdm=False)
+    drawn = llm.generate([f"{number}. Once" for number in range(8)], DRAWN, use_tqdm=False)
+    return [facts(output) for output in (*first, *again, *coded, *drawn)]
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (2, {}),
+        (3, {"dtype": "float32", "quantization": "none"}),
+        (4, {"quantization": "int8", "speculative_config": '{"method": "ngram"}'}),
+    ],
+    ids=["2 ranks", "3 ranks float32", "4 ranks int8 speculation"],
+)
+def test_answers_are_those_of_one_process(size: int, options: dict[str, Any]) -> None:
+    config = CONFIG.replace(**options)
+    with LLM.from_config(config) as alone:
+        expected = all_answers(alone)
+    with LLM.from_config(config.replace(tensor_parallel_size=size)) as llm:
+        assert len(workers_of()) == size - 1
+        assert all_answers(llm) == expected
+        if "dtype" not in options:
+            assert llm._engine.scheduler.stats().preemptions  # type: ignore[attr-defined]
+        llm._engine.sleep(on=True)
+        llm._engine.sleep(on=False)
+        assert facts(llm.generate(PROMPT, GREEDY, use_tqdm=False)[0]) == expected[0]
+    assert not workers_of()
+    llm.close()
+
+
+def test_a_rank_that_is_killed_is_named() -> None:
+    with LLM.from_config(CONFIG.replace(tensor_parallel_size=2)) as llm:
+        (worker,) = workers_of()
+        worker.kill()
+        with pytest.raises(WorkerLost, match="rank 1 of 2 was ended by SIGKILL"):
+            llm.generate(PROMPT, GREEDY, use_tqdm=False)
+
+
+def test_a_rank_that_hangs_is_named_and_ended() -> None:
+    config = CONFIG.replace(tensor_parallel_size=3)
+    backend = start_ranks(config, resolve_model(config.model), patience_s=1.0)
+    with LLM.from_config(config, backend=backend) as llm:
+        llm.generate(PROMPT, GREEDY, use_tqdm=False)
+        stopped = workers_of()[1]
+        stopped.suspend()
+        with pytest.raises(WorkerLost, match="rank 2 of 3 hangs: the others waited"):
+            llm.generate(PROMPT, GREEDY, use_tqdm=False)
+    assert not workers_of()
+
+
+def test_a_rank_that_cannot_start_ends_the_start(tmp_path: Any) -> None:
+    config = CONFIG.replace(tensor_parallel_size=2, model=str(resolve_model(CONFIG.model).path))
+    failing = (sys.executable, "-c", "raise SystemExit(9)")
+    processes = RankProcesses(config, 10.0, failing)
+    with pytest.raises(WorkerLost, match="rank 1 of 2 ended with exit code 9"):
+        processes.expect(object)  # type: ignore[arg-type]  # nothing is ever said
+    processes.close()
+    missing = config.replace(model=str(tmp_path))
+    processes = RankProcesses(missing, 10.0)
+    with pytest.raises(ModelError, match="is no model"):
+        processes.expect(object)  # type: ignore[arg-type]
+    processes.close()
+    assert not workers_of()
+
+
+def test_nothing_is_left_when_rank_0_is_killed() -> None:
+    program = (
+        "import time\n"
+        "from octavo_engine.core.offline.llm import LLM\n"
+        "llm = LLM('demo://smollm2', tensor_parallel_size=3, max_model_len=64)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as leader:
+        assert leader.stdout is not None
+        assert leader.stdout.readline() == b"ready\n"
+        workers = workers_of(psutil.Process(leader.pid))
+        assert len(workers) == 2
+        leader.kill()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel_size": 0}, "--tensor-parallel-size must be from 1 to 64; got 0"),
+        ({"tensor_parallel_size": 2, "device": "sim"}, "is computed by --device cpu only"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size must be 1"),
+        ({"data_parallel_size": 2}, "--data-parallel-size must be 1"),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "is one process"),
+        ({"distributed_executor_backend": "ray"}, "must be one of auto, uni, mp; got ray"),
+    ],
+)
+def test_settings_that_cannot_work(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CONFIG.replace(**changes)
+
+
+def test_models_that_cannot_be_shared_out_so() -> None:
+    with pytest.raises(ConfigError, match="10 is more than the model's 9 attention heads"):
+        LLM.from_config(CONFIG.replace(tensor_parallel_size=10))
+    with pytest.raises(ConfigError, match="is for models that generate"):
+        LLM("demo://minilm", tensor_parallel_size=2)
+    assert not workers_of()
+
+
+def test_the_core_is_replaced_when_a_rank_is_lost() -> None:
+    """Under load, and when nothing is computed."""
+    timing = Timing(first_delay=0.05, last_delay=0.1, fast_failure=0.0)
+    config = CONFIG.replace(tensor_parallel_size=2, max_model_len=2048, kv_cache_memory_bytes=None)
+
+    async def lose_rank(engine: AsyncEngine) -> None:
+        core = psutil.Process(engine._client.pid)  # type: ignore[union-attr]
+        workers_of(core)[0].kill()
+        await until(lambda: "rank 1 of 2 was ended by SIGKILL" in engine.health().reason)
+        await until(lambda: engine.health().state == "ready")
+
+    async def test() -> None:
+        engine = await AsyncEngine.start(config, connect=partial(ProcessClient, timing=timing))
+        await engine.ready()
+        streams = [generate(engine, PROMPT, ENDLESS, request_id=str(i)) for i in range(6)]
+        for stream in streams:
+            await anext(stream)
+        await lose_rank(engine)
+        for stream in streams:
+            with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
+                async for _ in stream:
+                    pass
+        await lose_rank(engine)
+        outputs = [o async for o in generate(engine, PROMPT, GREEDY, request_id="after")]
+        assert outputs[-1].outputs[0].finish_reason == "length"
+        await engine.stop()
+
+    asyncio.run(test())
+    assert not workers_of()
+
+
+def test_the_server_gives_the_same_answer() -> None:
+    flags = ("demo://smollm2", "--device", "cpu", "--max-model-len", "128")
+    body = {"prompt": PROMPT, "max_tokens": 16, "seed": 4, "temperature": 1.0, "logprobs": 1}
+    answers = []
+    for more in ((), ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")):
+        with serving(*flags, *more) as server, server.client() as client:
+            answers.append(client.post("/v1/completions", json=body).json()["choices"])
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+    assert answers[0] == answers[1]
