@@ -24,7 +24,9 @@ LAYERS = [(0, 0, 2, 32), (1, 0, 1, 16)]
 
 
 def columns(shape: dict[str, Any]) -> int:
-    return (shape["num_heads"] + 2 * shape["num_kv_heads"]) * shape["head_dim"]
+    heads: int = shape["num_heads"] + 2 * shape["num_kv_heads"]
+    head_dim: int = shape["head_dim"]
+    return heads * head_dim
 
 
 class Twins:
