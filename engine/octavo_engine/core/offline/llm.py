@@ -100,7 +100,7 @@ class LLM(PoolingMethods):
         memory_fraction: float | None = None,
         num_threads: int | None = None,
         tensor_parallel_size: int = 1,
-        distributed_executor_backend: ExecutorBackend | None = None,
+        distributed_executor_backend: ExecutorBackend | None = "auto",
         seed: int = 0,
         chat_template: str | None = None,
         speculative_config: Mapping[str, Any] | None = None,
@@ -124,7 +124,7 @@ class LLM(PoolingMethods):
             model=fspath(model),
             tokenizer=None if tokenizer is None else fspath(tokenizer),
             revision=revision,
-            hf_overrides=None if hf_overrides is None else json.dumps(dict(hf_overrides)),
+            hf_overrides=_as_json(hf_overrides),
             device=device,
             dtype=dtype,
             quantization=llm_value("quantization", quantization),
@@ -139,9 +139,7 @@ class LLM(PoolingMethods):
             distributed_executor_backend=distributed_executor_backend or "auto",
             seed=seed,
             chat_template=chat_template,
-            speculative_config=(
-                None if speculative_config is None else json.dumps(dict(speculative_config))
-            ),
+            speculative_config=_as_json(speculative_config),
             enable_lora=enable_lora,
             max_loras=max_loras,
             max_cpu_loras=max_cpu_loras,
@@ -484,3 +482,7 @@ def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
         yield seen.is_set
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _as_json(settings: Mapping[str, Any] | None) -> str | None:
+    return None if settings is None else json.dumps(dict(settings))
