@@ -47,7 +47,7 @@ async def operator(
         found = Operator(config, cluster, settings, run_settings)
         task = asyncio.create_task(found.run())
         try:
-            await until(lambda: found.world.synced and found._may_write())
+            await until(lambda: found._health().is_synced and found._may_write())
             yield found
         finally:
             found.stop()

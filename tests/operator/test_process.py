@@ -13,6 +13,8 @@ from octavo_operator.cluster.kube import KubeCluster
 from octavo_operator.cluster.kube_config import KubeConfig, load
 from octavo_operator.cluster.leader import LeaseTimes
 from octavo_operator.decide.observed import DeploymentKey
+from octavo_operator.errors import ApiRefused
+from octavo_operator.objects import kinds
 from octavo_operator.process import Operator, RunSettings
 from octavo_operator.settings import OperatorSettings, RouterSettings
 from octavo_operator.watch import kopf_source
@@ -103,7 +105,7 @@ def test_of_two_operators_one_writes_and_the_other_follows(apiserver, namespace)
                     ),
                 )  # fmt: skip
                 task = asyncio.create_task(two.run())
-                await until(lambda: two.world.synced)
+                await until(lambda: two._health().is_synced)
                 apiserver.create(make_deployment(namespace=namespace))
                 await until(lambda: conditions(apiserver, namespace))
                 assert not any(verb in ("apply", "patch") for verb, _ in two.metrics.calls)
@@ -204,9 +206,13 @@ def test_a_namespace_that_is_gone_stops_no_other(apiserver, namespace, monkeypat
 
     async def story() -> None:
         async with KubeCluster(config, field_manager="octavo-operator") as cluster:
+            for place in roles:
+                await _rights_are_known(cluster, place)
             found = Operator(config, cluster, settings, run)
             task = asyncio.create_task(found.run())
-            await until(lambda: found.world.synced)
+            await until(lambda: found._health().is_synced)
+            apiserver.create(make_deployment("before", other, suspend=True))
+            await until(lambda: found.world.has(DeploymentKey(other, "before")))  # it is watched
             rules = roles[other]["rules"]
             apiserver.patch(roles[other], {"rules": []})
             await until(num_restarts)  # the watches in it have ended, and all others with them
@@ -223,6 +229,18 @@ def test_a_namespace_that_is_gone_stops_no_other(apiserver, namespace, monkeypat
             await task
 
     asyncio.run(story())
+
+
+async def _rights_are_known(cluster: KubeCluster, namespace: str) -> None:
+    """The API server learns of a Role that it has stored a moment later."""
+    async with asyncio.timeout(60.0):
+        while True:
+            try:
+                await cluster.get(kinds.DEPLOYMENT, namespace, "none")
+            except ApiRefused:
+                await asyncio.sleep(0.05)
+            else:
+                return
 
 
 def _give_rights(server, namespace):
