@@ -29,7 +29,6 @@ LONGER_WITH_REASON = {
     f"{TRITON}/heads.py:turn_and_store_kernel": "one Triton kernel",
     "engine/octavo_engine/metrics.py:_families": "a table of metric families",
     "router/octavo_router/app.py:__init__": "wires the router's parts together",
-    "router/octavo_router/proxy/service.py:handle": "to be split with the service",
 }
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from octavo_router.http.request_head import RequestHead
     from octavo_router.metrics.histogram import Histogram
     from octavo_router.proxy.interfaces import ExchangeHandle, ProxyParts
+    from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.residency.api import Scan
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.outcome import AttemptResult
@@ -137,64 +138,32 @@ class Proxy:
         if facts.explain:
             self._check_explain(connection, head)
             request.explain = True
-        wants_usage = False
         key = facts.idempotency_key
         if key and (kept := self._idempotency.find(tenant.name, path.path, key, body)) is not None:
             self._give_again(connection, kept, record)
             return
-        asked = body
+        sent = body
         scan: Scan | None = None
         if path.is_json:
-            try:
-                adapters = self._models.adapter_names
-                scan = self._scan(body, path.kind, adapters)
-                body = for_engines(asked, scan, tenant.limits, path)
-                if body is not asked:
-                    scan = self._scan(body, path.kind, adapters)
-            except ScanError as error:
-                raise Rejected(400, "invalid_json", error.message) from None
-            request.model = record.model = scan.model
-            request.keys = scan.keys
-            request.prompt_bytes = scan.prompt_bytes
-            request.prompt_tokens = scan.num_prompt_ids
-            request.max_tokens = scan.max_tokens
-            request.num_answers = scan.num_answers
-            request.stream = record.is_stream = scan.stream
-            wants_usage = scan.include_usage
-            request.priority = scan.priority
-            request.session = facts.session or scan.session
-            if path.keeps:
-                request.subset = self._kept.subset_of(body)
+            scan, body = self._read_body(body, facts, path, tenant, request)
+            record.model, record.is_stream = scan.model, scan.stream
         else:
             request.prompt_bytes = len(body)
             request.session = facts.session
-        if path.is_kept:
-            route = self._way_to(self._kept.keeper(facts.kept_id), request)
-            record.model = request.model
-        else:
-            route = self._models.resolve(
-                request.model, request_id=request_id, session=request.session
-            )
-        request.pool, request.revision = route.pool, route.revision
-        request.adapter = route.adapter
-        if route.adapter and self.adapters is not None:
-            self.adapters.note(request)
-        record.is_known_model = route.is_known
-        record.pool, record.revision = route.pool, route.revision
-        if route.upstream_model and path.is_json:
+        route = self._route(facts, path, request, record)
+        if route.upstream_model and scan is not None and scan.model_end:
             name = json.dumps(route.upstream_model).encode()
-            if scan is not None and scan.model_end:
-                body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
+            body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
         total_s, wanted_s = self.timeouts.total_s, facts.timeout_s
         deadline = now + (wanted_s if 0.0 < wanted_s < total_s else total_s)
         entry = self._gate.admit(request, tenant, num_bytes=len(body), deadline=deadline)
         self.budget.begin(request.tenant, now)
         trace = self._tracing.begin(record) if self._tracing is not None else None
         account = RequestAccount(record, now, deadline, trace)
-        account.wants_usage = wants_usage
+        account.wants_usage = scan is not None and scan.include_usage
         account.is_client_timed = wanted_s > 0.0
         if key:
-            run = self._idempotency.begin(tenant.name, path.path, key, asked)
+            run = self._idempotency.begin(tenant.name, path.path, key, sent)
             connection = ResponseRecorder(
                 connection, self._idempotency, run, record
             ).as_connection()
@@ -209,6 +178,55 @@ class Proxy:
         exchange.start(entry)
         if route.copies:
             self.mirrors.send(head, body, path.path, request, route.copies, total_s=total_s)
+
+    def _read_body(
+        self,
+        body: bytes,
+        facts: HeadFacts,
+        path: ProxiedPath,
+        tenant: Tenant,
+        request: RouteRequest,
+    ) -> tuple[Scan, bytes]:
+        """What it says goes into the request; the body as engines get it. Raises Rejected."""
+        try:
+            adapters = self._models.adapter_names
+            scan = self._scan(body, path.kind, adapters)
+            sent, body = body, for_engines(body, scan, tenant.limits, path)
+            if body is not sent:
+                scan = self._scan(body, path.kind, adapters)
+        except ScanError as error:
+            raise Rejected(400, "invalid_json", error.message) from None
+        request.model = scan.model
+        request.keys = scan.keys
+        request.prompt_bytes = scan.prompt_bytes
+        request.prompt_tokens = scan.num_prompt_ids
+        request.max_tokens = scan.max_tokens
+        request.num_answers = scan.num_answers
+        request.stream = scan.stream
+        request.priority = scan.priority
+        request.session = facts.session or scan.session
+        if path.keeps:
+            request.subset = self._kept.subset_of(body)
+        return scan, body
+
+    def _route(
+        self, facts: HeadFacts, path: ProxiedPath, request: RouteRequest, record: RequestRecord
+    ) -> ModelRoute:
+        """The pool that serves it, also in the request and its record. Raises Rejected."""
+        if path.is_kept:
+            route = self._way_to(self._kept.keeper(facts.kept_id), request)
+            record.model = request.model
+        else:
+            route = self._models.resolve(
+                request.model, request_id=request.request_id, session=request.session
+            )
+        request.pool, request.revision = route.pool, route.revision
+        request.adapter = route.adapter
+        if route.adapter and self.adapters is not None:
+            self.adapters.note(request)
+        record.is_known_model = route.is_known
+        record.pool, record.revision = route.pool, route.revision
+        return route
 
     def refused(
         self,
