@@ -133,7 +133,7 @@ def _make_parser(prog: str) -> CommandParser:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="plot the results: .png, .svg or .pdf (octavo[plot])",
+        help="plot the results: .png, .svg or .pdf (needs matplotlib)",
     )
     return parser
 
