@@ -103,16 +103,20 @@ def check_choices(num_tokens: int, params: SamplingParams) -> None:
 
 
 def check_prompt(prompt_token_ids: Sequence[int], info: ModelInfo) -> None:
-    length = len(prompt_token_ids)
-    if length == 0:
+    if len(prompt_token_ids) == 0:
         raise InvalidRequest("the prompt is empty; it needs at least one token", param="prompt")
+    check_length_of_prompt(len(prompt_token_ids), info)
+    _check_ids("prompt", prompt_token_ids, info)
+
+
+def check_length_of_prompt(length: int, info: ModelInfo) -> None:
+    """Raises ContextLengthExceeded."""
     if length >= info.max_model_len:
         raise ContextLengthExceeded(
             f"the prompt has {length} tokens, but the model's context holds {info.max_model_len}, "
             "the answer included",
             param="prompt",
         )
-    _check_ids("prompt", prompt_token_ids, info)
 
 
 def _max_tokens(prompt_length: int, params: SamplingParams, info: ModelInfo) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo_engine.core.text.outputs import RequestOutput
+from octavo_engine.core.validate import check_length_of_prompt
 from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.server.compat.orca import load_headers
 from octavo_engine.server.generation.job import JobOutput, RouteSource
@@ -114,6 +115,9 @@ class _CompletionReader:
 
     def check(self) -> None:
         request = self.fields
+        ids = request.prompt
+        if request.truncate_prompt_tokens is None and len(ids) and isinstance(ids[0], int):
+            check_length_of_prompt(len(ids), self._service.engine.info)  # before they are walked
         self._given = split_prompts(request.prompt, self._service.settings.limits)
         if request.max_tokens == 0 and not self.no_tokens:
             raise InvalidRequest(
