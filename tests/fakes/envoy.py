@@ -264,7 +264,9 @@ class PickerRig:
     async def settled(self) -> None:
         """Nothing is left of any request."""
         async with asyncio.timeout(5.0):
-            while any(endpoint.in_flight for endpoint in self.endpoints):  # noqa: ASYNC110
+            while any(endpoint.in_flight for endpoint in self.endpoints) or any(  # noqa: ASYNC110
+                tenant.in_flight for tenant in self.gate.tenants._anonymous.values()
+            ):  # a request that waits for its adapter is at no endpoint yet
                 await asyncio.sleep(0.001)
         for endpoint in self.endpoints:
             assert endpoint.pending_tokens == 0, endpoint
