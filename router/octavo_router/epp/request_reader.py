@@ -65,13 +65,7 @@ class PickerRequestReader:
         except ScanError as error:
             raise Rejected(400, "invalid_json", error.message) from None
         request.model = scan.model or head.model
-        request.keys = scan.keys
-        request.prompt_bytes = scan.prompt_bytes
-        request.prompt_tokens = scan.num_prompt_ids
-        request.max_tokens = scan.max_tokens
-        request.num_answers = scan.num_answers
-        request.stream = scan.stream
-        request.priority = scan.priority
+        request.take(scan)
         request.session = head.session or scan.session
         needs_model = head.known_path is None or head.known_path.generates
         if not request.model and needs_model:

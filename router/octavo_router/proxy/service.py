@@ -197,13 +197,7 @@ class Proxy:
         except ScanError as error:
             raise Rejected(400, "invalid_json", error.message) from None
         request.model = scan.model
-        request.keys = scan.keys
-        request.prompt_bytes = scan.prompt_bytes
-        request.prompt_tokens = scan.num_prompt_ids
-        request.max_tokens = scan.max_tokens
-        request.num_answers = scan.num_answers
-        request.stream = scan.stream
-        request.priority = scan.priority
+        request.take(scan)
         request.session = facts.session or scan.session
         if path.keeps:
             request.subset = self._kept.subset_of(body)

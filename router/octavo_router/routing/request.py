@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_router.residency.api import Scan
+
 
 @dataclass(slots=True)
 class RouteRequest:
@@ -32,3 +34,13 @@ class RouteRequest:
     subset: tuple[str, ...] = ()  # only these endpoints (host:port), where a gateway says so
     placed_at: float = 0.0  # monotonic, of the latest attempt; 0 where nobody looked at a clock
     names: Sequence[bytes] = ()  # a few of its keys: residency.underway fills them in
+
+    def take(self, scan: Scan) -> None:
+        """What its body says of the prompt and of the answers."""
+        self.keys = scan.keys
+        self.prompt_bytes = scan.prompt_bytes
+        self.prompt_tokens = scan.num_prompt_ids
+        self.max_tokens = scan.max_tokens
+        self.num_answers = scan.num_answers
+        self.stream = scan.stream
+        self.priority = scan.priority
