@@ -133,6 +133,7 @@ async def test_a_server_that_can_serves_what_another_could_not_load():
         assert servers[1].num_answers == 4
 
 
+@pytest.mark.slow
 @on_loop
 async def test_more_adapters_than_slots_take_turns():
     server = LoraServer()
