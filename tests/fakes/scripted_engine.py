@@ -65,7 +65,7 @@ class ScriptedEngine(FakeEngine):
         for at in range(done, len(tokens), self.piece):
             ids = tokens[at : at + self.piece]
             new = CompletionOutput(index, text[at : at + len(ids)], ids, num_tokens=at + len(ids))
-            new.resumed_text = text[:done]
+            new.resumed_texts = [text[:done]]
             if params.logprobs is not None:
                 new.logprobs = [
                     self.logprob(token, params.logprobs, at + i) for i, token in enumerate(ids)
