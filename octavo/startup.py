@@ -97,7 +97,7 @@ def banner(
     lines = [f"{strong}Octavo serves {', '.join(info.names)}{plain} (ready in {took_s:.1f} s)", ""]
     facts = {"API": f"{url}{root}/v1"}
     if settings.docs and not settings.uds:
-        facts["Docs"] = f"{url}{root}/docs"
+        facts["Page"] = f"{url}{root}/ (chat) · {url}{root}/docs"
     weights = f" · {info.format}" if info.format else ""
     facts["Engine"] = f"{info.backend}{weights} · context {info.max_model_len:,} tokens"
     if "generate" in info.tasks:
