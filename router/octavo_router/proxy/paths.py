@@ -105,3 +105,8 @@ def kept_path(path: str) -> tuple[ProxiedPath | None, str]:
         return None, ""
     id_, slash, rest = path.removeprefix(_RESPONSES).partition("/")
     return (_BY_ENDING.get(slash + rest) if id_ else None), id_
+
+
+def describes_proxied(path: str) -> bool:
+    """Whether a path of an OpenAPI document, with `{…}` for an id, is let through."""
+    return path in PROXIED or re.sub(r"\{\w+\}", "{id}", path) in {row.path for row in _KEPT}
