@@ -9,6 +9,7 @@ from octavo_engine.backends.text_part import TextPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
+from octavo_engine.models.implementation import implementation_of
 from octavo_engine.weights.open import open_checkpoint
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def build_backend(
         return SimBackend(config)
     if files is None:
         raise ConfigError(f"--device {config.device} needs a model")
+    if implementation_of(config, files.config, is_gguf=files.gguf is not None) == "transformers":
+        return _build_transformers(config, files)
     model = ModelConfig.from_hf(files.config)
     max_model_len = config.max_model_len or model.max_position_embeddings
     if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
@@ -163,6 +166,13 @@ def _build_torch(
         adapters=_adapter_limits(config),
         progress=progress,
     )
+
+
+def _build_transformers(config: EngineConfig, files: ModelFiles) -> Backend:
+    from octavo_engine.backends.torch.fallback.backend import TransformersBackend
+
+    device = "cuda" if config.device == "cuda" else "cpu"
+    return TransformersBackend(config, files.path, files.config, device=device)
 
 
 def _build_cuda(
