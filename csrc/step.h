@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "state_cache.h"
+
 namespace octavo {
 
 struct Step {
@@ -20,6 +22,11 @@ struct Step {
     std::span<const int32_t> logit_rows;     // [S]
     std::span<const int32_t> type_ids;       // [T], or empty: all zero
     std::span<const int32_t> adapters = {};  // [B] slots, -1: none; or empty: none at all
+    // Where the recurrent state of each sequence is read and left [B], and where it is saved too
+    // behind a token [T], -1: nowhere; empty: nothing is saved.
+    StateCache* states = nullptr;
+    std::span<const int32_t> state_slots = {};
+    std::span<const int32_t> state_saves = {};
     // When the step began, then when each instruction was done; empty: nobody asks. Instructions
     // without rows stay 0.
     std::span<int64_t> op_times = {};

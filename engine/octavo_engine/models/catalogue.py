@@ -25,6 +25,7 @@ class FamilyEntry(NamedTuple):
 
 
 _PLAIN_ATTENTION = "CUDA by `--kernels plain` only"
+_RECURRENT = "no CUDA, no tensor parallelism: [recurrent states](recurrent.md)"
 
 CATALOGUE = (
     FamilyEntry("Arcee", ("ArceeForCausalLM",), "arcee-ai/AFM-4.5B"),
@@ -80,6 +81,7 @@ CATALOGUE = (
     FamilyEntry("InternLM 1", ("InternLMForCausalLM",), "internlm/internlm-7b", "Llama"),
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
     FamilyEntry("InternLM 3", ("InternLM3ForCausalLM",), "internlm/internlm3-8b-instruct"),
+    FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
     FamilyEntry("Llama 1 to 3", ("LlamaForCausalLM",), "meta-llama/Llama-3.2-1B-Instruct"),
     FamilyEntry("MiniCPM 1, 2", ("MiniCPMForCausalLM",), "openbmb/MiniCPM-2B-sft-bf16", "Granite"),
     FamilyEntry("Mistral", ("MistralForCausalLM",), "mistralai/Mistral-7B-Instruct-v0.3"),

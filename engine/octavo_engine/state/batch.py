@@ -29,6 +29,14 @@ class BlockCopy(NamedTuple):
     num_tokens: int
 
 
+class StateSave(NamedTuple):
+    """Behind the first `num_tokens` tokens of an entry, its recurrent state goes to `slot`."""
+
+    entry: int
+    num_tokens: int
+    slot: int
+
+
 @dataclass(slots=True)
 class ScheduledBatch:
     """Parallel lists, one entry a scheduled sequence, and what changed since the last step.
@@ -60,6 +68,8 @@ class ScheduledBatch:
     # Entries of one token that the step before, still under way, is sampling: only the device will
     # have it in time.
     awaited: list[int] = field(default_factory=list)
+    state_loads: list[tuple[int, int]] = field(default_factory=list)  # source slot, row
+    state_saves: list[StateSave] = field(default_factory=list)
     placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 
     @property
