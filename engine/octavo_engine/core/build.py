@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.backends.backend import BackendLimits, LaunchesSteps, TakesAdapters
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.engine import Engine
+from octavo_engine.core.expected_files import check_files
 from octavo_engine.core.extension import require_extension
 from octavo_engine.core.identity import architecture_of, format_of, identify
 from octavo_engine.core.info import ModelInfo
@@ -45,6 +46,7 @@ def resolve(
     from octavo_engine.weights.source import resolve_model
 
     files = resolve_model(config.model, revision=config.revision, progress=progress)
+    check_files(config, files)
     if config.overrides:
         logger.info("Replaced fields of config.json: %s", ", ".join(sorted(config.overrides)))
     return dataclasses.replace(files, config=files.config | config.overrides)
