@@ -21,7 +21,9 @@ MAX_LORA_RANK = 256
 MAX_SPECULATION = 64  # tokens guessed ahead: what a step has rows of logits for beside its own
 
 Device = Literal["auto", "cpu", "cuda", "plugin", "torch", "sim"]
-LoadFormat = Literal["auto", "dummy"]
+LoadFormat = Literal["auto", "dummy", "safetensors", "gguf"]
+WeightFormat = Literal["auto", "awq", "gptq", "compressed-tensors", "fp8", "gguf"]
+Runner = Literal["auto", "generate", "pooling"]
 SimTask = Literal["generate", "embed"]
 Policy = Literal["fcfs", "priority"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
@@ -164,7 +166,9 @@ class EngineConfig:
     enforce_eager: bool = False  # no CUDA graphs
     # Plan a step while the one before computes; None: where the device allows it.
     async_scheduling: bool | None = None
-    load_format: LoadFormat = "auto"  # dummy: random weights of the right shapes
+    load_format: LoadFormat = "auto"  # dummy: random weights; others: what the files must be
+    weight_format: WeightFormat = "auto"  # how the files must be quantized; auto: in any way
+    runner: Runner = "auto"  # what the model must be for; auto: either
     max_model_len: int | None = None  # default: the model's own, cut to what the KV pool holds
     kv_cache_memory_bytes: int | None = (
         None  # default: a share of the memory that is free after loading
@@ -209,6 +213,8 @@ class EngineConfig:
                "reference has no such mode: --device must be cpu or cuda", self.device)  # fmt: skip
         _check_choice("--sim-task", self.sim.task, SimTask)
         _check_choice("--load-format", self.load_format, LoadFormat)
+        _check_choice("--weight-format", self.weight_format, WeightFormat)
+        _check_choice("--runner", self.runner, Runner)
         _check_choice("--scheduling-policy", s.policy, Policy)
         _check(s.max_num_seqs >= 1, "--max-num-seqs must be at least 1", s.max_num_seqs)
         _check(s.max_num_batched_tokens >= 1, "--max-num-batched-tokens must be at least 1",

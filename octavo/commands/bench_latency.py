@@ -9,6 +9,7 @@ from octavo.bench.report import random_prompts, show, summary, write_json
 from octavo.commands.bench import add_profile_option, add_size_options
 from octavo.options.parser import CommandParser, not_negative, positive
 from octavo.options.settings import add_engine_options, engine_config
+from octavo.options.vllm_flags import translate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser.add_argument("--num-iters-warmup", type=not_negative, default=1, metavar="N")
     add_profile_option(parser)
     add_engine_options(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(translate(argv, serving=False))
     config = engine_config(args)
     from octavo.measure.batch_limits import of_limit
     from octavo.measure.limits import limits_for

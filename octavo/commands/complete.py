@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.chat.terminal import CompletionDialogue, parser, run
+from octavo.options.vllm_flags import translate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,4 +16,6 @@ DESCRIPTION = """Let a model continue a text, without a chat template.
 
 
 def main(prog: str, argv: Sequence[str]) -> int:
-    return run(parser(prog, DESCRIPTION).parse_args(argv), CompletionDialogue())
+    return run(
+        parser(prog, DESCRIPTION).parse_args(translate(argv, serving=False)), CompletionDialogue()
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.chat.terminal import ChatDialogue, parser, run
+from octavo.options.vllm_flags import translate
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     options = parser(prog, DESCRIPTION, is_remote=False)
     options.add_argument("words", metavar="PROMPT", nargs="*", help="what to answer; - reads stdin")
     options.add_argument("--system", metavar="TEXT", help="system message of the conversation")
-    args = options.parse_intermixed_args(argv)
+    args = options.parse_intermixed_args(translate(argv, serving=False))
     args.url = None
     args.prompt = _prompt(args)
     if (code := _fetch(args.model_positional or getattr(args, "model", None))) != 0:

@@ -11,6 +11,7 @@ from octavo.batch.files import count_lines, earlier, opened_input, opened_output
 from octavo.batch.remote import is_remote, local_input, local_output
 from octavo.options.parser import CommandParser, positive
 from octavo.options.settings import add_engine_options, engine_config
+from octavo.options.vllm_flags import translate
 from octavo_engine.errors import ConfigError
 from octavo_engine.server.openai.batches.lines import LineReader
 
@@ -53,7 +54,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     )
     how.add_argument("--overwrite", action="store_true", help="replace an existing output file")
     add_engine_options(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(translate(argv, serving=False))
     config = engine_config(args)
     if args.resume and is_remote(args.output_file):
         raise ConfigError("--resume needs an --output-file on this disk to go on with")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.errors import ConfigError
-from octavo_engine.protocol.vllm_options import UNSUPPORTED_OPTIONS, own_value, refusal
+from octavo_engine.protocol.vllm_options import UNSUPPORTED_OPTIONS, own_value, refusal, statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,9 +45,10 @@ ALWAYS_SO = frozenset(
 )
 
 
-def translate(argv: Sequence[str]) -> list[str]:
+def translate(argv: Sequence[str], *, serving: bool = True) -> list[str]:
     """The same setting in our own flags. Unknown words stay for the parser to judge. Raises
-    ConfigError for what cannot be had here."""
+    ConfigError for what cannot be had here. Commands that serve nothing pass over settings of the
+    server."""
     result: list[str] = []
     words = list(argv)
     while words:
@@ -58,7 +59,7 @@ def translate(argv: Sequence[str]) -> list[str]:
         elif flag in ALWAYS_SO:
             continue
         elif flag in REPLACED:
-            result += REPLACED[flag]
+            result += REPLACED[flag] if serving else ()
         elif flag in RENAMED:
             result.append(RENAMED[flag] + equals + value)
         elif _is_unsupported(flag):
@@ -66,12 +67,19 @@ def translate(argv: Sequence[str]) -> list[str]:
         elif flag == "-O" or (flag.startswith("-O") and flag[2:].isdigit()):
             raise ConfigError(f"{flag}: {UNSUPPORTED_OPTIONS['compilation-config'].advice}")
         elif equals:
-            result.append(f"{flag}={_own(flag, value)}")
+            result.append("=".join(_setting(flag, value)))
+        elif words and not words[0].startswith("-"):
+            result += _setting(flag, words.pop(0))
         else:
             result.append(flag)
-            if words and not words[0].startswith("-"):
-                result.append(_own(flag, words.pop(0)))
     return result
+
+
+def _setting(flag: str, value: str) -> list[str]:
+    found = statement(flag.removeprefix("--").replace("_", "-"), value)
+    if found is not None:
+        return [f"--{found[0]}", found[1]]
+    return [flag, _own(flag, value)]
 
 
 def check_file(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +92,9 @@ def check_file(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif f"--{name}" in RENAMED:
             result[RENAMED[f"--{name}"].removeprefix("--")] = value
         elif f"--{name}" not in ALWAYS_SO | IGNORED:
-            result[key] = _own(f"config file: {key}", value, name)
+            found = statement(name, value)
+            own, setting = found or (key, _own(f"config file: {key}", value, name))
+            result[own] = setting
     return result
 
 

@@ -18,7 +18,11 @@ from octavo_engine.errors import ConfigError
             "fp8_e5m2; got float16",
         ),
         ("activation_bits", 4, "--activation-bits must be 8 or 16; got 4"),
-        ("load_format", "pt", "--load-format must be one of auto, dummy; got pt"),
+        (
+            "load_format",
+            "pt",
+            "--load-format must be one of auto, dummy, safetensors, gguf; got pt",
+        ),
         ("max_model_len", 0, "--max-model-len must be at least 1; got 0"),
         ("num_threads", 0, "--num-threads must be from 1 to 1024; got 0"),
         ("num_threads", 10**6, "--num-threads must be from 1 to 1024; got 1000000"),

@@ -12,6 +12,7 @@ from octavo_engine.backends.backend import BackendLimits, LaunchesSteps, TakesAd
 from octavo_engine.backends.media import TakesMedia
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.engine import Engine
+from octavo_engine.core.expected_files import check_files
 from octavo_engine.core.extension import require_extension
 from octavo_engine.core.identity import architecture_of, format_of, identify, implementation_in
 from octavo_engine.core.info import ModelInfo
@@ -57,6 +58,7 @@ def resolve(
         progress=progress,
         with_code=config.trust_remote_code,
     )
+    check_files(config, files)
     if config.overrides:
         logger.info("Replaced fields of config.json: %s", ", ".join(sorted(config.overrides)))
     return dataclasses.replace(files, config=files.config | config.overrides)

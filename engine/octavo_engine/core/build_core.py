@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.build import build_engine, resolve
+from octavo_engine.core.expected_files import check_runner
 from octavo_engine.core.pooling.build import build_pooling_engine, pooling_config
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def build_core(
     """
     files = resolve(config)
     pooling = None if backend is not None else pooling_config(config, files)
+    check_runner(config, pools=pooling is not None)
     if pooling is not None:
         return build_pooling_engine(config, pooling, files, progress=progress)
     return build_engine(config, progress=progress, backend=backend)

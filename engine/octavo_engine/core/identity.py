@@ -59,7 +59,7 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         "activation_bits": config.activation_bits,
         "kv_cache_dtype": config.kv_cache_dtype,
         "device": config.device,
-        "load_format": config.load_format,
+        "load_format": "dummy" if config.load_format == "dummy" else "auto",
         "seed": config.seed if config.load_format == "dummy" else None,
     }
     if implementation == "transformers":

@@ -70,8 +70,6 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "tokenizer-mode": _value(_ONE_TOKENIZER, "auto", "hf"),
     "tokenizer-revision": _value("pin the model and its tokenizer together with --revision"),
     "skip-tokenizer-init": _switch("the server needs the tokenizer; leave it out"),
-    "runner": _value("what a model does is read from its files; leave it out", "auto"),
-    "task": _value("what a model does is read from its files; leave it out", "auto"),
     "convert": _value("a model is served as what it was trained for; leave it out", "auto", "none"),
     "model-loader-extra-config": _value("files are mapped into memory; leave it out", "{}"),
     "lora-extra-vocab-size": _value("adapters cannot bring tokens of their own; merge such an "
@@ -216,19 +214,15 @@ UNSUPPORTED_SAMPLING: Mapping[str, UnsupportedOption] = {
 }  # fmt: skip
 
 # vLLM's values of settings that both have: those that mean `auto` here, and those that cannot be.
-_SAME_AS_AUTO: Mapping[str, tuple[str, ...]] = {"load-format": ("safetensors", "gguf", "hf")}
+_SAME_AS_AUTO: Mapping[str, tuple[str, ...]] = {"load-format": ("hf",), "runner": ("",)}
 _OWN_NAMES: Mapping[str, Mapping[str, str]] = {"model-impl": {"vllm": "octavo"}}
-_READ_FROM_FILES = "how weights are packed is read from the model's files; leave it out"
 _NO_SUCH_LOADER = "weights are read from safetensors and GGUF files; leave it out"
 _REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
     "quantization": dict.fromkeys(
-        ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf", "mxfp4"),
-        _READ_FROM_FILES,
-    )
-    | dict.fromkeys(
-        ("fp8", "bitsandbytes", "torchao", "modelopt", "experts_int8"),
+        ("bitsandbytes", "torchao", "modelopt", "experts_int8"),
         "weights are quantized on load to int8 or int4 only; packed ones are kept as they are",
-    ),
+    )
+    | {"mxfp4": "how weights are packed is read from the model's files; leave it out"},
     "load-format": dict.fromkeys(
         ("pt", "npcache", "bitsandbytes", "sharded_state", "runai_streamer", "tensorizer",
          "fastsafetensors", "mistral"),
@@ -237,6 +231,25 @@ _REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
     "dtype": dict.fromkeys(("half", "float"), "name it float16 or float32"),
     "model-impl": {"terratorch": "models are octavo's own or transformers'; leave it out"},
 }  # fmt: skip
+
+
+# Values of vLLM's settings that state what the model's files are: our setting, and its value.
+STATEMENTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "quantization": ("weight-format", {
+        "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "fp8": "fp8",
+        "compressed-tensors": "compressed-tensors", "gguf": "gguf",
+    }),
+    "task": ("runner", {
+        "auto": "auto", "generate": "generate", "embed": "pooling", "embedding": "pooling",
+        "classify": "pooling", "score": "pooling", "reward": "pooling", "encode": "pooling",
+    }),
+}  # fmt: skip
+
+
+def statement(name: str, value: object) -> tuple[str, str] | None:
+    """Our setting with the same meaning as vLLM's, and its value; None if there is none."""
+    own, values = STATEMENTS.get(name, ("", {}))
+    return (own, values[value]) if isinstance(value, str) and value in values else None
 
 
 def own_value(name: str, value: object) -> object:

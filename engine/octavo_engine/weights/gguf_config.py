@@ -40,15 +40,28 @@ def architecture_of(file: GGUFFile) -> Architecture:
     return known
 
 
+# By general.basename, in lower case; the values of the models' own generation_config.json, and for
+# SmolLM 2 of its model card.
+_SAMPLING: Mapping[str, Mapping[str, float]] = {
+    "smollm2": {"temperature": 0.2, "top_p": 0.9},
+    "qwen3": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
+    "qwen2.5": {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
+    "gemma-3": {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
+}
+
+
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
     """The file's settings under the names of config.json."""
     return _Builder(file).build()
 
 
 def gguf_generation_config(file: GGUFFile) -> dict[str, Any]:
-    """The end tokens; a GGUF knows no sampling defaults."""
+    """The end tokens, and for known models what their makers recommend: a GGUF file has no fields
+    for sampling defaults."""
     ends = end_token_ids(file.metadata)
-    return {"eos_token_id": ends} if ends else {}
+    family = file.metadata.get("general.basename")
+    sampling = _SAMPLING.get(family.lower(), {}) if isinstance(family, str) else {}
+    return {**sampling, "eos_token_id": ends} if ends else dict(sampling)
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:

@@ -19,8 +19,8 @@ def open_checkpoint(files: ModelFiles, *, load_format: str = "auto", seed: int =
     """The model's tensors; `dummy` makes them up. Headers are read now, tensors when packed."""
     if load_format == "dummy":
         return DummyCheckpoint(seed)
-    if load_format != "auto":
-        raise ModelError(f"load format {load_format!r} is unknown; known are auto, dummy")
+    if load_format not in ("auto", files.kind):
+        raise ModelError(f"load format {load_format!r} does not fit {files.kind} files")
     if files.gguf is not None:
         return GGUFCheckpoint(files.gguf)
     checkpoint = SafetensorsCheckpoint.open(files.path)

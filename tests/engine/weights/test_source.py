@@ -214,5 +214,5 @@ def test_dummy_weights_are_a_function_of_seed_and_name(tmp_path):
     assert one.read("q.bias", (2,)).data.tolist() == [0] * 4
     assert list(one.names()) == ["q.weight", "model.norm.weight", "q.bias"]
     assert one.total_bytes == 64 * 64 * 2 + 6 + 4
-    with pytest.raises(ModelError, match="load format 'pt' is unknown"):
+    with pytest.raises(ModelError, match="load format 'pt' does not fit"):
         open_checkpoint(files, load_format="pt")

@@ -6,7 +6,14 @@ import pytest
 
 from octavo import cli
 from octavo.options import flags
-from octavo.options.vllm_flags import ALWAYS_SO, IGNORED, RENAMED, REPLACED, translate
+from octavo.options.vllm_flags import (
+    ALWAYS_SO,
+    IGNORED,
+    RENAMED,
+    REPLACED,
+    check_file,
+    translate,
+)
 from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.vllm_options import (
     UNSUPPORTED_OPTIONS,
@@ -31,11 +38,12 @@ from octavo_engine.protocol.vllm_options import (
         (["--otlp-traces-endpoint=http://c"], ["--otlp-endpoint=http://c"]),
         (["--collect-detailed-traces", "all", "m"], ["m"]),
         (["--unknown", "--port", "1"], ["--unknown", "--port", "1"]),
-        (["--load-format", "safetensors", "m"], ["--load-format", "auto", "m"]),
-        (["--load-format=gguf"], ["--load-format=auto"]),
+        (["--load-format", "safetensors", "m"], ["--load-format", "safetensors", "m"]),
+        (["--load-format=gguf"], ["--load-format=gguf"]),
         (["--swap-space", "0", "m"], ["m"]),
         (["--swap_space=0.0", "m"], ["m"]),
-        (["--block-size=16", "--runner", "auto", "m"], ["m"]),
+        (["--block-size=16", "--runner", "auto", "m"], ["--runner", "auto", "m"]),
+        (["--load-format", "hf", "m"], ["--load-format", "auto", "m"]),
         (["--model-impl", "vllm", "m"], ["--model-impl", "octavo", "m"]),
         (["--disable-cascade-attn", "m"], ["m"]),
         (["--model-loader-extra-config", "{}", "m"], ["m"]),
@@ -96,7 +104,7 @@ def test_keys_may_come_by_either_name_and_are_not_shown(capsys, monkeypatch):
         (["--model-impl", "terratorch"], "--model-impl terratorch is not supported: models are"),
         (["--swap-space", "4"], "--swap-space is not supported: a preempted sequence is"),
         (["--gpu_memory_utilization=0.9"], "--gpu_memory_utilization is not supported: --memory-"),
-        (["--quantization", "awq"], "--quantization awq is not supported: how weights are packed"),
+        (["--quantization", "mxfp4"], "--quantization mxfp4 is not supported: how weights are"),
         (["--load-format=pt"], "--load-format pt is not supported: weights are read from"),
         (["--limit-mm-per-prompt", '{"image": 1}'], "images, audio and video are not read"),
         (["--download-dir", "/x"], "set HF_HOME"),
@@ -142,7 +150,7 @@ def test_vllm_s_yaml_file_is_read(tmp_path, capsys):
     assert cli.main(("serve", "--config", str(file), "--print-config")) == 0
     out = capsys.readouterr().out
     for line in ('model = "m"', "max-model-len = 512", 'log-level = "debug"',
-                 'load-format = "auto"', 'served-model-name = ["a", "b"]'):  # fmt: skip
+                 'load-format = "safetensors"', 'served-model-name = ["a", "b"]'):  # fmt: skip
         assert f"\n{line}  # config file" in out
 
 
@@ -150,7 +158,7 @@ def test_vllm_s_yaml_file_is_read(tmp_path, capsys):
     ("text", "message"),
     [
         ("swap-space: 4\n", "config file: swap-space is not supported: a preempted sequence is"),
-        ("quantization: awq\n", "config file: quantization awq is not supported"),
+        ("quantization: torchao\n", "config file: quantization torchao is not supported"),
         ("- a\n", "must be a YAML mapping of flags to values"),
         ("a: [\n", "is not valid YAML: while parsing"),
     ],
@@ -170,3 +178,35 @@ def test_a_variable_for_such_a_setting_warns_with_the_sentence(monkeypatch, caps
     err = capsys.readouterr().err
     assert "OCTAVO_SWAP_SPACE is set, but a preempted sequence is computed again" in err
     assert "OCTAVO_SWAP_SPICE is set, but nothing reads it" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        (["--quantization", "awq_marlin"], ["--weight-format", "awq"]),
+        (["--quantization=gptq"], ["--weight-format=gptq"]),
+        (["--quantization", "int8"], ["--quantization", "int8"]),
+        (["--load-format", "safetensors"], ["--load-format", "safetensors"]),
+        (["--task=embed"], ["--runner=pooling"]),
+        (["--runner", "generate"], ["--runner", "generate"]),
+    ],
+)
+def test_statements_about_the_files_are_checked_by_the_engine(given, ours):
+    assert translate(["m", *given]) == ["m", *ours]
+
+
+def test_a_file_states_them_too():
+    assert check_file({"quantization": "awq", "task": "generate"}) == {
+        "weight-format": "awq", "runner": "generate"
+    }  # fmt: skip
+
+
+def test_commands_without_a_server_pass_over_its_settings():
+    assert translate(["m", "--disable-log-stats"], serving=False) == ["m"]
+
+
+@pytest.mark.parametrize("command", ["chat", "complete", "run-batch", "bench throughput", "run"])
+def test_other_commands_translate_too(command, capsys):
+    arguments = (*command.split(), "demo://smollm2", "--trust-remote-code")
+    assert cli.main(arguments) == cli.EXIT_SETTINGS
+    assert "code of a model's repository is never run" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo_engine.config import (
     Device,
@@ -21,18 +21,22 @@ from octavo_engine.config import (
     EngineConfig,
     ExecutorBackend,
     KVCacheDType,
+    LoadFormat,
     ModelImpl,
     Quantization,
+    Runner,
     SchedulerConfig,
     SimConfig,
+    WeightFormat,
 )
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
 from octavo_engine.core.offline.beam_search import beam_search
 from octavo_engine.core.offline.lora_request import LoRARequest
-from octavo_engine.core.offline.options import check_llm_options, llm_value
+from octavo_engine.core.offline.options import check_llm_options, llm_quantization, llm_value
 from octavo_engine.core.offline.pooling import PoolingMethods
 from octavo_engine.core.offline.progress_bar import generation_bar, loading_bar
+from octavo_engine.core.offline.vllm_methods import VLLMMethods
 from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
@@ -45,12 +49,13 @@ from octavo_engine.tokenization.tokenizer import check_vocab, ends_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Literal, Self
+    from typing import Self
 
     from octavo_engine.backends.backend import Backend
     from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.offline.beam_search import BeamSearchOutput
+    from octavo_engine.core.offline.prompts import Prompt
     from octavo_engine.core.text.output_processor import TrackedRequest
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -58,20 +63,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class PromptDict(TypedDict, total=False):
-    """One of the two at least; the tokens count, the text is for the reader."""
-
-    prompt: str
-    prompt_token_ids: Sequence[int]
-
-
-Prompt: TypeAlias = str | Sequence[int] | PromptDict
 Message: TypeAlias = Mapping[str, Any]  # role, content, and what a template may want beside them
 
 _NO_LIMIT = 2**31 - 1
 
 
-class LLM(PoolingMethods):
+class LLM(PoolingMethods, VLLMMethods):
     """One model, loaded when this is made. Not for use from several threads at once.
 
     >>> with LLM("demo://smollm2") as llm:
@@ -87,14 +84,15 @@ class LLM(PoolingMethods):
         tokenizer: str | PathLike[str] | None = None,
         revision: str | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
-        model_impl: ModelImpl | Literal["vllm"] = "auto",
+        model_impl: ModelImpl | Literal[vllm] = "auto",
         trust_remote_code: bool = False,
         device: Device = "auto",
         dtype: DType = "auto",
-        quantization: Quantization = "auto",
+        quantization: Quantization | WeightFormat = "auto",
         activation_bits: int = 16,
         kv_cache_dtype: KVCacheDType = "auto",
-        load_format: Literal["auto", "dummy"] = "auto",
+        load_format: LoadFormat = "auto",
+        runner: Runner = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 128,
         max_num_batched_tokens: int = 2048,
@@ -124,7 +122,7 @@ class LLM(PoolingMethods):
         )  # fmt: skip
         config = EngineConfig(
             model=fspath(model),
-            tokenizer=None if tokenizer is None else fspath(tokenizer),
+            tokenizer=_path(tokenizer),
             revision=revision,
             hf_overrides=_as_json(hf_overrides),
             model_impl=llm_value("model-impl", model_impl),
@@ -132,6 +130,7 @@ class LLM(PoolingMethods):
             device=device,
             **_storage(dtype, quantization, activation_bits, kv_cache_dtype),
             load_format=llm_value("load-format", load_format),
+            runner=runner,
             max_model_len=max_model_len,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             memory_fraction=memory_fraction,
@@ -142,13 +141,10 @@ class LLM(PoolingMethods):
             chat_template=chat_template,
             speculative_config=_as_json(speculative_config),
             enable_lora=enable_lora,
-            max_loras=max_loras,
-            max_cpu_loras=max_cpu_loras,
-            max_lora_rank=max_lora_rank,
+            max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_lora_rank=max_lora_rank,
             enforce_eager=enforce_eager,
-            scheduler=scheduler,
-            sim=sim or SimConfig(),
-        )
+            scheduler=scheduler, sim=sim or SimConfig(),
+        )  # fmt: skip
         self._load(config, None)
 
     @classmethod
@@ -175,18 +171,8 @@ class LLM(PoolingMethods):
         finish_reason "error"; the others are not touched. Ctrl-C aborts all and leaves this usable.
         """
         self._check_open()
-        check_task("generate", self._info)
-        listed = _as_list(prompts)
-        submissions = []
-        adapters = self._adapters_list(lora_request, len(listed))
-        for index, (prompt, params, adapter) in enumerate(
-            zip(listed, self._params_list(sampling_params, len(listed)), adapters, strict=True)
-        ):
-            try:
-                submissions.append(self._submission(index, prompt, params, adapter))
-            except RequestError as error:
-                error.add_note(f"in prompt {index}")
-                raise
+        self._check_awake()
+        submissions = self._submissions(prompts, sampling_params, lora_request)
         return self._run(submissions, use_tqdm=use_tqdm)
 
     def chat(
@@ -297,7 +283,30 @@ class LLM(PoolingMethods):
         check_vocab(self._tokenizer, self._info.vocab_size)
         self._processor = OutputProcessor(self._tokenizer)
         self._seeds = Seeds(config.seed)
+        self._enqueued = []
         self._adapters: dict[str, AdapterRef] = {}  # read before, by name
+
+    def _submissions(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+        first: int = 0,
+    ) -> list[SettledSubmission]:
+        """Numbered from `first`. Raises RequestError that names the prompt."""
+        check_task("generate", self._info)
+        listed = _as_list(prompts)
+        submissions = []
+        adapters = self._adapters_list(lora_request, len(listed))
+        for index, (prompt, params, adapter) in enumerate(
+            zip(listed, self._params_list(sampling_params, len(listed)), adapters, strict=True)
+        ):
+            try:
+                submissions.append(self._submission(first + index, prompt, params, adapter))
+            except RequestError as error:
+                error.add_note(f"in prompt {index}")
+                raise
+        return submissions
 
     def _params_list(
         self, given: SamplingParams | Sequence[SamplingParams] | None, length: int
@@ -422,6 +431,10 @@ class LLM(PoolingMethods):
         return result
 
 
+def _path(given: str | PathLike[str] | None) -> str | None:
+    return None if given is None else fspath(given)
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
         return [prompts]  # one, or something that is none, which an error names
@@ -486,12 +499,15 @@ def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def _storage(
-    dtype: DType, quantization: Quantization, activation_bits: int, kv_cache_dtype: KVCacheDType
-) -> dict[str, Any]:
+    dtype: DType, quantization: Quantization | WeightFormat, activation_bits: int,
+    kv_cache_dtype: KVCacheDType,
+) -> dict[str, Any]:  # fmt: skip
     """In what numbers weights, activations and the KV cache are."""
+    weight_format, requested = llm_quantization(quantization)
     return {
         "dtype": dtype,
-        "quantization": llm_value("quantization", quantization),
+        "quantization": requested,
+        "weight_format": weight_format,
         "activation_bits": activation_bits,
         "kv_cache_dtype": kv_cache_dtype,
     }

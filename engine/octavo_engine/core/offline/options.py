@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.vllm_options import (
@@ -13,10 +13,13 @@ from octavo_engine.protocol.vllm_options import (
     UNSUPPORTED_PYTHON,
     own_value,
     refusal,
+    statement,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from octavo_engine.config import Quantization, WeightFormat
 
 
 def check_llm_options(others: Mapping[str, object], init: Callable[..., None]) -> None:
@@ -41,6 +44,14 @@ def llm_value(option: str, value: Any) -> Any:
     except ValueError as error:
         name = option.replace("-", "_")
         raise ConfigError(f"LLM({name}={value!r:.60}) is not supported: {error}") from None
+
+
+def llm_quantization(given: Quantization | WeightFormat) -> tuple[WeightFormat, Quantization]:
+    """How the files must be quantized, and what is done to them; one of the two is auto."""
+    stated = statement("quantization", given)
+    if stated is not None:
+        return cast("WeightFormat", stated[1]), "auto"
+    return "auto", cast("Quantization", llm_value("quantization", given))
 
 
 def _in_python(advice: str) -> str:

@@ -6,19 +6,22 @@ import os
 import signal
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
-from octavo_engine.core.offline.llm import LLM, Prompt
+from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.text.flat_logprobs import FlatLogprobs
 from octavo_engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest, OctavoError
 from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.bytes_tokenizer import ByteTokenizer
 from tests.differential.models import Settings, TinyModel
 from tests.fakes.backend import FakeBackend
+
+if TYPE_CHECKING:
+    from octavo_engine.core.offline.prompts import Prompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 INSTANT = SimConfig(kv_blocks=256, time_scale=0.0)

@@ -33,7 +33,7 @@ def test_settings_that_change_nothing_are_accepted():
          "memory_fraction is the share of the memory that is free after loading"),
         ({"model_impl": "terratorch"}, "models are octavo's own or transformers'"),
         ({"swap_space": 4}, "a preempted sequence is computed again"),
-        ({"quantization": "awq"}, "LLM(quantization='awq') is not supported: how weights are"),
+        ({"quantization": "mxfp4"}, "LLM(quantization='mxfp4') is not supported: how weights are"),
         ({"limit_mm_per_prompt": {"image": 1}}, "images, audio and video are not read"),
     ],
 )  # fmt: skip
