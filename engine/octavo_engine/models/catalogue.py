@@ -158,6 +158,22 @@ Other architectures that transformers generates text with run through
 [the transformers fallback](transformers-fallback.md), without the promise of equal bits. A model
 can also be added as
 [one page in a package of your own](adding-a-model.md#a-model-in-a-package-of-your-own).
+
+## Tokenizers
+
+`tokenizer.json` is read where there is one. Without it:
+
+- **SentencePiece** (`tokenizer.model`, unigram and BPE, with byte fallback and symbols that users
+  defined) and **tiktoken** files (`qwen.tiktoken`, Kimi's `tiktoken.model`, Llama 3's
+  `tokenizer.model`, `o200k_base`, `cl100k_base`, `p50k_base`, `r50k_base`). Neither library is
+  needed. Special and added tokens, and the chat template, come from `tokenizer_config.json`.
+- The ids are those of the two libraries, with three exceptions that the `tokenizers` package makes:
+  a letter that the model's character map replaces loses a combining accent behind it; a text that
+  is one user-defined symbol and nothing else gets no space before it; where user-defined symbols
+  overlap, the first one counts.
+- Classes that number the pieces in their own way (XLM-RoBERTa, CamemBERT, mBART, NLLB, Pegasus,
+  XLNet and others), the SentencePiece types word and char, and tiktoken files of other names are
+  refused by name.
 """
 
 

@@ -16,6 +16,7 @@ from tokenizers import (
 )
 
 from octavo_engine.errors import ModelError
+from octavo_engine.tokenization.scored_merges import merges_by_score
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
 _CONTROL, _USER_DEFINED = 3, 4  # in tokenizer.ggml.token_type
 _UNDERSCORE = "\u2581"
 
-_LLAMA3 = (
+LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_GPT4O = (
+GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIXES}"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIXES}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,14 +61,14 @@ _SPLITS: Mapping[str, _Split] = {
     ),
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-        _Split(_LLAMA3, ignore_merges=True, adds_bos=True),
+        _Split(LLAMA3, ignore_merges=True, adds_bos=True),
     ),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _Split(_LLAMA3)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _Split(LLAMA3)),
     **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _Split(_QWEN2, nfc=True)
+        ("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _Split(QWEN2, nfc=True)
     ),
     "tekken": _Split(_TEKKEN, ignore_merges=True, adds_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _Split(_GPT4O)),
+    **dict.fromkeys(("gpt-4o", "llama4"), _Split(GPT4O)),
 }  # fmt: skip
 
 
@@ -146,7 +147,7 @@ class _Vocabulary:
         elif len(scores) != len(tokens):
             raise ModelError(f"{self._where}: {len(scores)} scores for {len(tokens)} tokens")
         vocab = {token: i for i, token in enumerate(tokens)}
-        merges = self._merges() or _merges_by_score(vocab, dict(zip(tokens, scores, strict=True)))
+        merges = self._merges() or merges_by_score(vocab, dict(zip(tokens, scores, strict=True)))
         unknown = token_by_role(self._metadata, "unknown")
         tokenizer = Tokenizer(
             self._bpe(
@@ -225,20 +226,3 @@ class _Vocabulary:
     def _flag(self, name: str, default: bool) -> bool:
         value = self._metadata.get(f"tokenizer.ggml.{name}", default)
         return value if isinstance(value, bool) else default
-
-
-def _merges_by_score(
-    vocab: Mapping[str, int], scores: Mapping[str, float]
-) -> list[tuple[str, str]]:
-    """The merges that scored pieces imply: every way to build each, the best piece first."""
-    merges: list[tuple[float, int, int, tuple[str, str]]] = []
-    for token, score in scores.items():
-        cuts = [
-            (token[:i], token[i:])
-            for i in range(1, len(token))
-            if token[:i] in vocab and token[i:] in vocab
-        ]
-        cuts.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-        merges += [(score, len(left), len(right), (left, right)) for left, right in cuts]
-    merges.sort(key=lambda merge: merge[:3], reverse=True)
-    return [pair for _, _, _, pair in merges]

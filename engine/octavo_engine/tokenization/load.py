@@ -11,6 +11,7 @@ import tokenizers
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.tokenization.chat_template import ChatTemplate
 from octavo_engine.tokenization.gguf_vocabulary import gguf_tokenizer, token_by_role
+from octavo_engine.tokenization.other_files import add_ends, other_tokenizer
 from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -64,17 +65,16 @@ def _from_gguf(
 def _from_folder(files: TokenizerFiles, chat_template: str | None) -> TextTokenizer:
     folder = files.path if files.path.is_dir() else files.path.parent
     file = files.path if files.path.is_file() else folder / "tokenizer.json"
-    if not file.exists():
-        raise ModelError(
-            f"{file} is missing; a tokenizer.model alone is not read: make one with transformers "
-            "(AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER))"
-        )
-    tokenizer = _read_tokenizer(file)
+    tokenizer = _read_tokenizer(file) if file.exists() else None
     config = _read_object(folder / "tokenizer_config.json")
+    if tokenizer is None:
+        file, tokenizer = other_tokenizer(folder, config)
     special = _special_tokens(config) or _special_tokens(
         _read_object(folder / "special_tokens_map.json")
     )
     _add_tokens(tokenizer, config, special, file)
+    if file.suffix != ".json":
+        add_ends(tokenizer, config, special)
     eos, bos = (tokenizer.token_to_id(special.get(role, "")) for role in ("eos_token", "bos_token"))
     return TextTokenizer(
         tokenizer,
@@ -109,7 +109,8 @@ def _add_tokens(
 ) -> None:
     """Tokens that only tokenizer_config.json knows, and the special ones tokenizer.json forgot."""
     declared = config.get("added_tokens_decoder")
-    for key, fields in sorted(declared.items()) if isinstance(declared, dict) else ():
+    in_order = sorted(declared.items(), key=_number) if isinstance(declared, dict) else ()
+    for key, fields in in_order:
         content = fields.get("content") if isinstance(fields, dict) else None
         if not isinstance(content, str) or tokenizer.token_to_id(content) is not None:
             continue
@@ -132,6 +133,12 @@ def _add_tokens(
         if text and text not in known and tokenizer.token_to_id(text) is not None
     ]
     tokenizer.add_tokens(forgotten)
+
+
+def _number(item: tuple[str, Any]) -> tuple[int, str]:
+    """Ids are written as strings."""
+    key = item[0]
+    return (int(key) if key.isdecimal() and len(key) < 10 else 0), key
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # Never pickles, and no Python of a repository unless that is wanted.
 _TOKENIZER = [
     "tokenizer*.json",
+    "tokenizer.model",
+    "tiktoken.model",
+    "*.tiktoken",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",

@@ -110,7 +110,8 @@ def test_what_is_missing_or_broken_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"tokenizer.json is not a usable tokenizer"):
         load_tokenizer(files)
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"tokenizer.json is missing; a tokenizer.model alone"):
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelError, match=r"neither tokenizer.json nor tokenizer.model"):
         load_tokenizer(files)
 
 

@@ -124,7 +124,15 @@ def test_a_repository_is_fetched_without_pickles_or_code(reference, tmp_path, mo
     (asked,) = hub.asked
     assert (asked["repo_id"], asked["revision"]) == ("org/name", "v1")
     assert "*.safetensors" in asked["allow_patterns"]
-    assert all(p.endswith((".json", ".jinja", ".safetensors")) for p in asked["allow_patterns"])
+    endings = (".json", ".jinja", ".safetensors", "tokenizer.model", "tiktoken.model", ".tiktoken")
+    assert all(p.endswith(endings) for p in asked["allow_patterns"])
+
+
+def test_code_of_a_repository_is_fetched_where_it_may_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hub = FakeHub(monkeypatch, make_model(tmp_path / "snapshot"))
+    resolve_model("org/name", with_code=True)
+    assert "*.py" in hub.asked[0]["allow_patterns"]
 
 
 def test_revision_in_the_reference(tmp_path, monkeypatch):
