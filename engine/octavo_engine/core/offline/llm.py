@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from octavo_engine.config import (
     Device,
@@ -84,7 +84,7 @@ class LLM(PoolingMethods, VLLMMethods):
         tokenizer: str | PathLike[str] | None = None,
         revision: str | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
-        model_impl: ModelImpl | Literal[vllm] = "auto",
+        model_impl: ModelImpl | Literal["vllm"] = "auto",
         trust_remote_code: bool = False,
         device: Device = "auto",
         dtype: DType = "auto",
