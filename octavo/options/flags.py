@@ -148,7 +148,7 @@ SERVER_FLAGS = (
     Flag("allowed_methods", "methods that they may use"),
     Flag("allowed_headers", "request headers that they may send"),
     Flag("allow_credentials", "allow these origins to send cookies and authorization"),
-    Flag("docs", "serve /docs and /openapi.json"),
+    Flag("docs", "serve the page at /, /docs and /openapi.json"),
     Flag("tokenizer_info", "serve /tokenizer_info", "enable-tokenizer-info-endpoint"),
     Flag("dev_mode", "serve the routes for development: caches, sleep, server info"),
     Flag("shutdown_timeout_s", "seconds for requests in flight after SIGTERM", "shutdown-timeout"),

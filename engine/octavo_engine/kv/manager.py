@@ -6,6 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.group_match import match_groups
+from octavo_engine.kv.media_names import (
+    extras_of,
+    name_full_blocks,
+    named_tokens,
+    packed_block,
+    parts_of,
+)
 from octavo_engine.kv.needs import KVNeeds
 from octavo_engine.kv.pool import BlockPool
 from octavo_engine.kv.prefix_cache import CachedPrefix
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.kv.block import Block
     from octavo_engine.kv.listener import CacheListener
+    from octavo_engine.kv.states import StateSnapshots
     from octavo_engine.state.sequence import Sequence
 
 
@@ -70,6 +78,7 @@ class KVManager:
         max_step_tokens: int = 1,
         cache_key: bytes = b"",
         caching: bool = True,
+        states: StateSnapshots | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks, len(windows))
         self.needs = KVNeeds(windows, max_step_tokens)
@@ -84,6 +93,7 @@ class KVManager:
         self._cache_key = cache_key
         self._named: tuple[list[int], bytes, list[bytes]] | None = None  # a prompt, root, digests
         self._caching = caching
+        self.states = states  # of models with recurrent states
         self.listen(self.residency)
 
     @property
@@ -103,11 +113,14 @@ class KVManager:
         # All that a block's content depends on beside its tokens and those before it.
         adapter = "" if request.adapter is None else request.adapter.digest
         sequence.root = root_digest(self._cache_key, salt=request.cache_salt, adapter=adapter)
-        if not sequence.digests and self._named is not None:
+        if not sequence.digests and self._named is not None and not request.media:
             prompt, root, digests = self._named
             # The answers to one prompt share it, and come one after the other.
             if prompt is request.prompt_token_ids and root == sequence.root:
                 sequence.digests = digests[:]
+        if request.media:
+            self._name_with_media(sequence)
+            return
         known = len(sequence.digests)
         parent = sequence.digests[-1] if known else sequence.root
         tokens = sequence.token_ids
@@ -120,6 +133,14 @@ class KVManager:
         tail = tokens[len(sequence.digests) * BLOCK_SIZE :]
         parent = sequence.digests[-1] if sequence.digests else sequence.root
         sequence.tail_digest = block_digest(parent, pack_tokens(tail)) if tail else None
+
+    def _name_with_media(self, sequence: Sequence) -> None:
+        sequence.digests = digests = name_full_blocks(sequence, sequence.digests)
+        index = len(digests)
+        tail = self._tokens(sequence, index)
+        parent = digests[-1] if digests else sequence.root
+        extras = extras_of(parts_of(sequence.request.media, index))
+        sequence.tail_digest = block_digest(parent, tail, extras=extras) if tail else None
 
     def match(self, sequence: Sequence) -> PrefixMatch:
         """What it would find cached now, what that would cost, and whether it had better wait."""
@@ -136,8 +157,10 @@ class KVManager:
             self.needs.groups,
             sequence.root,
             sequence.digests,
-            sequence.token_ids,
+            named_tokens(sequence),
             limit,
+            sequence.request.media,
+            self.states,
         )
         num_blocks = self._cost(prefixes, total)
         if prefixes[0].source is not None:
@@ -149,10 +172,18 @@ class KVManager:
                 num_blocks += num_sources
         awaits = None
         if prefixes[0].num_tokens < limit and not sequence.wants_prompt_scores:
-            following = sequence.digests[prefixes[0].num_full :]
-            needed = following[0] if following else sequence.tail_digest
+            needed = self._needed_next(sequence, prefixes[0].num_full, limit)
             awaits = needed if needed in self.computing else None
         return PrefixMatch(prefixes, num_blocks, awaits)
+
+    def _needed_next(self, sequence: Sequence, num_full: int, limit: int) -> bytes | None:
+        """What it could go on with if another sequence had computed it."""
+        if self.states is not None:
+            end = self.states.next_end(num_full)
+            is_saved = end * BLOCK_SIZE <= limit and self.states.num_snapshots
+            return sequence.digests[end - 1] if is_saved else None
+        following = sequence.digests[num_full:]
+        return following[0] if following else sequence.tail_digest
 
     def admit(self, sequence: Sequence, match: PrefixMatch) -> list[BlockCopy]:
         """Give it the blocks of `match` and fresh ones for the rest of its tokens, as far as its
@@ -242,18 +273,22 @@ class KVManager:
         num_full = sequence.num_computed_tokens // BLOCK_SIZE
         for index in range(sequence.num_published_blocks, num_full):
             tokens = self._tokens(sequence, index)
+            media = parts_of(sequence.request.media, index)
             parent = digests[index - 1] if index else sequence.root
             if index == len(digests):
-                digests.append(block_digest(parent, tokens))
+                digests.append(block_digest(parent, tokens, extras=extras_of(media)))
             for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
                 block = self.pool.blocks[table[index]]
-                if not cache.publish(block, parent, tokens, digests[index]):
+                if not cache.publish(block, parent, tokens, digests[index], media):
                     continue
                 for listener in cache.listeners:  # of the first group only there are any
                     listener.stored(sequence, index)
             self._computed(digests[index], sequence)
         self.residency.reached(sequence, sequence.num_published_blocks, num_full)
         sequence.num_published_blocks = num_full
+        if sequence.state_saves:
+            assert self.states is not None
+            self.states.publish(sequence)
         if sequence.num_computed_tokens == sequence.num_admitted_tokens:
             self._publish_tail(sequence)
             self._computed(sequence.tail_digest, sequence)
@@ -276,6 +311,8 @@ class KVManager:
             for block in blocks:
                 if block.parent is not None:
                     cache.retract(block)
+        if self.states is not None:
+            self.states.retract(sequence.digests)
         self._free(sequence)
 
     def end_step(self) -> None:
@@ -290,8 +327,13 @@ class KVManager:
         assert all(block.ref_count == 0 for block in self.pool.blocks)
         for cache in self.pool.caches:
             cache.clear()
+        if self.states is not None:
+            self.states.clear()
 
     def _free(self, sequence: Sequence) -> None:
+        if sequence.state_saves:
+            assert self.states is not None
+            self.states.release(sequence)
         for digest in self._uncomputed(sequence):
             self._computed(digest, sequence)
         for group, table in enumerate(sequence.block_tables):
@@ -339,11 +381,12 @@ class KVManager:
         # till then, holds the same tokens, and the cache keeps only what adds something.
         parent = sequence.digests[index - 1] if index else sequence.root
         tokens = self._tokens(sequence, index)[: num_filled * 4]
+        media = parts_of(sequence.request.media, index)
         for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
-            cache.publish(self.pool.blocks[table[index]], parent, tokens, None)
+            cache.publish(self.pool.blocks[table[index]], parent, tokens, None, media)
 
     def _tokens(self, sequence: Sequence, index: int) -> bytes:
-        return pack_tokens(sequence.token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
+        return packed_block(sequence, index)
 
     def _uncomputed(self, sequence: Sequence) -> list[bytes]:
         """Names of the blocks it has yet to compute."""

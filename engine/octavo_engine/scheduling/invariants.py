@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.manager import GIVEN_BACK
-from octavo_engine.protocol.prefix_hash import block_digest, pack_tokens
+from octavo_engine.kv.media_names import extras_of, packed_block
+from octavo_engine.protocol.prefix_hash import block_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from octavo_engine.config import SchedulerConfig
     from octavo_engine.kv.manager import KVManager
+    from octavo_engine.kv.states import StateSnapshots
     from octavo_engine.scheduling.adapter_slots import AdapterSlots
     from octavo_engine.scheduling.policy import WaitingQueue
     from octavo_engine.state.sequence import Sequence
@@ -39,6 +41,8 @@ def check_invariants(scheduler: SchedulerState) -> None:
     check_cache(scheduler.kv)
     for sequence in scheduler.running:
         check_contents(scheduler.kv, sequence)
+    if scheduler.kv.states is not None:
+        check_states(scheduler.kv.states, scheduler.sequences.values())
     if not scheduler.sequences and not scheduler.kv.pinned:
         assert scheduler.kv.pool.num_free == len(scheduler.kv.pool.blocks), (
             "idle, yet blocks are held"
@@ -108,6 +112,13 @@ def check_promises(kv: KVManager, running: Iterable[Sequence]) -> None:
     assert kv.num_available == kv.pool.num_free - promised >= 0
 
 
+def check_states(states: StateSnapshots, sequences: Iterable[Sequence]) -> None:
+    """Every slot behind the rows' own is free, holds one snapshot, or is being saved to."""
+    saving = [slot for sequence in sequences for slot in sequence.state_saves.values()]
+    slots = [*states.free, *states.cached.values(), *saving]
+    assert len(slots) == len(set(slots)) == states.num_snapshots
+
+
 def check_cache(kv: KVManager) -> None:
     """Every published block is found under its name, and the name is right."""
     published = [block for block in kv.pool.blocks if block.is_published]
@@ -116,7 +127,9 @@ def check_cache(kv: KVManager) -> None:
         assert block.parent is not None
         if block.digest is not None:
             assert len(block.tokens) == 4 * BLOCK_SIZE
-            assert block.digest == block_digest(block.parent, block.tokens)
+            assert block.digest == block_digest(
+                block.parent, block.tokens, extras=extras_of(block.media)
+            )
             assert kv.pool.caches[block.group].get(block.digest) is block
 
 
@@ -150,4 +163,4 @@ def check_table(kv: KVManager, sequence: Sequence, group: int) -> None:
             assert end <= sequence.num_computed_tokens, (
                 f"{block} was published before it was computed"
             )
-            assert block.tokens == pack_tokens(sequence.token_ids[begin:end])
+            assert block.tokens == packed_block(sequence, index)[: 4 * (end - begin)]
