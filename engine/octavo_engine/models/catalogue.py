@@ -174,6 +174,10 @@ can also be added as
 - Classes that number the pieces in their own way (XLM-RoBERTa, CamemBERT, mBART, NLLB, Pegasus,
   XLNet and others), the SentencePiece types word and char, and tiktoken files of other names are
   refused by name.
+
+In GGUF files the vocabularies `llama` (SentencePiece BPE), `gpt2` (by the rules of
+`tokenizer.ggml.pre` that are known) and `bert` (WordPiece) are read; others (`t5`, `rwkv`,
+`gemma4`) and unknown rules are refused by name.
 """
 
 

@@ -29,6 +29,22 @@ LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_FALCON = (
+    r"[\p{P}$+<=>^~|`]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"[0-9][0-9][0-9]",
+)
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = (
@@ -45,7 +61,7 @@ GPT4O = (
 class _Split(NamedTuple):
     """How text is cut before merges apply."""
 
-    regex: str | None = None  # None: GPT-2's own
+    regex: str | tuple[str, ...] | None = None  # several: one after the other; None: GPT-2's own
     digits: bool = False  # each digit alone first
     nfc: bool = False
     ignore_merges: bool = False  # a word that is a token needs no merging
@@ -67,6 +83,9 @@ _SPLITS: Mapping[str, _Split] = {
     **dict.fromkeys(
         ("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _Split(QWEN2, nfc=True)
     ),
+    "qwen35": _Split(_QWEN35),
+    "falcon": _Split(_FALCON),
+    "deepseek-coder": _Split(_DEEPSEEK_CODER),
     "tekken": _Split(_TEKKEN, ignore_merges=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _Split(GPT4O)),
 }  # fmt: skip
@@ -80,9 +99,11 @@ def gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         tokenizer, adds_bos = vocabulary.byte_level()
     elif kind == "llama":
         tokenizer, adds_bos = vocabulary.sentencepiece()
+    elif kind == "bert":
+        return vocabulary.wordpiece()
     else:
         raise ModelError(
-            f"{where} has a vocabulary of the kind {kind!r:.40}; supported are gpt2 and llama"
+            f"{where} has a vocabulary of the kind {kind!r:.40}; supported are gpt2, llama and bert"
         )
     vocabulary.add_special_tokens(tokenizer)
     vocabulary.add_ends(tokenizer, adds_bos=adds_bos)
@@ -124,8 +145,8 @@ class _Vocabulary:
         if split.nfc:
             tokenizer.normalizer = normalizers.NFC()
         steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split.digits else []
-        if split.regex is not None:
-            steps.append(pre_tokenizers.Split(Regex(split.regex), behavior="isolated"))
+        regexes = (split.regex,) if isinstance(split.regex, str) else split.regex or ()
+        steps += [pre_tokenizers.Split(Regex(regex), behavior="isolated") for regex in regexes]
         steps.append(
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.regex is None)
         )
@@ -170,6 +191,37 @@ class _Vocabulary:
         tokenizer.normalizer = normalizers.Sequence(steps)
         tokenizer.decoder = decoders.Sequence(decoding)
         return tokenizer, True
+
+    def wordpiece(self) -> Tokenizer:
+        """In the file a word's first piece begins with U+2581, and later ones have no mark."""
+        unknown = token_by_role(self._metadata, "unknown")
+        ends = [token_by_role(self._metadata, role) for role in ("cls", "seperator")]
+        if ends[0] is None:  # newer files call it bos
+            ends[0] = token_by_role(self._metadata, "bos")
+        if ends[1] is None:
+            ends[1] = token_by_role(self._metadata, "separator")
+        kinds = self._types or [1] * len(self._tokens)
+        vocab = {
+            token if kind == _CONTROL or (unknown is not None and i == unknown[0])
+            else token.removeprefix(_UNDERSCORE) if token.startswith(_UNDERSCORE)
+            else f"##{token}": i
+            for i, (token, kind) in enumerate(zip(self._tokens, kinds, strict=True))
+        }  # fmt: skip
+        name = "[UNK]" if unknown is None else unknown[1]
+        tokenizer = Tokenizer(
+            models.WordPiece(vocab=vocab, unk_token=name, max_input_chars_per_word=100)
+        )
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        self.add_special_tokens(tokenizer)
+        before, after = ends
+        if before is not None and after is not None:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=[before[1], "$A", after[1]],
+                special_tokens=[(before[1], before[0]), (after[1], after[0])],
+            )
+        return tokenizer
 
     def add_special_tokens(self, tokenizer: Tokenizer) -> None:
         """Control tokens, and the ones that are matched whole although they are text."""

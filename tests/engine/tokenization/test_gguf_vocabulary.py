@@ -99,7 +99,7 @@ def test_user_defined_tokens_are_matched_whole_but_are_not_special():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer.ggml.model": "rwkv"}, "kind 'rwkv'; supported are gpt2 and llama"),
+        ({"tokenizer.ggml.model": "rwkv"}, "kind 'rwkv'; supported are gpt2, llama and bert"),
         ({"tokenizer.ggml.pre": "new-thing"}, "unknown rule 'new-thing'"),
         ({"tokenizer.ggml.tokens": Strings()}, "has no vocabulary"),
         ({"tokenizer.ggml.tokens": 5}, "tokens is not an array of strings"),
@@ -113,3 +113,12 @@ def test_what_is_wrong_is_named(change, message):
     with pytest.raises(ModelError, match=r"m\.gguf") as caught:
         gguf_tokenizer(bpe("gpt-2", ["a", "b"], []) | change, "m.gguf")
     assert message in str(caught.value)
+
+
+def test_a_wordpiece_vocabulary_marks_the_beginnings_of_words():
+    tokens = ["[UNK]", "[CLS]", "[SEP]", "\u2581the", "\u2581ti", "me", "\u2581."]
+    metadata = spm(tokens, types=[2, 3, 3, 1, 1, 1, 1], unknown_token_id=0, cls_token_id=1,
+                   seperator_token_id=2)  # fmt: skip
+    tokenizer = gguf_tokenizer(metadata | {"tokenizer.ggml.model": "bert"}, "m.gguf")
+    assert tokenizer.encode("The time. x").ids == [1, 3, 4, 5, 6, 0, 2]
+    assert tokenizer.decode([3, 4, 5, 6]) == "the time."
