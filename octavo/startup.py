@@ -72,6 +72,7 @@ class StartupReporter:
             "Ready", url=self._url, model=info.names[0], backend=info.backend,
             kv_blocks=info.num_blocks, kv_bytes=info.kv_bytes,
             kv_tokens=info.num_blocks * BLOCK_SIZE, max_model_len=info.max_model_len,
+            implementation=info.implementation,
             seconds=round(took_s, 2),
         )  # fmt: skip
 
@@ -102,6 +103,8 @@ def banner(
     facts["Engine"] = f"{info.backend}{weights} · context {info.max_model_len:,} tokens"
     if "generate" in info.tasks:
         facts["KV cache"] = kv_capacity(info)
+    if info.implementation == "transformers":
+        facts["Model"] = "computed by transformers: results may depend on the batch"
     lines += [f"  {strong}{name:9}{plain}{value}" for name, value in facts.items()]
     lines += ["", *(f"  {line}" for line in example_request(info, url + root, settings)), ""]
     if "generate" in info.tasks and not settings.uds:

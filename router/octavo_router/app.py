@@ -54,7 +54,6 @@ from octavo_router.tracing import make_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
     from typing import Self
 
     from octavo_router.access_log import Mode
@@ -241,12 +240,7 @@ class App:
         self._tasks.append(asyncio.create_task(asyncio.to_thread(self._prepare_scrapes)))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

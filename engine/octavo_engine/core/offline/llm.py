@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from octavo_engine.config import (
     Device,
@@ -22,6 +22,7 @@ from octavo_engine.config import (
     ExecutorBackend,
     KVCacheDType,
     LoadFormat,
+    ModelImpl,
     Quantization,
     Runner,
     SchedulerConfig,
@@ -83,6 +84,8 @@ class LLM(PoolingMethods, VLLMMethods):
         tokenizer: str | PathLike[str] | None = None,
         revision: str | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
+        model_impl: ModelImpl | Literal["vllm"] = "auto",
+        trust_remote_code: bool = False,
         device: Device = "auto",
         dtype: DType = "auto",
         quantization: Quantization | WeightFormat = "auto",
@@ -113,7 +116,6 @@ class LLM(PoolingMethods, VLLMMethods):
         """Names as in vLLM. Raises ConfigError or ModelError, and TypeError for unknown names.
         `others` may be settings of vLLM's that ask for what is done here anyway."""
         check_llm_options(others, LLM.__init__)
-        packed, quantization = llm_quantization(quantization)
         scheduler = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
@@ -123,12 +125,10 @@ class LLM(PoolingMethods, VLLMMethods):
             tokenizer=_path(tokenizer),
             revision=revision,
             hf_overrides=_as_json(hf_overrides),
+            model_impl=llm_value("model-impl", model_impl),
+            trust_remote_code=trust_remote_code,
             device=device,
-            dtype=dtype,
-            quantization=quantization,
-            weight_format=packed,
-            activation_bits=activation_bits,
-            kv_cache_dtype=kv_cache_dtype,
+            **_storage(dtype, quantization, activation_bits, kv_cache_dtype),
             load_format=llm_value("load-format", load_format),
             runner=runner,
             max_model_len=max_model_len,
@@ -496,6 +496,23 @@ def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
         yield seen.is_set
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _storage(
+    dtype: DType,
+    quantization: Quantization | WeightFormat,
+    activation_bits: int,
+    kv_cache_dtype: KVCacheDType,
+) -> dict[str, Any]:
+    """In what numbers weights, activations and the KV cache are."""
+    weight_format, quantization = llm_quantization(quantization)
+    return {
+        "dtype": dtype,
+        "quantization": quantization,
+        "weight_format": weight_format,
+        "activation_bits": activation_bits,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
 
 
 def _as_json(settings: Mapping[str, Any] | None) -> str | None:

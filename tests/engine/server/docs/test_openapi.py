@@ -44,6 +44,7 @@ def test_every_route_is_described():
         assert set(errors_of(row)) <= known, row.path
 
 
+@pytest.mark.slow
 def test_what_a_switch_turns_off_is_neither_served_nor_described():
     with running() as server, server.client() as client:
         paths = client.get("/openapi.json").json()["paths"]
