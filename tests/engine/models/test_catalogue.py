@@ -12,8 +12,8 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.families import FAMILIES
 from tests.engine.models.classics import TWINS
 from tests.engine.models.tiny import FAMILIES as TINY
-from tests.engine.models.tiny_seeing import SEEING, seeing_model
 from tests.engine.models.tiny import architecture_of, tiny_model
+from tests.engine.models.tiny_seeing import SEEING, seeing_model
 
 ROOT = Path(__file__).parents[3]
 
