@@ -136,6 +136,7 @@ def build_engine(
         architecture=architecture_of(files),
         format=format_of(config, files),
         cache_key=cache_key,
+        sees=media_limits(backend) is not None,
     )
     logger.info(
         "Loaded %s on %s in %.1f s: %s, %s",
