@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.core.media.workers import PictureWorkers
     from octavo_engine.server.limits import RequestLimits
+    from octavo_engine.server.openai.chat.conversation import RenderedPrompt
     from octavo_engine.server.openai.schemas import ChatMessageBody
+    from octavo_engine.server.service import Service
     from octavo_engine.state.media import MediaItem
 
 DETAILS = ("auto", "low", "high", "original")  # accepted; a model has one way to look
@@ -54,6 +56,17 @@ async def with_pictures(
     items: list[MediaItem] = await all_of(workers.prepare(*file) for file in files)
     expanded, media = expand(ids, items, workers.spec)
     return expanded, media
+
+
+async def counted_with_pictures(
+    service: Service, messages: Sequence[ChatMessageBody], prompt: RenderedPrompt
+) -> RenderedPrompt:
+    """The prompt as it would run, for endpoints that count it. Raises RequestError."""
+    workers = service.engine.pictures
+    if workers is None:
+        return prompt
+    ids, _ = await with_pictures(workers, messages, prompt.ids, service.settings.limits)
+    return prompt._replace(ids=ids)
 
 
 def _url(field: str, value: dict[str, Any] | str | None) -> str:

@@ -194,3 +194,79 @@ def test_a_worker_that_dies_or_hangs_is_replaced(rig: Rig, monkeypatch: pytest.M
         workers.close()
 
     asyncio.run(scene())
+
+
+def test_other_protocols_say_the_same(rig: Rig) -> None:
+    chat = rig.chat(picture(RED), text("tell me more"))
+    base64 = data_url(RED).partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": base64}
+    blocks = [{"type": "image", "source": source}, text("tell me more")]
+    messages = {
+        "model": rig.engine.info.names[0],
+        "messages": [{"role": "user", "content": blocks}],
+    }
+    status, answer = rig.post("/v1/messages", {**messages, "max_tokens": 5, "temperature": 0})
+    assert status == 200, answer
+    usage = answer["usage"]
+    num_tokens = chat["usage"]["prompt_tokens"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == num_tokens
+    status, counted = rig.post("/v1/messages/count_tokens", messages)
+    assert (status, counted.get("input_tokens")) == (200, num_tokens)
+
+    parts = [
+        {"type": "input_image", "image_url": data_url(RED), "detail": "auto"},
+        {"type": "input_text", "text": "tell me more"},
+    ]
+    given = {"input": [{"role": "user", "content": parts}]}
+    body = {**given, "max_output_tokens": 16, "temperature": 0}
+    status, answer = rig.post("/v1/responses", body)
+    assert status == 200, answer
+    assert answer["usage"]["input_tokens"] == num_tokens
+    said = chat["choices"][0]["message"]["content"]
+    assert answer["output"][0]["content"][0]["text"].startswith(said)
+    status, counted = rig.post("/v1/responses/input_tokens", given)
+    assert (status, counted.get("input_tokens")) == (200, num_tokens)
+
+
+def test_errors_name_the_fields_of_their_protocol(rig: Rig) -> None:
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "#"}}
+    body = {"model": rig.engine.info.names[0], "max_tokens": 5}
+    status, answer = rig.post(
+        "/v1/messages", {**body, "messages": [{"role": "user", "content": [block]}]}
+    )
+    assert status == 400 and "is not valid base64" in answer["error"]["message"]
+    block = {"type": "image", "source": {"type": "file", "file_id": "a"}}
+    status, answer = rig.post(
+        "/v1/messages", {**body, "messages": [{"role": "user", "content": [block]}]}
+    )
+    assert status == 400 and "content[0].source must be" in answer["error"]["message"]
+    part = {"type": "input_image", "file_id": "a"}
+    status, answer = rig.post("/v1/responses", {"input": [{"role": "user", "content": [part]}]})
+    assert status == 400 and answer["error"]["param"] == "input[0].content[0].image_url"
+
+
+@pytest.mark.slow
+def test_the_official_client_sends_pictures(rig: Rig) -> None:
+    import httpx
+    import openai
+
+    async def ask() -> tuple[str, str]:
+        transport = httpx.ASGITransport(app=rig._app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as http:
+            client = openai.AsyncOpenAI(
+                base_url="http://octavo/v1", api_key="none", http_client=http
+            )
+            content: Any = [picture(RED), text("tell me more")]
+            messages: Any = [{"role": "user", "content": content}]
+            model = rig.engine.info.names[0]
+            whole = await client.chat.completions.create(
+                model=model, messages=messages, max_tokens=5, temperature=0
+            )
+            stream = await client.chat.completions.create(
+                model=model, messages=messages, max_tokens=5, temperature=0, stream=True
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            return whole.choices[0].message.content or "", "".join(pieces)
+
+    whole, streamed = rig.runner.run(ask())
+    assert whole == streamed != ""
