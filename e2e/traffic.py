@@ -5,12 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import openai
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 REQUEST_TIMEOUT_S = 60.0
 # Who talks to a router that is going away connects anew, once a moment, to the Service.
@@ -61,12 +58,7 @@ class Traffic:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         for thread in self._threads:

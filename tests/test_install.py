@@ -103,12 +103,14 @@ def configure(folder: Path, isas: str) -> list[str]:
     return str(found).split(";")
 
 
+@pytest.mark.slow
 def test_host_is_generic_and_the_best_set_of_this_machine(tmp_path):
     assert configure(tmp_path, "host") == list(
         dict.fromkeys(["generic", _native.runnable_isas()[0]])
     )
 
 
+@pytest.mark.slow
 def test_runnable_is_every_set_that_this_machine_runs(tmp_path):
     assert set(configure(tmp_path, "runnable")) == set(_native.runnable_isas())
 

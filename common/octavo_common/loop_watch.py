@@ -16,7 +16,6 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
 STALL_S = 1.0  # of standing still: logged
@@ -62,12 +61,7 @@ class LoopWatch:
         self._thread.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._handle is not None:
             self._handle.cancel()
         self._beat_at = None

@@ -23,7 +23,6 @@ from octavo.fetch.parts import StoredPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 MARK_FILE = ".octavo-complete.json"
 LOCK_FILE = ".octavo-lock"
@@ -115,12 +114,7 @@ class FolderLock:
         self._toucher.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._toucher.join()
         if self.is_held and self._is_ours():

@@ -13,15 +13,12 @@ import ssl
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import msgspec
 
 from octavo.fetch.errors import FetchError, FetchReason, Passing, of_status
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 # (method, URL, headers) → the headers that prove who asks. For the first origin only.
 Sign = Callable[[str, str, Mapping[str, str]], Mapping[str, str]]
@@ -45,12 +42,7 @@ class HttpResponse:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

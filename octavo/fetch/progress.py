@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
 STATUS_FILE = ".octavo-status.json"
 EVERY_S = 1.0
@@ -47,12 +46,7 @@ class FetchProgress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 

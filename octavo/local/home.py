@@ -16,7 +16,6 @@ from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
 VARIABLE = "OCTAVO_HOME"
 _LOGS_KEPT = 50
@@ -142,12 +141,7 @@ class HomeLock:
         self._file = file
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 

@@ -13,8 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from octavo.local.snapshot import PlatformSnapshot
 
 _COLOURS = {
@@ -32,12 +30,7 @@ class PlainScreen:
     def __enter__(self) -> PlainScreen:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def notify(self, line: str) -> None:
@@ -62,12 +55,7 @@ class LiveScreen:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # the terminal may be closed
             self._live.stop()
 

@@ -25,6 +25,7 @@ from octavo_router.console.build import make_console
 from octavo_router.discovery.build import make_sources
 from octavo_router.discovery.discovery import Discovery
 from octavo_router.discovery.pool_config import discovered_models, discovered_pools, foreign_claims
+from octavo_router.docs.routes import DocsRoutes
 from octavo_router.endpoints.registry import Registry
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.admin import AdminAccess
@@ -53,7 +54,6 @@ from octavo_router.tracing import make_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
     from typing import Self
 
     from octavo_router.access_log import Mode
@@ -171,6 +171,8 @@ class App:
                 config, self.registry, self.models, self.metrics, index, self.gate, environment
             )
             self.routes |= pages
+            docs = DocsRoutes({path for _, path in self.routes}, lambda: self.metrics.version)
+            self.routes |= docs.table()
         self._tracing = make_tracing(
             config.tracing.endpoint,
             sample_ratio=config.tracing.sample_ratio,
@@ -238,12 +240,7 @@ class App:
         self._tasks.append(asyncio.create_task(asyncio.to_thread(self._prepare_scrapes)))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

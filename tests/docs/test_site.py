@@ -52,6 +52,7 @@ def test_drawings_are_whole_and_say_what_they_show():
         assert "http" not in drawing.read_text().replace("http://www.w3.org/2000/svg", "")
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     if find_spec("mkdocs") is None or find_spec("material") is None:
         pytest.skip("needs mkdocs-material: pip install mkdocs-material")

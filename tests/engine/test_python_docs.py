@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import octavo
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
@@ -13,6 +15,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TOLD = re.compile(r"print\(.*\)  # → (.*)$", re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_every_example_does_what_it_says(capsys):
     text = PAGE.read_text()
     blocks = list(BLOCK.finditer(text))

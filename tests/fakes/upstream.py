@@ -216,11 +216,6 @@ class BlackHole:
             filler.connect_ex(("127.0.0.1", self.port))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for sock in (*self._fillers, self._listener):
             sock.close()

@@ -64,6 +64,7 @@ def test_attention_is_dense_causal_attention(isa: str, name: str) -> None:
         np.testing.assert_allclose(got, reference.attention(case, rows), atol=3e-6, rtol=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", TOLERANCES)
 @pytest.mark.parametrize("window", [0, 600])
 def test_contexts_beyond_a_partition(kv_dtype: str, window: int) -> None:

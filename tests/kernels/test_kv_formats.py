@@ -108,6 +108,7 @@ def cases(draw: st.DrawFn) -> tuple[AttentionCase, list[int]]:
     return case, draw(st.lists(st.integers(1, 170), min_size=1, max_size=4))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(cases())
 def test_attention_is_that_of_what_is_stored(drawn: tuple[AttentionCase, list[int]]) -> None:

@@ -193,6 +193,7 @@ def test_glu_is_its_parts_fused(isa: str, dtype: str, rows: int) -> None:
     np.testing.assert_array_equal(rounded, bf16(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", FORMS)
 @pytest.mark.parametrize("mode", ["store", "glu"])

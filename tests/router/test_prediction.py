@@ -14,6 +14,8 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from octavo_router.config.settings import RouterConfig
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
@@ -88,6 +90,7 @@ class Router(Index):
         return lease.decision.matched_tokens
 
 
+@pytest.mark.slow
 def test_a_recorded_load_is_predicted_by_the_routers_own_parts(capsys, monkeypatch):
     """At least 999 of 1000 within a block of 16 tokens. OCTAVO_TRACE_REQUESTS makes it longer."""
     if "OCTAVO_TRACE_REQUESTS" not in os.environ:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 from tests.fakes.http_client import Answer, RawClient, chat
 from tests.fakes.router_process import RouterProcess, routing
@@ -149,6 +150,7 @@ def test_without_file_descriptors_who_is_in_is_served_and_others_come_in_later()
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_memory_is_refused_before_it_is_taken_and_comes_back(tmp_path: Path):
     """Bodies that wait are what grows; the process stays below its limit, and alive."""
     body = chat("x" * (4 * MIB))

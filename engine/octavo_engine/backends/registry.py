@@ -10,6 +10,7 @@ from octavo_engine.backends.vision_part import VisionPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
+from octavo_engine.models.implementation import implementation_of
 from octavo_engine.models.vision_config import read_media_config
 from octavo_engine.weights.open import open_checkpoint
 
@@ -43,6 +44,8 @@ def build_backend(
         return SimBackend(config)
     if files is None:
         raise ConfigError(f"--device {config.device} needs a model")
+    if implementation_of(config, files.config, is_gguf=files.gguf is not None) == "transformers":
+        return _build_transformers(config, files)
     model = ModelConfig.from_hf(files.config)
     max_model_len = config.max_model_len or model.max_position_embeddings
     if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
@@ -182,6 +185,13 @@ def _load_media(config: EngineConfig, files: ModelFiles, backend: TakesMedia) ->
         checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
         is_dummy = config.load_format == "dummy"  # which has whatever is asked for
         backend.load_media(media, checkpoint if is_dummy else VisionPart(checkpoint, media))
+
+
+def _build_transformers(config: EngineConfig, files: ModelFiles) -> Backend:
+    from octavo_engine.backends.torch.fallback.backend import TransformersBackend
+
+    device = "cuda" if config.device == "cuda" else "cpu"
+    return TransformersBackend(config, files.path, files.config, device=device)
 
 
 def _build_cuda(

@@ -13,7 +13,7 @@ from octavo_engine.backends.media import TakesMedia
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
-from octavo_engine.core.identity import architecture_of, format_of, identify
+from octavo_engine.core.identity import architecture_of, format_of, identify, implementation_in
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
@@ -49,7 +49,12 @@ def resolve(
         return None
     from octavo_engine.weights.source import resolve_model
 
-    files = resolve_model(config.model, revision=config.revision, progress=progress)
+    files = resolve_model(
+        config.model,
+        revision=config.revision,
+        progress=progress,
+        with_code=config.trust_remote_code,
+    )
     if config.overrides:
         logger.info("Replaced fields of config.json: %s", ", ".join(sorted(config.overrides)))
     return dataclasses.replace(files, config=files.config | config.overrides)
@@ -134,6 +139,7 @@ def build_engine(
         default_params=identity.default_params,
         load_seconds=time.monotonic() - started,
         architecture=architecture_of(files),
+        implementation=implementation_in(config, files),
         format=format_of(config, files),
         cache_key=cache_key,
         sees=media_limits(backend) is not None,

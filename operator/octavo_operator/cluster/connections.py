@@ -16,7 +16,6 @@ import aiohttp
 
 if TYPE_CHECKING:
     import ssl
-    from types import TracebackType
 
 # A turn of the loop or two is what it takes, unless a machine is very busy.
 CLOSE_S = 1.0
@@ -38,12 +37,7 @@ class HttpSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -73,6 +73,14 @@ class AdapterWait:
 
 
 @dataclass(slots=True)
+class _Load:
+    """A load that an engine was sent, or will be."""
+
+    since: float
+    uri: str
+
+
+@dataclass(slots=True)
 class _Failed:
     """A load that did not succeed."""
 
@@ -107,7 +115,7 @@ class _EngineAdapters:
     """What this router knows of one engine's adapters beyond their names."""
 
     since: dict[str, float] = field(default_factory=dict)  # first seen there
-    loading: dict[str, float] = field(default_factory=dict)  # since when
+    loading: dict[str, _Load] = field(default_factory=dict)
     unloading: set[str] = field(default_factory=set)
     failed: dict[str, _Failed] = field(default_factory=dict)
     stale: set[str] = field(default_factory=set)  # loaded, with the files of an earlier uri
@@ -221,12 +229,15 @@ class AdapterFleet:
         if not self._is_here(endpoint):
             return
         engine = self._of(endpoint)
-        began_at = engine.loading.pop(name, None)
+        load = engine.loading.pop(name, None)
         engine.failed.pop(name, None)
         engine.stale.discard(name)
         pool = self._pools[endpoint.pool]
-        if began_at is not None:
-            pool.load_s += LOAD_WEIGHT * (self._clock() - began_at - pool.load_s)
+        if load is not None:
+            pool.load_s += LOAD_WEIGHT * (self._clock() - load.since - pool.load_s)
+            config = pool.adapters.get(name)
+            if config is not None and config.uri != load.uri:  # it was changed meanwhile
+                engine.stale.add(name)
         endpoint.adapters |= {name}
         engine.since[name] = self._clock()
         for wait in tuple(pool.waits.get(name, ())):
@@ -279,9 +290,9 @@ class AdapterFleet:
 
     def _carry_out(self, pool: _PoolAdapters, endpoint: Endpoint, load: str, unload: str) -> None:
         engine = self._of(endpoint)
-        if load:
-            engine.loading[load] = self._clock()
         uri = pool.adapters[load].uri if load else ""
+        if load:
+            engine.loading[load] = _Load(self._clock(), uri)
 
         def then() -> None:
             if load and load in engine.loading:
@@ -365,8 +376,9 @@ class AdapterFleet:
             engine = self._of(endpoint)
             engine.stale &= endpoint.adapters & pool.adapters.keys()
             for name in engine.stale - engine.loading.keys() - engine.failed.keys():
-                engine.loading[name] = self._clock()
-                self._calls.load(endpoint, name, pool.adapters[name].uri, in_place=True)
+                uri = pool.adapters[name].uri
+                engine.loading[name] = _Load(self._clock(), uri)
+                self._calls.load(endpoint, name, uri, in_place=True)
 
     def _candidates(self, request: RouteRequest, exclude: Collection[Endpoint]) -> list[Endpoint]:
         """Who may serve the request, whether it has the adapter or not."""

@@ -20,7 +20,6 @@ from octavo_router.errors import ConfigInvalid
 from octavo_router.http.tls import certificate_watch, server_context
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from octavo_router.config.settings import EppConfig
@@ -51,12 +50,7 @@ class EppServer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop(self._config.server.drain_timeout_s)
 
     async def start(self) -> None:

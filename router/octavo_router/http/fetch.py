@@ -20,7 +20,6 @@ from octavo_router.errors import Unreachable
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
-    from types import TracebackType
     from typing import Self
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -84,12 +83,7 @@ class Connection(asyncio.Protocol):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     @property

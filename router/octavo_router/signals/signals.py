@@ -12,7 +12,6 @@ from octavo_router.signals.subscription import Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
     from octavo_router.endpoints.endpoint import Endpoint, State
@@ -59,12 +58,7 @@ class Signals:
             self._start(endpoint)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._unsubscribe is not None
         self._unsubscribe()
         tasks = list(self._tasks.values())

@@ -141,6 +141,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_both_backends_equal_peft(form: str, tmp_path: Path) -> None:
     model, token_ids = tiny_model("llama"), random_tokens(90, seed=3)

@@ -84,6 +84,7 @@ def test_float32_equals_the_reference(name: str) -> None:
     np.testing.assert_allclose(logits, reference_logits(model, token_ids), **FLOAT32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MIXTURES])
 def test_bf16_is_as_near_as_bf16_can_be(name: str) -> None:
     model = tiny_model(name)
@@ -200,6 +201,7 @@ def test_a_gated_width_of_no_whole_panels_runs_unfused() -> None:
 
 
 # Mixtures attend alike, but where rounding chooses another expert, no logit is near any more.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MIXTURES])
 def test_keys_and_values_in_8_bits_are_as_near_as_they_can_be(name: str) -> None:
     model = tiny_model(name)
@@ -271,6 +273,7 @@ def test_integer_weights_are_the_same_on_every_instruction_set(quantization: Qua
         assert np.array_equal(other, logits[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MIXTURES])
 @pytest.mark.parametrize(
     ("quantization", "tolerance"), [("int8", INT8_AGAINST_FLOAT32), ("int4", INT4_AGAINST_FLOAT32)]

@@ -68,6 +68,7 @@ def embed(backend: PoolingBackend, texts) -> np.ndarray:
     return backend.pool(step_of(backend, texts)).copy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["torch", "cpu"])
 @pytest.mark.parametrize("name", EMBEDDERS)
 def test_embeddings_are_those_of_transformers(name, device):

@@ -48,6 +48,7 @@ def mixed_steps(backend: LogitsBackend) -> NDArray[np.float32]:
     return np.concatenate([first.logits, second.logits, third.logits])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_ranks_give_the_bits_of_one_process(name: str) -> None:
     model = tiny_model(name)

@@ -31,6 +31,7 @@ def test_a_ragged_batch_of_prompts_equals_transformers(name: str) -> None:
         np.testing.assert_allclose(logits, truth, **FLOAT32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_chunks_and_single_tokens_equal_transformers_on_the_whole(name: str) -> None:
     model = tiny_model(name)

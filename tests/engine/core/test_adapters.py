@@ -83,6 +83,7 @@ def prompts_of(rng: random.Random, count: int) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -54,6 +54,7 @@ def ask(llm: LLM, spec: GrammarSpec | None, **params: Any) -> Any:
     return llm.generate(PROMPT, given, use_tqdm=False)[0].outputs
 
 
+@pytest.mark.slow
 def test_json_is_valid_whatever_the_temperature(llm: LLM) -> None:
     asked = [(heat, spaces) for heat in (0.0, 1.0, 2.0) for spaces in (True, False)]
     params = [

@@ -116,6 +116,7 @@ def test_forced_tokens_cost_no_steps() -> None:
     assert rig.backend.num_steps < one_by_one.backend.num_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_jumping_changes_nothing(seed: int) -> None:
     """The same tokens and ends, in a small pool, with all that may be wished of a request."""

@@ -144,6 +144,7 @@ def random_requests(rng: random.Random) -> list[EngineRequest]:
     return requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "torch"])
 def test_the_bits_are_those_of_layers_that_keep_everything(family: str, dtype: str) -> None:

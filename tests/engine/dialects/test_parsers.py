@@ -538,6 +538,7 @@ def cuts(text: str, rng: random.Random) -> list[str]:
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(text=TEXTS, seed=st.integers(0, 2**16))

@@ -198,6 +198,7 @@ SCHEMAS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(SCHEMAS)))
 def test_texts_drawn_are_valid(index: int) -> None:
     schema = SCHEMAS[index]

@@ -49,6 +49,7 @@ schemas: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(schema=schemas, value=values)
 def test_verdicts_are_those_of_another_validator(schema: Any, value: Any) -> None:

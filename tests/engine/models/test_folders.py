@@ -35,6 +35,7 @@ def greedy(model: TinyModel, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "falcon-new", "cohere2", "dbrx"])
 def test_a_folder_answers_as_transformers_does(name: str, tmp_path: Path) -> None:
     model = the_model(name)

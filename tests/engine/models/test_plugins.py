@@ -74,6 +74,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarr
     return folder, logits
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_path")
 @pytest.mark.parametrize("device", ["cpu", "torch"])
 def test_the_example_runs_and_equals_transformers(

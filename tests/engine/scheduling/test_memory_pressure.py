@@ -77,6 +77,7 @@ def test_the_last_in_line_gives_way():
         assert loop.outputs[request.request_id] == true_output(make_prompt(30, first=i), 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_ten_times_the_pool_at_once_all_complete_without_a_storm(seed):
     """40 blocks for about 400 blocks of work, at most optimistic: nobody is preempted over and

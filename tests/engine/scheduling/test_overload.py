@@ -131,6 +131,7 @@ def peak(**kind) -> float:
     return world.served(10.0, 60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1.3, 3.0, 10.0])
 @pytest.mark.parametrize(
     "kind",

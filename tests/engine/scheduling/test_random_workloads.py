@@ -136,6 +136,7 @@ def test_random_workloads(batch):
 ONE_IN_SIX = (None, *[24] * 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "windows",
     [(24,), (2,), (100,), (None, 24), (None, 2, 40), ONE_IN_SIX],

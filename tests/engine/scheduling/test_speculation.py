@@ -136,6 +136,7 @@ def paid_drafts(num_sequences: int, rate: float) -> tuple[int, float]:
     return num_drafts, seconds[0] / seconds[1]
 
 
+@pytest.mark.slow
 def test_speculation_is_never_much_slower_than_none_and_fast_where_guesses_are_good() -> None:
     num_drafts, share = paid_drafts(1, 0.95)
     assert num_drafts > 50 and share < 0.6

@@ -311,6 +311,7 @@ def test_nothing_is_raised_that_is_not_in_the_table():
         assert type_ in (None, ROWS[code].type), where
 
 
+@pytest.mark.slow
 def test_nothing_is_in_the_table_that_is_never_raised():
     words: set[str] = set()
     table: set[int] = set()  # its own words do not count

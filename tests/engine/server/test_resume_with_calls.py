@@ -73,6 +73,7 @@ def ask(client: httpx.Client, content: bytes, **headers: str) -> list[bytes]:
     return events_of(answer.content)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(cut=st.floats(0, 1))
 def test_a_resumed_stream_is_byte_for_byte_the_one_that_broke(teller, cut):

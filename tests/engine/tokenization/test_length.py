@@ -93,6 +93,7 @@ def test_a_batch_of_one_gives_the_same_ids(smollm2):
     assert smollm2.encode_batch([text, "x"], add_special_tokens=False)[1] == smollm2.encode("x")
 
 
+@pytest.mark.slow
 def test_reading_a_long_text_stops_no_other_thread(smollm2):
     """The longest time for which another thread could not run, as a share of what reading took."""
     text = "1" * 400_000

@@ -138,6 +138,7 @@ FIELDS = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(changes=st.dictionaries(FIELDS, JSON, min_size=1))
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

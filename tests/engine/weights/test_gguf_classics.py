@@ -128,6 +128,7 @@ def split_and_turned(
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arch", "extra"), FILES, ids=[name for name, _, _ in FILES])
 def test_a_file_gives_the_logits_of_transformers(
     tmp_path: Path, name: str, arch: str, extra: dict[str, Any]

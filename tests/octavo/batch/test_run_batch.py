@@ -52,6 +52,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return source, target
 
 
+@pytest.mark.slow
 def test_every_line_has_its_answer(files):
     source, target = files
     done = run_batch("-i", str(source), "-o", str(target))
@@ -70,6 +71,7 @@ def test_every_line_has_its_answer(files):
     assert told[6]["response"]["body"]["error"]["code"] == "wrong_task"
 
 
+@pytest.mark.slow
 def test_an_output_that_is_there_is_gone_on_with_or_refused(files):
     source, target = files
     source.write_text(line("a", prompt="x", max_tokens=1) + line("b", prompt="y", max_tokens=1))

@@ -77,6 +77,7 @@ def test_the_termination_message_is_written_where_there_is_one(tmp_path, monkeyp
     assert json.loads(message.read_text()) == json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_fetch_goes_on_where_it_was(tmp_path, number):
     """The kubelet ends an init step at any moment."""

@@ -62,6 +62,7 @@ def run(capsys, *arguments: str) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_only_the_file_is_brought_and_then_found(index, capsys):
     index({f"{MODULE}/m.gguf": "weights", f"{MODULE}/__init__.py": "raise SystemExit"})
     code, out = run(capsys, "demo://tiny")

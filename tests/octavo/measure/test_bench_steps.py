@@ -130,6 +130,7 @@ def test_the_simulator_has_no_steps_to_measure():
     assert error == "octavo: --device sim: single steps are measured on auto, cpu and cuda only\n"
 
 
+@pytest.mark.slow
 def test_the_roofline_is_a_picture_of_every_form(tmp_path):
     points = (("decode 1", 1.0, 9.0), ("decode 8", 8.0, 60.0), ("prompt", 300.0, 150.0))
     series = [study.Series("m, bf16", "bf16", points), study.Series("m, 4-bit", "int8", points)]

@@ -125,6 +125,7 @@ def test_of_a_gguf_file_the_types_count_that_stay_as_they_are():
     assert found[1:] == (16, "4-bit", "bf16")
 
 
+@pytest.mark.slow
 def test_steps_on_a_gpu_stand_beside_its_bandwidth_and_its_peak(tmp_path, abacus, capsys):
     file = tmp_path / "steps.json"
     argv = ["--shape", "tiny", "--device", "cuda", "--batch-sizes", "1,2", "--context-len", "20"]

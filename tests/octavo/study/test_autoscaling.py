@@ -105,6 +105,7 @@ def whole_day() -> AutoscaledPool:
     return run(scaling(), until_s=END)
 
 
+@pytest.mark.slow
 def test_first_tokens_come_in_time_once_it_has_settled(whole_day):
     settled = [answer for answer in whole_day.answers if is_settled(answer)]
     assert len(settled) > 1000

@@ -39,6 +39,7 @@ def test_what_a_service_may_not_be_called_is_changed_and_marked():
     assert names.service("llama-3.1-8b") != names.service("llama-3-1-8b")
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(OBJECT_NAMES)
 def test_every_name_fits(name: str):

@@ -131,6 +131,7 @@ class TestFailingCalls:
 class TestKilled:
     """O01-O07: before and after each write; it ends as an undisturbed run does."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("story", ["create", "edit", "scale up", "scale down", "revert"])
     def test_at_every_write(self, story):
         reference, _ = play(story, None)

@@ -133,6 +133,7 @@ async def test_a_server_that_can_serves_what_another_could_not_load():
         assert servers[1].num_answers == 4
 
 
+@pytest.mark.slow
 @on_loop
 async def test_more_adapters_than_slots_take_turns():
     server = LoraServer()
@@ -174,11 +175,15 @@ async def test_a_changed_configuration_loads_and_unloads():
         assert (await client.ask(chat(model="med"))).status == 200
 
 
+@pytest.mark.parametrize("is_loading", [False, True])
 @on_loop
-async def test_other_files_under_the_same_name_are_loaded_anew():
-    server = LoraServer()
+async def test_other_files_under_the_same_name_are_loaded_anew(is_loading: bool):
+    server = LoraServer(load_s=0.1)
     async with routing(server, adapters=["law"]) as (app, _):
-        await until(lambda: server.loaded == {"law": "/adapters/law"})
+        if is_loading:  # the change comes while the first files are still loaded
+            await until(lambda: server.log == ["load law"])
+        else:
+            await until(lambda: app.adapters.states("default")[0].state == "loaded")
         port = next(iter(app.registry.endpoints.values())).spec.address.port
         config = with_adapters([port], "law")
         (pool,) = config.routing.pools

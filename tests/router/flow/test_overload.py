@@ -161,6 +161,7 @@ class World:
         return sum(start <= c.ended_at < end for c in whole) / (end - start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1.3, 3.0])
 @pytest.mark.parametrize(
     "kind",

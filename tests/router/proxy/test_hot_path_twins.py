@@ -247,6 +247,7 @@ class Life:
         await self.twins.both(lambda router: router.throttle.tick())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_both_hot_paths_leave_the_same_behind(clock: ManualClock, seed: int):
     @on_loop

@@ -8,6 +8,8 @@ import tracemalloc
 from contextlib import AsyncExitStack
 from functools import partial
 
+import pytest
+
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
 from octavo_router.residency import native
@@ -50,6 +52,7 @@ async def test_after_five_hundred_cancelled_requests_nothing_is_left():
         assert rig.gate.demand("default").queued == 0
 
 
+@pytest.mark.slow
 @on_loop
 async def test_idle_connections_cost_little_and_nobody_waits_for_them():
     number = 300

@@ -41,6 +41,7 @@ def is_paused(rig: Rig) -> bool:
     return any(one.is_paused for one in rig.shared.connections)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["stays", "says it has no more to ask"])
 @pytest.mark.parametrize("what", ASKED)
 @on_loop

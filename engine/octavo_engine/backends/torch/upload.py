@@ -14,7 +14,6 @@ import torch
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from types import TracebackType
     from typing import Self
 
     from numpy.typing import NDArray
@@ -68,12 +67,7 @@ class Uploader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

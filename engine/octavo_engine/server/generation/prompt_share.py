@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
     from octavo_engine.server.service import Service
 
@@ -49,10 +48,7 @@ class PromptShare:
         else:
             self._num_running += 1
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    async def __aexit__(self, *_: object) -> None:
         self._leave()
 
     def _leave(self) -> None:

@@ -116,6 +116,7 @@ SPECS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_any_mix_of_prompts_and_single_tokens_equals_the_reference(name, device):
     paged = Paged(MIXED, to_device(SPECS[name], device), device)
@@ -136,6 +137,7 @@ def to_device(spec: AttentionSpec, device: torch.device) -> AttentionSpec:
     return dataclasses.replace(spec, **norms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize(("num_splits", "split_tokens"), [(3, 0), (7, 0), (4, 32)])
 def test_a_walk_split_among_programs_gives_the_same(num_splits, split_tokens, window, device):
@@ -173,6 +175,7 @@ def test_fixed_cuts_make_a_token_independent_of_its_company(device):
     assert torch.equal(run(alone, tile, num_splits=5, split_tokens=32)[0], together[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("row_by_row")
 @pytest.mark.parametrize("sequences", [MIXED, DECODE])
 def test_tiles_one_after_the_other_give_the_bits_of_all_at_once(sequences, device, monkeypatch):

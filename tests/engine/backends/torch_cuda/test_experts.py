@@ -61,6 +61,7 @@ def test_an_expert_that_nobody_chose_has_no_tile():
     assert tiles.experts.tolist() == [1, 3, -1, -1, -1, -1, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("num_tokens", [1, 5, 70])
 def test_experts_equal_their_plain_twin(num_tokens, renormalise, device):

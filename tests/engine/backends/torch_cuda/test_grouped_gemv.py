@@ -63,6 +63,7 @@ def rows_of(count, inputs, dtype=torch.float32):
     return torch.randn((count, inputs), generator=torch.Generator().manual_seed(count)).to(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     ("bits", "group", "half", "has_minima"),

@@ -107,6 +107,7 @@ def truth(tokens: list[int], num_prompt_tokens: int) -> np.ndarray:
     return words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("is_ahead", "guesses", "is_counted"),
     [(False, False, True), (True, False, True), (False, True, True), (True, False, False)],

@@ -85,6 +85,7 @@ def test_a_text_is_cut_only_where_that_was_asked(minilm, truth):
     assert np.abs(result.outputs.embedding - truth(text)).max() < MAX_ERROR
 
 
+@pytest.mark.slow
 def test_a_text_has_the_same_bits_in_any_list(minilm):
     rng = random.Random(3)
     words = ["red", "green", "blue", "cat", "dog", "tree", "the", "of", "and", "kubernetes"]

@@ -141,6 +141,7 @@ def test_two_names_may_have_one_content(server: Simulated, folders: list[str]) -
     assert names(server) == ["sim", "two"]
 
 
+@pytest.mark.slow
 def test_more_adapters_than_slots_and_memory_are_all_answered(
     server: Simulated, folders: list[str]
 ) -> None:
@@ -164,6 +165,7 @@ def test_more_adapters_than_slots_and_memory_are_all_answered(
     assert 'octavo_lora_load_seconds_count{engine="0",model_name="sim"}' in text
 
 
+@pytest.mark.slow
 def test_unloading_lets_what_runs_end_with_it(folders: list[str]) -> None:
     slow = LORA.replace(sim=SimConfig(kv_blocks=256, step_base_ms=20.0))
     with simulating(slow, OPEN) as server:
@@ -277,6 +279,7 @@ def test_modules_are_given_as_name_and_path_or_json() -> None:
             parse_modules([text], ["m"])
 
 
+@pytest.mark.slow
 def test_routers_hear_of_adapters_and_find_their_prefixes(
     server: Simulated, folders: list[str]
 ) -> None:
@@ -307,6 +310,7 @@ def test_routers_hear_of_adapters_and_find_their_prefixes(
     assert plain.to_bytes(8, "little") not in stored
 
 
+@pytest.mark.slow
 def test_a_server_starts_with_adapters_and_openais_client_names_them(
     folders: list[str], tmp_path: Path
 ) -> None:
@@ -344,6 +348,7 @@ def test_a_server_starts_with_adapters_and_openais_client_names_them(
         } == said
 
 
+@pytest.mark.slow
 def test_a_server_does_not_start_without_its_adapters(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "octavo.cli", "serve", "--device", "sim", "--port", "0"]
     for flags, message in (

@@ -41,6 +41,7 @@ def connect(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=url + "/v1", api_key="secret", max_retries=0)
 
 
+@pytest.mark.slow
 def test_a_batch_outlives_the_death_of_its_server(folder):
     slow = ("--batch-concurrency", "2", "--sim-time-scale", "1")
     with serving(*FLAGS, *folder, *slow) as server, connect(server.url) as client:

@@ -30,6 +30,7 @@ def sizes(value: object) -> tuple[int, int]:
     return 1 + sum(one for one, _ in inner), commas + sum(two for _, two in inner)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, derandomize=True)
 @given(JSON, st.booleans())
 def test_what_is_counted_is_what_there_is(value, is_ascii):

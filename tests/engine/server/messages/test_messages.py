@@ -68,6 +68,7 @@ def prompt_of(server: Any) -> str:
     return bytes(server.engine.requests[-1][0]).decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [1, 7, 1000])
 def test_whole_and_streamed_are_the_same(piece):
     with saying(f"{THOUGHT}Let me look.\n{OSLO}\n{NOW}", piece=piece) as (_, client):

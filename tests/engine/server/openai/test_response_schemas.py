@@ -198,6 +198,7 @@ def test_truncation_keeps_the_end_of_the_prompt(server):
     assert whole["choices"][0]["prompt_token_ids"] == list(b"def")
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     prompt=st.text("abc ", min_size=1, max_size=20),
