@@ -26,7 +26,7 @@ TEMPLATE = (
 )
 WORDS = ("<unk>", "user", "assistant", "system", "what", "colour", "is", "it", "?", "red", "blue",
          "tell", "me", "more", "of", "this")  # fmt: skip
-PREPROCESSOR = {
+PREPROCESSOR: dict[str, Any] = {
     "image_processor_type": "CLIPImageProcessor",
     "do_resize": True,
     "size": {"shortest_edge": 42},

@@ -252,7 +252,8 @@ def test_the_official_client_sends_pictures(rig: Rig) -> None:
 
     async def ask() -> tuple[str, str]:
         transport = httpx.ASGITransport(app=rig._app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as http:
+        http: Any = httpx.AsyncClient(transport=transport, base_url="http://octavo")
+        async with http:
             client = openai.AsyncOpenAI(
                 base_url="http://octavo/v1", api_key="none", http_client=http
             )
