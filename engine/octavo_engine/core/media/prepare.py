@@ -32,19 +32,19 @@ class BadPicture(ValueError):
     """What is wrong with it, for its sender."""
 
 
-class Prepared(NamedTuple):
+class PreparedPicture(NamedTuple):
     """What a worker sends back: one of both."""
 
     item: MediaItem | None
     problem: str = ""
 
 
-def prepare(data: bytes, spec: PictureSpec) -> Prepared:
+def prepare(data: bytes, spec: PictureSpec) -> PreparedPicture:
     """Never raises for what is in the file."""
     try:
-        return Prepared(prepare_image(_decode(data), spec))
+        return PreparedPicture(prepare_image(_decode(data), spec))
     except BadPicture as error:
-        return Prepared(None, str(error))
+        return PreparedPicture(None, str(error))
 
 
 def prepare_image(image: Image.Image, spec: PictureSpec) -> MediaItem:

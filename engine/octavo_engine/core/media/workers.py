@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from octavo_engine.core.media.prepare import Prepared, prepare
+from octavo_engine.core.media.prepare import PreparedPicture, prepare
 from octavo_engine.errors import InvalidRequest, QueueFull, RequestError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class PictureWorkers:
         for process in processes:
             process.kill()
 
-    async def _run(self, data: bytes, param: str) -> Prepared:
+    async def _run(self, data: bytes, param: str) -> PreparedPicture:
         pool = self._pool
         if pool is None:
             # Spawned: the server has threads, which a fork would copy in the middle of their work.

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from octavo_engine.core.media import prepare as preparing
-from octavo_engine.core.media.prepare import Prepared, prepare
+from octavo_engine.core.media.prepare import PreparedPicture, prepare
 from octavo_engine.models.vision_config import read_media_config
 from tests.engine.models.tiny_seeing import normalised, seeing_model
 from tests.fakes.seeing import PREPROCESSOR, encoded
@@ -127,7 +127,7 @@ def try_mutations(count: int, seed: int) -> None:
     outcomes = {"read": 0, "refused": 0}
     for _ in range(count):
         prepared = prepare(mutated(rng, rng.choice(files)), spec())
-        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared, PreparedPicture)
         assert (prepared.item is None) == bool(prepared.problem)
         outcomes["read" if prepared.item else "refused"] += 1
     assert min(outcomes.values()) > count // 20, outcomes
