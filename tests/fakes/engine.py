@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo_engine.core.media.workers import PictureWorkers
     from octavo_engine.core.pooling.async_pooling import PoolingItem
     from octavo_engine.core.text.output_stream import OutputSink
     from octavo_engine.core.text.submission import Submission
@@ -116,6 +117,7 @@ class FakeEngine:
     finished: list[str] = field(default_factory=list)
     requests: list[tuple[list[int], SamplingParams, dict[str, Any]]] = field(default_factory=list)
     deadlines: list[float | None] = field(default_factory=list)
+    pictures: PictureWorkers | None = None
 
     def __post_init__(self) -> None:
         self.tokenizer: Any = FakeTokenizer()

@@ -16,6 +16,8 @@ from octavo_engine.core.build_core import build_core
 from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.load_meter import LoadMeter
+from octavo_engine.core.media.spec import read_picture_spec
+from octavo_engine.core.media.workers import PictureWorkers
 from octavo_engine.core.pooling.async_pooling import AsyncPooling, check_items, check_task
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.in_process_client import InProcessClient
@@ -25,7 +27,7 @@ from octavo_engine.core.text.output_processor import OutputProcessor, SettledSub
 from octavo_engine.core.text.output_stream import OutputReader
 from octavo_engine.core.text.submission import Submission
 from octavo_engine.core.validate import check_choices, settle_params, tokenized_bad_words
-from octavo_engine.errors import EngineDead, InvalidRequest, OctavoError, QueueFull
+from octavo_engine.errors import EngineDead, InvalidRequest, ModelError, OctavoError, QueueFull
 from octavo_engine.protocol.admission import retry_after_s
 from octavo_engine.protocol.loading import FETCHING
 from octavo_engine.state.adapter import AdapterRef
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from octavo_engine.state.pooling import PoolingParams
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
+    from octavo_engine.weights.source import ModelFiles
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +78,16 @@ def in_child_process(config: EngineConfig, listener: Listener) -> EngineClient:
     return ProcessClient(config, listener)
 
 
+def _picture_workers(files: ModelFiles) -> PictureWorkers | None:
+    """None where it is not known how this model's pictures are prepared: it answers text."""
+    try:
+        spec = read_picture_spec(files)
+    except ModelError as error:
+        logger.warning("Pictures are refused: %s", error)
+        return None
+    return None if spec is None else PictureWorkers(spec)
+
+
 class AsyncEngine:
     """Lives on the event loop it was started on. Requests may come once it is ready.
 
@@ -91,6 +104,7 @@ class AsyncEngine:
         self._tokenizer: Tokenizer | None = None
         self._processor: OutputProcessor | None = None
         self._info: ModelInfo | None = None
+        self.pictures: PictureWorkers | None = None  # of a model that sees
         self._start_error: OctavoError | None = None
         self._seeds = Seeds(config.seed)
         self._pooling = AsyncPooling(self._send)
@@ -310,6 +324,8 @@ class AsyncEngine:
         self.on_lost(EngineDead("the server has stopped"))
         if self._client is not None:
             await self._client.stop()
+        if self.pictures is not None:
+            self.pictures.close()
 
     # ── what the client calls ──
 
@@ -363,6 +379,7 @@ class AsyncEngine:
             tokenizer = await asyncio.to_thread(load_model_tokenizer, self.config, files)
             info = await self._client.ready()
             check_vocab(tokenizer, info.vocab_size)
+            self.pictures = _picture_workers(files) if info.sees and files is not None else None
         except OctavoError as error:
             await self._fail_start(error)
             return
@@ -440,6 +457,7 @@ class AsyncEngine:
             is_whole=(not submission.stream or params.output_kind is RequestOutputKind.FINAL_ONLY),
             cache_salt=submission.cache_salt,
             adapter=submission.adapter,
+            media=submission.media,
             labels=submission.labels,
             group=submission.group,
         )

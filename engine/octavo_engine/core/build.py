@@ -146,6 +146,7 @@ def build_engine(
         implementation=implementation_in(config, files),
         format=format_of(config, files),
         cache_key=cache_key,
+        sees=media_limits(backend) is not None,
     )
     logger.info(
         "Loaded %s on %s in %.1f s: %s, %s",

@@ -32,6 +32,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] = ("generate",)  # or some of state.pooling.PoolingTask
     embedding_size: int = 0  # of a model that embeds
     dimensions: tuple[int, ...] = ()  # sizes it may be cut to; empty: not made for that
+    sees: bool = False  # pictures in prompts are computed
     labels: tuple[str, ...] = ()  # of a classifier, in the order of its outputs
     prompts: dict[str, str] = {}  # what an embedder wants before a text, by the text's purpose
     default_prompt: str | None = None  # one of them, for texts that name none

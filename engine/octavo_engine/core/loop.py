@@ -83,10 +83,12 @@ class CoreLoop:
         match message:
             case WorkerLost():
                 raise message
-            case wire.AddRequests(requests, prompt):
+            case wire.AddRequests(requests, prompt, media_items):
                 for request in requests:
                     if prompt and not request.prompt_token_ids:
-                        request = msgspec.structs.replace(request, prompt_token_ids=prompt)
+                        request = msgspec.structs.replace(
+                            request, prompt_token_ids=prompt, media_items=media_items
+                        )
                     self._add(request)
             case wire.AddPooling(texts):
                 self._add_pooling(texts)

@@ -23,6 +23,7 @@ class RequestLimits:
     max_prompts: int = 1024  # prompts in one completion request
     max_sequences: int = 2048  # prompts times n
     max_messages: int = 4096
+    max_images: int = 16  # pictures in one request
     max_pooling_items: int = 2048  # texts to embed, score or classify in one request
     max_pooling_tokens: int = 2**20  # of all of them
     max_embed_len: int = 0  # tokens of a text to embed; beyond what the model reads in pieces

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import CoreHealth, ModelInfo
     from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
+    from octavo_engine.core.media.workers import PictureWorkers
     from octavo_engine.core.pooling.async_pooling import PoolingItem
     from octavo_engine.core.text.output_stream import OutputSink
     from octavo_engine.core.text.outputs import RequestOutput
@@ -32,6 +33,10 @@ class ServedEngine(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def pictures(self) -> PictureWorkers | None:
+        """What prepares pictures; None where the model takes none."""
+
     @property
     def stats(self) -> EngineStats: ...
     @property

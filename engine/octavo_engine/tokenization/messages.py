@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 MAX_DEPTH = 32
+PICTURE = {"type": "image"}  # a part of a content that stands for one
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -59,11 +60,13 @@ def _checked(where: str, message: Any, keep_parts: bool) -> dict[str, Any]:
         raise _refuse(f"{where}.role must be a name such as user, assistant or system")
     content = checked.get("content")
     if isinstance(content, list):
-        texts = [_text(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
+        if not keep_parts and PICTURE in content:
+            raise _refuse(f"{where}: this model's chat template has no place for pictures")
+        parts = [_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
         if keep_parts:
-            checked["content"] = [{"type": "text", "text": text} for text in texts]
+            checked["content"] = parts
         else:
-            checked["content"] = "\n".join(texts)
+            checked["content"] = "\n".join(part["text"] for part in parts)
     elif content is None:
         if role != "assistant" or not (checked.get("tool_calls") or _has_reasoning(checked)):
             raise _refuse(f"{where}.content is missing")
@@ -74,6 +77,10 @@ def _checked(where: str, message: Any, keep_parts: bool) -> dict[str, Any]:
 
 def _has_reasoning(message: Mapping[str, Any]) -> bool:
     return isinstance(message.get("reasoning_content") or message.get("reasoning"), str)
+
+
+def _part(where: str, part: Any) -> dict[str, str]:
+    return dict(PICTURE) if part == PICTURE else {"type": "text", "text": _text(where, part)}
 
 
 def _text(where: str, part: Any) -> str:

@@ -24,6 +24,7 @@ from octavo_engine.errors import (
     RequestError,
 )
 from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
+from octavo_engine.state.media import MediaItem  # noqa: TC001
 from octavo_engine.state.outputs import StepOutput  # noqa: TC001
 from octavo_engine.state.pooling import PoolingRequest  # noqa: TC001
 from octavo_engine.state.request import EngineRequest  # noqa: TC001
@@ -69,6 +70,7 @@ class Configure(CoreMessage, frozen=True):
 class AddRequests(CoreMessage, frozen=True):
     requests: list[EngineRequest]
     prompt: list[int] = []  # of those whose own is empty: the answers to one prompt share it
+    media_items: tuple[MediaItem, ...] = ()  # of those with pictures and none of their own
 
 
 class AddPooling(CoreMessage, frozen=True):
@@ -257,9 +259,11 @@ def add_answers(sequences: list[EngineRequest]) -> AddRequests:
     if len(sequences) == 1:
         return AddRequests(sequences)
     prompt = sequences[0].prompt_token_ids
-    return AddRequests(
-        [msgspec.structs.replace(sequence, prompt_token_ids=[]) for sequence in sequences], prompt
-    )
+    shared = [
+        msgspec.structs.replace(sequence, prompt_token_ids=[], media_items=())
+        for sequence in sequences
+    ]
+    return AddRequests(shared, prompt, sequences[0].media_items)
 
 
 def refusal(request_id: str, error: RequestError) -> RequestRefused:

@@ -35,6 +35,7 @@ from octavo_engine.tokenization.stop_strings import StopStrings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from octavo_engine.core.media.prompt import PromptMedia
     from octavo_engine.core.text.outputs import PromptLogprobs
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.adapter import AdapterRef
@@ -75,6 +76,7 @@ class SettledSubmission:
     is_whole: bool = False  # nothing is read before its end
     cache_salt: str = ""
     adapter: AdapterRef | None = None
+    media: PromptMedia | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     group: str = ""  # the client's request, where it has several prompts; else empty
 
@@ -449,6 +451,8 @@ class OutputProcessor:
             is_whole=submission.is_whole,
             cache_salt=submission.cache_salt,
             adapter=submission.adapter,
+            media=() if submission.media is None else submission.media.spans,
+            media_items=() if submission.media is None else submission.media.items,
             labels=submission.labels,
             group=submission.group,
         )

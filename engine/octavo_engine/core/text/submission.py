@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_engine.core.media.prompt import PromptMedia
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.adapter import AdapterRef
     from octavo_engine.state.labels import Labels
@@ -26,6 +27,7 @@ class Submission:
     cache_salt: str = ""
     resumed: Sequence[ResumedOutput] = ()  # one an answer, if another engine began it
     adapter: AdapterRef | None = None
+    media: PromptMedia | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     stream: bool = True  # false: one output, at the end
     # Submissions of one group are parts of one request, which shares the engine with others.

@@ -8,7 +8,7 @@ import msgspec
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
-    """A text, tool_use, tool_result, thinking or redacted_thinking, as its type says."""
+    """A text, image, tool_use, tool_result, thinking or redacted_thinking, as its type says."""
 
     type: str
     text: str | None = None
@@ -21,6 +21,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     thinking: str | None = None
     signature: str | None = None  # not looked at: reasoning is not secret
     data: str | None = None
+    source: dict[str, Any] | None = None  # of an image
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):

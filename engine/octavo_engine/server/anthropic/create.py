@@ -18,6 +18,7 @@ from octavo_engine.server.anthropic.request import read_turn
 from octavo_engine.server.generation.prompts import COUNTED
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.openai.chat.conversation import rendered
+from octavo_engine.server.openai.chat.pictures import counted_with_pictures
 from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.routers.item_events import ItemEvents
@@ -68,7 +69,9 @@ async def count_tokens(exchange: Exchange, service: Service) -> None:
             service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
             trust_template=False, describes_tools=service.model.dialect.describes_tools,
             most=COUNTED * service.engine.info.max_model_len,
+            takes_pictures=service.engine.pictures is not None,
         )  # fmt: skip
+        prompt = await counted_with_pictures(service, turn.chat.messages, prompt)
     except RequestError as error:
         turn.rename(error)
         raise

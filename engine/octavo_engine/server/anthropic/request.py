@@ -12,7 +12,11 @@ from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.anthropic.bodies import ContentBlock, MessagesRequest
 from octavo_engine.server.http.error_params import blame
 from octavo_engine.server.http.errors import not_supported
-from octavo_engine.server.openai.schemas import ChatCompletionRequest, ChatMessageBody
+from octavo_engine.server.openai.schemas import (
+    ChatCompletionRequest,
+    ChatMessageBody,
+    ContentPart,
+)
 
 if TYPE_CHECKING:
     from octavo_engine.errors import RequestError
@@ -216,22 +220,30 @@ class _Reader:
 
     def _user(self, at: str, blocks: list[ContentBlock]) -> None:
         """Results of tools are messages of their own; texts beside each other are one."""
-        texts: list[str] = []
+        parts: list[ContentPart] = []
         for number, block in enumerate(blocks):
             place = f"{at}.content[{number}]"
-            if block.type != "tool_result":
-                texts.append(_text(place, block))
+            if block.type == "image":
+                source = {"url": _image_url(place, block)}
+                parts.append(ContentPart(type="image_url", image_url=source))
                 continue
-            self._end_texts(texts, at)
+            if block.type != "tool_result":
+                parts.append(ContentPart(type="text", text=_text(place, block)))
+                continue
+            self._end_parts(parts, at)
             self.add(self._result(place, block), place)
-        self._end_texts(texts, at)
+        self._end_parts(parts, at)
         if not blocks:
             raise InvalidRequest(f"{at}.content must not be empty", param=f"{at}.content")
 
-    def _end_texts(self, texts: list[str], at: str) -> None:
-        if texts:
-            self.add(ChatMessageBody(role="user", content="\n".join(texts)), at)
-            texts.clear()
+    def _end_parts(self, parts: list[ContentPart], at: str) -> None:
+        if not parts:
+            return
+        content: str | list[ContentPart] = parts[:]
+        if all(part.type == "text" for part in parts):
+            content = "\n".join(part.text or "" for part in parts)
+        self.add(ChatMessageBody(role="user", content=content), at)
+        parts.clear()
 
     def _result(self, at: str, block: ContentBlock) -> ChatMessageBody:
         if block.tool_use_id is None:
@@ -288,6 +300,20 @@ def _blocks(at: str, value: Any) -> list[ContentBlock]:
         return msgspec.convert(value, list[ContentBlock])
     except msgspec.ValidationError:
         raise InvalidRequest(f"{at} must be a string or a list of blocks", param=at) from None
+
+
+def _image_url(at: str, block: ContentBlock) -> str:
+    """Of a picture in base64 as a data URL; others as they are."""
+    source = block.source or {}
+    kind, data, url = source.get("media_type"), source.get("data"), source.get("url")
+    if source.get("type") == "url" and isinstance(url, str):
+        return url
+    if source.get("type") == "base64" and isinstance(kind, str) and isinstance(data, str):
+        return f"data:{kind};base64,{data}"
+    raise InvalidRequest(
+        f"{at}.source must be of type base64 with media_type and data, or of type url",
+        param=f"{at}.source",
+    )
 
 
 def _texts(at: str, content: str | list[ContentBlock]) -> str:

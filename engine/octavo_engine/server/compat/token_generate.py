@@ -22,6 +22,7 @@ from octavo_engine.server.routers.token_lines import TokenLines
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
+    from octavo_engine.core.media.prompt import PromptMedia
     from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
     from octavo_engine.server.generation.job import Job, JobOutput
     from octavo_engine.state.sampling_params import SamplingParams
@@ -97,6 +98,8 @@ async def _prepare(exchange: Exchange, service: Service, request: TokenRequest) 
 
 class _TokenReader:
     """What a request for tokens adds to the common steps."""
+
+    media: PromptMedia | None = None
 
     id_prefix = "gen"
     uses_model_defaults = False

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from octavo_engine.core.beam_search import BeamSearchParams
+    from octavo_engine.core.media.prompt import PromptMedia
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.protocol.route_keys import Kind
@@ -29,6 +30,7 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     adapter: AdapterRef | None = None  # the model's own answers where there is none
+    media: PromptMedia | None = None  # pictures in the first prompt
     deadline_s: float | None = None
     # Of a stream that a router can go on with elsewhere, see server.resume:
     seed: int | None = None  # that all seeds follow from

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.media.prompt import PromptMedia
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.server.generation.job import RouteSource
     from octavo_engine.server.http.exchange import Exchange
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def make_job(
     service: Service, request: SamplingFields, request_id: str, prompts: list[list[int]],
-    params: SamplingParams, model: str,
+    params: SamplingParams, model: str, media: PromptMedia | None = None,
 ) -> Job:  # fmt: skip
     """Of a model or adapter that is served. Raises InvalidRequest, ContextLengthExceeded."""
     if request.priority and service.engine.config.scheduler.policy != "priority":
@@ -55,6 +56,7 @@ def make_job(
         priority=request.priority or 0,
         cache_salt=salt,
         adapter=service.model.adapters.get(model),
+        media=media,
         deadline_s=service.settings.request_timeout_s,
         beams=read_beams(
             request, params, service.engine.info.max_model_len - max(map(len, prompts))
@@ -69,7 +71,7 @@ async def with_route(exchange: Exchange, service: Service, job: Job, source: Rou
     are labelled when they are used again.
     """
     route = None
-    if service.hub.was_joined:
+    if service.hub.was_joined and job.media is None:  # placeholders are no text of the body's
         route = await service.model.labeller.route(
             exchange.fields,
             source.kind,

@@ -15,6 +15,7 @@ from octavo_engine.server.generation.structured import note_left_over
 from octavo_engine.server.http.request_ids import adopt
 
 if TYPE_CHECKING:
+    from octavo_engine.core.media.prompt import PromptMedia
     from octavo_engine.server.generation.job import Job, RouteSource
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.openai.schemas import SamplingFields
@@ -41,6 +42,10 @@ class ProtocolReader(Protocol):
 
     async def prompts(self) -> list[list[int]]:
         """The tokens of each prompt. Raises RequestError."""
+
+    @property
+    def media(self) -> PromptMedia | None:
+        """Pictures in the first prompt; known once the prompts are."""
 
     @property
     def max_tokens(self) -> int | None:
@@ -92,7 +97,7 @@ async def prepare(exchange: Exchange, service: Service, reader: ProtocolReader) 
     params = await reader.settle(params)
     note_left_over(exchange, params.grammar)
     id_ = f"{reader.id_prefix}-{exchange.request_id}"
-    job = make_job(service, fields, id_, prompts, params, model)
+    job = make_job(service, fields, id_, prompts, params, model, reader.media)
     route = reader.route()
     if route is None:
         return PreparedRequest(id=id_, model=model, created=int(time.time()), job=job, opened=set())

@@ -171,6 +171,7 @@ def _submission(job: Job, prompt_index: int, request_id: str, *, stream: bool) -
         deadline_s=job.deadline_s,
         cache_salt=job.cache_salt,
         adapter=job.adapter,
+        media=job.media if prompt_index == 0 else None,
         resumed=job.resumed[prompt_index * n : (prompt_index + 1) * n],
         labels=job.route.labels if job.route is not None and prompt_index == 0 else None,
         stream=stream,

@@ -33,6 +33,7 @@ from octavo_engine.tokenization.detokenizer import offsets
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_engine.core.media.prompt import PromptMedia
     from octavo_engine.core.text.logprobs import DecodedLogprobs
     from octavo_engine.core.text.outputs import CompletionOutput, PromptLogprobs
     from octavo_engine.server.http.exchange import Exchange
@@ -90,6 +91,8 @@ async def prepare_completion(
 
 class _CompletionReader:
     """What a completion adds to the common steps."""
+
+    media: PromptMedia | None = None
 
     id_prefix = "cmpl"
     uses_model_defaults = True

@@ -95,6 +95,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: dict[str, Any] | str | None = None
     thinking: str | None = None
 
 

@@ -33,7 +33,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": []}, "messages must hold"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
-    (said(IMAGE), "messages[0].content[0].type 'image' is not supported"),
+    (said(IMAGE), "messages[0].content[0].type is not supported yet; this model takes no pictures"),
     (said({"type": "text"}), "messages[0].content[0].text is required"),
     (said(), "messages[0].content must not be empty"),
     (said(RESULT), "messages[0].content[0].tool_use_id: there is no tool_use t"),

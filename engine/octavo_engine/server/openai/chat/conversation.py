@@ -10,6 +10,7 @@ from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.openai.chat.described_tools import described, takes_system
 from octavo_engine.server.openai.chat.tools import read_tools
 from octavo_engine.tokenization.chat_template import ChatTemplate
+from octavo_engine.tokenization.messages import PICTURE
 from octavo_engine.tokenization.threads import off_loop
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.tokenization.tokenizer import Template, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+PICTURE_PART = "image_url"
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Template variables that a request may not set: they are ours, or the model's.
@@ -58,10 +60,13 @@ async def rendered(
     tokenizer: Tokenizer, request: ConversationFields, limits: RequestLimits, *,
     trust_template: bool,
     add_special_tokens: bool = False, describes_tools: bool = False, most: int | None = None,
+    takes_pictures: bool = False,
 ) -> RenderedPrompt:  # fmt: skip
     """As `render`, with the tokens: only the template's own control tokens become control ids.
     Raises ContextLengthExceeded, unread, for a prompt that surely has more than `most` of them."""
-    template, options = _prepared(tokenizer, request, limits, trust_template=trust_template)
+    template, options = _prepared(
+        tokenizer, request, limits, trust_template=trust_template, takes_pictures=takes_pictures
+    )
     if describes_tools and request.chat_template is None:  # a request's own is as it wants it
         _describe_tools(template, options)
 
@@ -75,8 +80,11 @@ async def rendered(
     return await _timely(options["messages"], work)
 
 
-def check_messages(messages: list[ChatMessageBody], limits: RequestLimits) -> list[dict[str, Any]]:
-    """As dicts in the shape templates expect, text parts joined."""
+def check_messages(
+    messages: list[ChatMessageBody], limits: RequestLimits, *, takes_pictures: bool = False
+) -> list[dict[str, Any]]:
+    """As dicts in the shape templates expect: text parts joined, or, where there are pictures
+    among them, as parts."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
     if len(messages) > limits.max_messages:
@@ -84,7 +92,10 @@ def check_messages(messages: list[ChatMessageBody], limits: RequestLimits) -> li
             f"messages must be at most {limits.max_messages}; got {len(messages)}",
             param="messages",
         )
-    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+    return [
+        _message(f"messages[{index}]", message, takes_pictures=takes_pictures)
+        for index, message in enumerate(messages)
+    ]
 
 
 def check_template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
@@ -107,8 +118,9 @@ def _prepared(
     limits: RequestLimits,
     *,
     trust_template: bool,
+    takes_pictures: bool = False,
 ) -> tuple[Template, dict[str, Any]]:
-    messages = check_messages(request.messages, limits)
+    messages = check_messages(request.messages, limits, takes_pictures=takes_pictures)
     read_tools(request.tools)
     adds_prompt = request.add_generation_prompt is not False
     if request.continue_final_message:
@@ -141,6 +153,12 @@ def _describe_tools(template: Template, options: dict[str, Any]) -> None:
     """Where there are none, neither called nor to be called, nothing changes."""
     messages, tools = options["messages"], options["tools"]
     if tools or any("tool_calls" in each or each["role"] == "tool" for each in messages):
+        if any(isinstance(each.get("content"), list) for each in messages):
+            raise InvalidRequest(
+                "tools cannot be combined with pictures: this model's chat template writes no "
+                "tools",
+                param="tools",
+            )
         system = takes_system(template)
         options["messages"] = described(messages, tools, takes_system=system)
         options["tools"] = None
@@ -209,7 +227,7 @@ async def _timely(messages: list[dict[str, Any]], work: Callable[[], T]) -> T:
 # ── one message ──
 
 
-def _message(at: str, message: ChatMessageBody) -> dict[str, Any]:
+def _message(at: str, message: ChatMessageBody, *, takes_pictures: bool) -> dict[str, Any]:
     if message.role not in ROLES:
         raise InvalidRequest(
             f"{at}.role must be one of {', '.join(ROLES)}; got {message.role[:50]!r}",
@@ -220,7 +238,9 @@ def _message(at: str, message: ChatMessageBody) -> dict[str, Any]:
     result: dict[str, Any] = {"role": role}
     reasoning_parts: list[str] = []
     if message.content is not None:
-        result["content"] = _text(at, message.content, reasoning_parts)
+        result["content"] = _content(
+            at, message.content, reasoning_parts, takes_pictures=takes_pictures
+        )
     elif message.role == "assistant":
         result["content"] = ""
     else:
@@ -255,22 +275,32 @@ def _call(at: str, call: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
-def _text(at: str, content: str | list[ContentPart], reasoning_parts: list[str]) -> str:
+def _content(
+    at: str, content: str | list[ContentPart], reasoning_parts: list[str], *, takes_pictures: bool
+) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
-    texts: list[str] = []
+    parts: list[dict[str, str]] = []
     for number, part in enumerate(content):
         field = f"{at}.content[{number}]"
         if part.type == "thinking" and part.thinking is not None:
             reasoning_parts.append(part.thinking)
-            continue
-        if part.type not in TEXT_PARTS:
-            raise not_supported(
-                f"{field}.type", f"this model reads text only; got {part.type[:50]!r}"
-            )
-        name = "refusal" if part.type == "refusal" else "text"
-        text = getattr(part, name)
-        if text is None:
-            raise InvalidRequest(f"{field}.{name} is required", param=f"{field}.{name}")
-        texts.append(text)
-    return "\n".join(texts)
+        elif part.type == PICTURE_PART and takes_pictures:
+            parts.append(dict(PICTURE))
+        else:
+            parts.append({"type": "text", "text": _text(field, part)})
+    if PICTURE in parts:
+        return parts
+    return "\n".join(part["text"] for part in parts)
+
+
+def _text(field: str, part: ContentPart) -> str:
+    if part.type == PICTURE_PART:
+        raise not_supported(f"{field}.type", "this model takes no pictures")
+    if part.type not in TEXT_PARTS:
+        raise not_supported(f"{field}.type", f"this model reads text only; got {part.type[:50]!r}")
+    name = "refusal" if part.type == "refusal" else "text"
+    text: str | None = getattr(part, name)
+    if text is None:
+        raise InvalidRequest(f"{field}.{name} is required", param=f"{field}.{name}")
+    return text

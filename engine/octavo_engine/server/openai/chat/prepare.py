@@ -16,11 +16,14 @@ from octavo_engine.server.generation.prepare import PreparedRequest, prepare
 from octavo_engine.server.generation.prompts import truncate
 from octavo_engine.server.openai.chat.conversation import render, rendered
 from octavo_engine.server.openai.chat.output_format import OutputFormat, plan
+from octavo_engine.server.openai.chat.pictures import with_pictures
 from octavo_engine.server.openai.chat.tools import read_offer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from octavo_engine.core.media.prompt import PromptMedia
+    from octavo_engine.core.media.workers import PictureWorkers
     from octavo_engine.protocol.route_keys import Kind
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.openai.chat.conversation import RenderedPrompt
@@ -90,6 +93,7 @@ class _ChatReader:
     uses_model_defaults = True
     logprobs: int | None = None  # these are known once each step has run
     has_functions = False
+    media: PromptMedia | None = None
     offer: ToolOffer
     prompt: RenderedPrompt
     reading: OutputFormat
@@ -127,9 +131,22 @@ class _ChatReader:
             # The template has written the special tokens already.
             add_special_tokens=bool(request.add_special_tokens),
             most=longest if request.truncate_prompt_tokens is None else None,
+            takes_pictures=service.engine.pictures is not None,
         )
+        if service.engine.pictures is not None:
+            await self._add_pictures(service.engine.pictures)
         keep, side = request.truncate_prompt_tokens, request.truncation_side
         return [truncate(self.prompt.ids, keep, longest, side)]
+
+    async def _add_pictures(self, workers: PictureWorkers) -> None:
+        limits, messages = self._service.settings.limits, self.fields.messages
+        ids, self.media = await with_pictures(workers, messages, self.prompt.ids, limits)
+        self.prompt = self.prompt._replace(ids=ids)
+        if self.media is not None and self.fields.truncate_prompt_tokens is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens cannot be combined with pictures",
+                param="truncate_prompt_tokens",
+            )
 
     async def settle(self, params: SamplingParams) -> SamplingParams:
         dialect = self._service.model.dialect

@@ -17,6 +17,8 @@ class InputPart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
 
 
 class InputItem(msgspec.Struct, kw_only=True):

@@ -19,6 +19,7 @@ from octavo_engine.server.generation.structured import note_validity
 from octavo_engine.server.http.errors import HttpError, internal_error, not_supported
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.openai.chat.conversation import rendered
+from octavo_engine.server.openai.chat.pictures import counted_with_pictures
 from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.openai.responses import shapes
@@ -110,8 +111,9 @@ async def count_input_tokens(exchange: Exchange, service: Service) -> None:
         check_task("generate", service.engine.info)
         prompt = await rendered(
             service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
-            trust_template=False,
+            trust_template=False, takes_pictures=service.engine.pictures is not None,
         )  # fmt: skip
+        prompt = await counted_with_pictures(service, turn.chat.messages, prompt)
     except RequestError as error:
         turn.rename(error)
         raise

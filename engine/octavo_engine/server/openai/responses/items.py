@@ -188,8 +188,16 @@ def _thoughts(at: str, item: InputItem) -> str:
 def _content(at: str, content: str | list[InputPart]) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
-    texts = [_part(f"{at}[{number}]", part) for number, part in enumerate(content)]
-    return [ContentPart(type="text", text=text) for text in texts]
+    return [_content_part(f"{at}[{number}]", part) for number, part in enumerate(content)]
+
+
+def _content_part(at: str, part: InputPart) -> ContentPart:
+    if part.type != "input_image":
+        return ContentPart(type="text", text=_part(at, part))
+    if part.image_url is None:
+        raise InvalidRequest(f"{at}.image_url is required", param=f"{at}.image_url")
+    source = {"url": part.image_url, "detail": part.detail}
+    return ContentPart(type="image_url", image_url=source)
 
 
 def _part(at: str, part: InputPart) -> str:

@@ -1,0 +1,1 @@
+"""Pictures on their way to the engine: decoded, prepared, put into prompts."""

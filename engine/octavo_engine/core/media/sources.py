@@ -1,0 +1,32 @@
+"""Where pictures come from: data URLs in requests."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from octavo_engine.errors import InvalidRequest, RequestError
+
+_DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[^,;]*)*),", re.ASCII)
+
+
+def read_data_url(url: str, param: str) -> bytes:
+    """The bytes of a base64 data URL of a picture. Raises RequestError that names `param`."""
+    if not url.startswith("data:"):
+        scheme = url.partition(":")[0][:20]
+        raise RequestError(
+            f"{param}: pictures are not fetched from {scheme!r} URLs; send the picture itself, as "
+            "data:image/png;base64,...",
+            param=param,
+            code="not_supported",
+        )
+    met = _DATA.match(url[:200])
+    if met is None or not met[2].endswith(";base64"):
+        raise InvalidRequest(f"{param} must look like data:image/png;base64,...", param=param)
+    if met[1] is not None and not met[1].startswith("image/"):
+        raise InvalidRequest(f"{param} has the type {met[1][:50]}; it must be image/*", param=param)
+    try:
+        return base64.b64decode(url[met.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(f"{param} is not valid base64", param=param) from None

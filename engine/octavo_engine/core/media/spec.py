@@ -1,0 +1,126 @@
+"""How a model wants its pictures prepared, read from its preprocessor_config.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.errors import ModelError
+from octavo_engine.models.vision_config import MediaConfig, read_media_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from octavo_engine.weights.source import ModelFiles
+
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureSpec:
+    """One tile of each picture: resized, cut out of the middle, normalised."""
+
+    token_id: int  # the placeholder in a rendered prompt
+    num_rows: int  # placeholders that it becomes
+    shortest_edge: int | None  # resized so that it has this; None: to `size` whatever the shape
+    size: tuple[int, int]  # height and width of the tile
+    resample: int  # as Pillow counts its filters
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+def read_picture_spec(files: ModelFiles) -> PictureSpec | None:
+    """None where the model does not see. Raises ModelError where it does and it is not known
+    how."""
+    if files.kind == "gguf":
+        return None
+    media = read_media_config(files.config)
+    if media is None:
+        return None
+    if media.family != "llava":
+        raise ModelError(
+            f"pictures of {files.config['architectures'][0]} are cut into tiles, which is not "
+            "supported yet; the model answers text"
+        )
+    return _read_clip(_read_preprocessor(files.path), media)
+
+
+def _read_preprocessor(folder: Path) -> dict[str, Any]:
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            raise ModelError(f"{file} has more than {_MAX_FILE_BYTES} bytes")
+        try:
+            value = json.loads(file.read_bytes())
+        except ValueError as error:
+            raise ModelError(f"{file} is no JSON: {error}") from None
+        if isinstance(value, dict) and name == "processor_config.json":
+            value = value.get("image_processor")
+        if isinstance(value, dict):
+            return value
+    raise ModelError(f"{folder / 'preprocessor_config.json'} is missing: it says how pictures look")
+
+
+def _read_clip(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    side = media.vision.image_size
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if values.get(name) is False:
+            raise ModelError(f"preprocessor_config.json: {name} must be true")
+    shortest, size = _sizes(values.get("size"), default=(side if media.vision.has_class else None))
+    crops = values.get("do_center_crop", media.vision.has_class) is True
+    if crops:
+        _, size = _sizes(values.get("crop_size"), default=None, fallback=(side, side))
+    else:
+        shortest = None
+    if size != (side, side):
+        raise ModelError(
+            f"preprocessor_config.json: pictures become {size}; the tower reads {(side, side)}"
+        )
+    resample = values.get("resample", 3)
+    if not isinstance(resample, int) or not 0 <= resample <= 5:
+        raise ModelError(f"preprocessor_config.json: resample must be 0 to 5; got {resample!r}")
+    is_clip = media.vision.has_class
+    return PictureSpec(
+        token_id=media.token_id,
+        num_rows=media.num_rows,
+        shortest_edge=shortest,
+        size=size,
+        resample=resample,
+        scale=_numbers([values.get("rescale_factor", 1 / 255)] * 3, "rescale_factor")[0],
+        mean=_numbers(values.get("image_mean", _CLIP_MEAN if is_clip else [0.5] * 3), "image_mean"),
+        std=_numbers(values.get("image_std", _CLIP_STD if is_clip else [0.5] * 3), "image_std"),
+    )
+
+
+def _sizes(
+    value: Any, *, default: int | None, fallback: tuple[int, int] = (0, 0)
+) -> tuple[int | None, tuple[int, int]]:
+    """The shortest edge, if that is given, and height and width."""
+    if value is None:
+        return default, fallback
+    if isinstance(value, int) and value > 0:
+        return value, (value, value)
+    if isinstance(value, dict):
+        edge = value.get("shortest_edge")
+        if isinstance(edge, int) and edge > 0:
+            return edge, (edge, edge)
+        height, width = value.get("height"), value.get("width")
+        if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
+            return None, (height, width)
+    raise ModelError(f"preprocessor_config.json: a size of {value!r:.80} is not understood")
+
+
+def _numbers(value: Any, name: str) -> tuple[float, float, float]:
+    is_list = isinstance(value, list | tuple) and len(value) == 3
+    if is_list and all(isinstance(v, int | float) and math.isfinite(v) for v in value):
+        red, green, blue = map(float, value)
+        if name == "image_mean" or min(red, green, blue) > 0:
+            return red, green, blue
+    raise ModelError(f"preprocessor_config.json: {name} must be numbers, one a colour")

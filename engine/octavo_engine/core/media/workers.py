@@ -1,0 +1,98 @@
+"""Processes that decode and prepare pictures, so that neither the event loop nor a hostile file
+holds up anyone else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import resource
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from octavo_engine.core.media.prepare import PreparedPicture, prepare
+from octavo_engine.errors import InvalidRequest, QueueFull, RequestError
+
+if TYPE_CHECKING:
+    from octavo_engine.core.media.spec import PictureSpec
+    from octavo_engine.state.media import MediaItem
+
+logger = logging.getLogger(__name__)
+
+NUM_WORKERS = 2
+TIMEOUT_S = 20.0  # of one picture, waiting for a worker included
+MAX_WAITING = 256
+WORKER_BYTES = 2 << 30  # of address space in a worker
+
+
+class PictureWorkers:
+    """Started with the first picture. A worker that dies or hangs takes its pool with it; the next
+    picture starts another."""
+
+    def __init__(self, spec: PictureSpec, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.spec = spec
+        self.num_waiting = 0
+        self.seconds = 0.0  # that pictures took, waiting included
+        self._timeout_s = timeout_s
+        self._pool: ProcessPoolExecutor | None = None
+
+    async def prepare(self, data: bytes, param: str) -> MediaItem:
+        """Raises RequestError that names `param`."""
+        if find_spec("PIL") is None:
+            raise RequestError(
+                f"{param}: this server cannot decode pictures; its operator must install "
+                "octavo[media]",
+                param=param,
+                code="not_supported",
+            )
+        if self.num_waiting >= MAX_WAITING:
+            raise QueueFull(f"{MAX_WAITING} pictures are waiting to be decoded", retry_after_s=1)
+        started = time.monotonic()
+        self.num_waiting += 1
+        try:
+            prepared = await self._run(data, param)
+        finally:
+            self.num_waiting -= 1
+            self.seconds += time.monotonic() - started
+        if prepared.item is None:
+            raise InvalidRequest(f"{param} {prepared.problem}", param=param)
+        return prepared.item
+
+    def close(self) -> None:
+        """End the workers, whatever they do."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+
+    async def _run(self, data: bytes, param: str) -> PreparedPicture:
+        pool = self._pool
+        if pool is None:
+            # Spawned: the server has threads, which a fork would copy in the middle of their work.
+            pool = self._pool = ProcessPoolExecutor(
+                NUM_WORKERS,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_limit_memory,
+                initargs=(WORKER_BYTES,),
+            )
+        work = asyncio.get_running_loop().run_in_executor(pool, prepare, data, self.spec)
+        try:
+            return await asyncio.wait_for(work, self._timeout_s)
+        except TimeoutError:
+            problem = f"takes longer than {self._timeout_s:g} s to decode; make it smaller"
+        except BrokenProcessPool:
+            problem = "cannot be decoded: the process that decodes pictures died; send it again"
+        logger.warning("Pictures: %s %s", param, problem)
+        if self._pool is pool:
+            self.close()
+        raise InvalidRequest(f"{param} {problem}", param=param)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))

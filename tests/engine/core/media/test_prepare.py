@@ -1,0 +1,145 @@
+"""Pixels are those of transformers' processors; what is broken or too large is refused."""
+
+from __future__ import annotations
+
+import random
+import resource
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from octavo_engine.core.media import prepare as preparing
+from octavo_engine.core.media.prepare import PreparedPicture, prepare
+from octavo_engine.models.vision_config import read_media_config
+from tests.engine.models.tiny_seeing import normalised, seeing_model
+from tests.fakes.seeing import PREPROCESSOR, encoded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from octavo_engine.core.media.spec import PictureSpec
+
+
+def spec() -> PictureSpec:
+    from octavo_engine.core.media.spec import _read_clip
+
+    media = read_media_config(seeing_model("llava").config)
+    assert media is not None
+    return _read_clip(PREPROCESSOR, media)
+
+
+def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    generator = np.random.default_rng(width * 7919 + height)
+    pixels: NDArray[np.uint8] = generator.integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+SIZES = [(42, 42), (100, 60), (61, 200), (20, 30), (43, 42), (1, 1), (640, 480)]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_pixels_are_those_of_transformers(width: int, height: int) -> None:
+    from transformers import CLIPImageProcessorPil
+
+    processor = CLIPImageProcessorPil(**PREPROCESSOR)
+    image = noise(width, height)
+    truth = np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
+    prepared = prepare(encoded(image), spec())
+    assert prepared.item is not None, prepared.problem
+    np.testing.assert_array_equal(normalised(prepared.item), truth)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "LA"])
+def test_other_modes_become_rgb(mode: str) -> None:
+    from transformers import CLIPImageProcessorPil
+
+    image = noise(50, 70, mode)
+    truth = CLIPImageProcessorPil(**PREPROCESSOR)(image, return_tensors="np")["pixel_values"][0]
+    prepared = prepare(encoded(image), spec())
+    assert prepared.item is not None
+    np.testing.assert_array_equal(normalised(prepared.item), np.asarray(truth))
+
+
+def test_a_picture_is_turned_as_its_camera_says() -> None:
+    image = noise(60, 90)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    turned = prepare(encoded(image.rotate(180), exif=exif), spec())
+    assert turned == prepare(encoded(image), spec())
+
+
+def test_the_digest_is_of_pixels_and_preprocessing() -> None:
+    image, other = noise(60, 60), noise(60, 61)
+    png = prepare(encoded(image), spec())
+    assert png == prepare(encoded(image, "BMP"), spec())
+    assert png != prepare(encoded(other), spec())
+    import dataclasses
+
+    darker = dataclasses.replace(spec(), mean=(0.5, 0.5, 0.5))
+    normal, dark = png.item, prepare(encoded(image), darker).item
+    assert normal is not None and dark is not None
+    assert normal.pixels == dark.pixels and normal.digest != dark.digest
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "none of the formats"),
+        (b"GIF89a", "none of the formats"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "none of the formats"),
+        (encoded(noise(64, 64))[:400], "cannot be decoded"),
+        (encoded(Image.new("1", (40_000, 1_200))), "at most 40000000 are read"),
+        (encoded(Image.new("1", (1, 100_000))), "too narrow to be resized"),
+    ],
+    ids=["empty", "header", "svg", "truncated", "bomb", "narrow"],
+)
+def test_what_cannot_be_read_is_refused(data: bytes, problem: str) -> None:
+    prepared = prepare(data, spec())
+    assert prepared.item is None
+    assert problem in prepared.problem
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 2, 8, 40))):
+        place = rng.randrange(min(len(changed), rng.choice((32, 64, 4096))))
+        match rng.randrange(4):
+            case 0:
+                changed[place] = rng.randrange(256)
+            case 1:
+                changed[place : place + rng.randrange(16)] = rng.randbytes(rng.randrange(16))
+            case 2:
+                changed[place : place + 4] = rng.choice((b"\xff" * 4, b"\0" * 4, b"\x7f\xff" * 2))
+            case _:
+                del changed[max(1, place * rng.randrange(1, 64)) :]
+        if not changed:
+            return b""
+    return bytes(changed)
+
+
+def try_mutations(count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    image = noise(70, 50)
+    files = [encoded(image, kind) for kind in preparing.FORMATS]
+    files.append(encoded(image.convert("P"), "GIF"))
+    outcomes = {"read": 0, "refused": 0}
+    for _ in range(count):
+        prepared = prepare(mutated(rng, rng.choice(files)), spec())
+        assert isinstance(prepared, PreparedPicture)
+        assert (prepared.item is None) == bool(prepared.problem)
+        outcomes["read" if prepared.item else "refused"] += 1
+    assert min(outcomes.values()) > count // 20, outcomes
+
+
+def test_mutated_files_are_read_or_refused() -> None:
+    try_mutations(500, seed=1)
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_files_take_bounded_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try_mutations(10_000, seed=2)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 700 << 10  # one picture of 40 megapixels, decoded and in RGB

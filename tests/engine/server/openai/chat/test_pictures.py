@@ -1,0 +1,273 @@
+"""Pictures in chat over a real tiny model, from the body to the answer and back out as usage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from octavo_engine.config import EngineConfig
+from octavo_engine.core.async_engine import AsyncEngine, in_process
+from octavo_engine.core.media.prepare import prepare
+from octavo_engine.core.media.workers import PictureWorkers
+from octavo_engine.errors import InvalidRequest
+from octavo_engine.server.app import build_app
+from octavo_engine.server.http.loopback import post
+from octavo_engine.server.settings import ServerSettings
+from tests.engine.models.tiny_seeing import PLACEHOLDER, seeing_model
+from tests.fakes.seeing import data_url, encoded, write_seeing_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RED, BLUE = (encoded(Image.new("RGB", (80, 60), colour)) for colour in ("red", "blue"))
+NUM_ROWS = seeing_model("llava").media.num_rows
+
+
+class Rig:
+    def __init__(self, folder: Any) -> None:
+        self.runner = asyncio.Runner()
+        config = EngineConfig(model=str(folder), num_threads=1, dtype="float32")
+        self.engine = self.runner.run(self._start(config))
+        self._app = build_app(self.engine, ServerSettings())
+
+    @staticmethod
+    async def _start(config: EngineConfig) -> AsyncEngine:
+        engine = await AsyncEngine.start(config, connect=in_process)
+        await engine.ready()
+        return engine
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        answer = self.runner.run(post(self._app, path, json.dumps(body).encode()))
+        value: dict[str, Any] = answer.json()
+        return answer.status, value
+
+    def chat(self, *parts: Any, **fields: Any) -> dict[str, Any]:
+        body = {"messages": [{"role": "user", "content": list(parts)}], **OPTIONS, **fields}
+        status, answer = self.post("/v1/chat/completions", body)
+        assert status == 200, answer
+        return answer
+
+    def refusal(self, *parts: Any, **fields: Any) -> str:
+        body = {"messages": [{"role": "user", "content": list(parts)}], **OPTIONS, **fields}
+        status, answer = self.post("/v1/chat/completions", body)
+        assert status == 400, answer
+        message: str = answer["error"]["message"]
+        return message
+
+    def close(self) -> None:
+        self.runner.run(self.engine.stop())
+        self.runner.close()
+
+
+OPTIONS: dict[str, Any] = {
+    "max_tokens": 5, "temperature": 0, "logprobs": True, "top_logprobs": 0, "ignore_eos": True
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    rig = Rig(write_seeing_model(tmp_path_factory.mktemp("seeing") / "llava"))
+    yield rig
+    rig.close()
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def picture(data: bytes, **fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(data), **fields}}
+
+
+def logprobs(answer: dict[str, Any]) -> list[float]:
+    return [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
+
+
+def test_the_answer_is_what_transformers_says_of_the_picture(rig: Rig) -> None:
+    answer = rig.chat(text("what colour is it ?"), picture(RED))
+    workers = rig.engine.pictures
+    assert workers is not None
+    item = prepare(RED, workers.spec).item
+    assert item is not None
+    tokens = [1, *[PLACEHOLDER] * NUM_ROWS, 4, 5, 6, 7, 8, 2]
+    assert answer["usage"]["prompt_tokens"] == len(tokens)
+    for said in logprobs(answer):
+        row = seeing_model("llava").logits(tokens, [item])[-1].astype(np.float64)
+        assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+        tokens.append(int(row.argmax()))
+
+
+def test_another_picture_gets_another_answer_and_the_same_one_is_cached(rig: Rig) -> None:
+    first = rig.chat(picture(RED), text("tell me more"))
+    other = rig.chat(picture(BLUE), text("tell me more"))
+    again = rig.chat(picture(RED, detail="high"), text("tell me more"))
+    assert logprobs(first) != logprobs(other)
+    assert logprobs(first) == logprobs(again)
+    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == again["usage"]["prompt_tokens"] - 1
+    assert rig.chat(picture(BLUE), picture(RED))["usage"]["prompt_tokens"] == 2 * NUM_ROWS + 2
+
+
+def test_several_answers_share_a_picture(rig: Rig) -> None:
+    answer = rig.chat(picture(RED), text("what"), n=3, temperature=1.0, seed=4)
+    assert len(answer["choices"]) == 3
+
+
+def test_pictures_in_turns_before_and_a_url_as_text(rig: Rig) -> None:
+    messages = [
+        {
+            "role": "user",
+            "content": [text("what"), {"type": "image_url", "image_url": data_url(RED)}],
+        },
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "more"},
+    ]
+    status, answer = rig.post("/v1/chat/completions", {"messages": messages, **OPTIONS})
+    assert status == 200, answer
+    assert answer["usage"]["prompt_tokens"] == NUM_ROWS + 7
+
+
+def test_tokenize_counts_pictures(rig: Rig) -> None:
+    messages = [{"role": "user", "content": [picture(RED), text("what")]}]
+    status, answer = rig.post("/tokenize", {"messages": messages})
+    assert status == 200
+    assert answer["count"] == NUM_ROWS + 3
+    assert answer["tokens"].count(PLACEHOLDER) == NUM_ROWS
+
+
+def test_a_text_that_spells_the_placeholder_is_text(rig: Rig) -> None:
+    answer = rig.chat(text("what is <image> ?"))
+    assert answer["usage"]["prompt_tokens"] < NUM_ROWS
+    assert "places for" not in json.dumps(rig.chat(text("<image>"), picture(RED)))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://example.com/cat.png", "are not fetched from 'https'"),
+        ("file:///etc/passwd", "are not fetched from 'file'"),
+        ("data:image/png,abc", "must look like data:image/png;base64"),
+        ("data:text/plain;base64,YWJj", "must be image/*"),
+        ("data:image/png;base64,####", "is not valid base64"),
+        ("data:image/png;base64,YWJj", "none of the formats"),
+        (data_url(RED[:60]), "cannot be decoded"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_its_place(rig: Rig, url: str, message: str) -> None:
+    refusal = rig.refusal(text("what"), {"type": "image_url", "image_url": {"url": url}})
+    assert message in refusal
+    assert refusal.startswith("messages[0].content[1].image_url")
+
+
+def test_other_refusals(rig: Rig) -> None:
+    assert "at most 16" in rig.refusal(*[picture(RED)] * 17)
+    assert "image_url.url is required" in rig.refusal({"type": "image_url", "image_url": {}})
+    assert "detail must be one of" in rig.refusal(picture(RED, detail="best"))
+    assert "maximum context length" in rig.refusal(*[picture(RED)] * 16)
+    assert "truncate_prompt_tokens" in rig.refusal(picture(RED), truncate_prompt_tokens=5)
+    assert "reads text only" in rig.refusal({"type": "input_audio", "input_audio": {}})
+
+
+def test_a_worker_that_dies_or_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rig.engine.pictures is not None
+    workers = PictureWorkers(rig.engine.pictures.spec)
+
+    async def scene() -> None:
+        item = await workers.prepare(RED, "picture")
+        assert workers._pool is not None
+        for process in list(workers._pool._processes.values()):
+            process.kill()
+        with pytest.raises(InvalidRequest, match="picture cannot be decoded: the process"):
+            for _ in range(3):
+                await workers.prepare(RED, "picture")
+        assert await workers.prepare(RED, "picture") == item
+        monkeypatch.setattr(workers, "_timeout_s", 0.0)
+        with pytest.raises(InvalidRequest, match="takes longer than 0 s"):
+            await workers.prepare(RED, "picture")
+        monkeypatch.setattr(workers, "_timeout_s", 30.0)
+        assert await workers.prepare(RED, "picture") == item
+        workers.close()
+
+    asyncio.run(scene())
+
+
+def test_other_protocols_say_the_same(rig: Rig) -> None:
+    chat = rig.chat(picture(RED), text("tell me more"))
+    base64 = data_url(RED).partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": base64}
+    blocks = [{"type": "image", "source": source}, text("tell me more")]
+    messages = {
+        "model": rig.engine.info.names[0],
+        "messages": [{"role": "user", "content": blocks}],
+    }
+    status, answer = rig.post("/v1/messages", {**messages, "max_tokens": 5, "temperature": 0})
+    assert status == 200, answer
+    usage = answer["usage"]
+    num_tokens = chat["usage"]["prompt_tokens"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == num_tokens
+    status, counted = rig.post("/v1/messages/count_tokens", messages)
+    assert (status, counted.get("input_tokens")) == (200, num_tokens)
+
+    parts = [
+        {"type": "input_image", "image_url": data_url(RED), "detail": "auto"},
+        {"type": "input_text", "text": "tell me more"},
+    ]
+    given = {"input": [{"role": "user", "content": parts}]}
+    body = {**given, "max_output_tokens": 16, "temperature": 0}
+    status, answer = rig.post("/v1/responses", body)
+    assert status == 200, answer
+    assert answer["usage"]["input_tokens"] == num_tokens
+    said = chat["choices"][0]["message"]["content"]
+    assert answer["output"][0]["content"][0]["text"].startswith(said)
+    status, counted = rig.post("/v1/responses/input_tokens", given)
+    assert (status, counted.get("input_tokens")) == (200, num_tokens)
+
+
+def test_errors_name_the_fields_of_their_protocol(rig: Rig) -> None:
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "#"}}
+    body = {"model": rig.engine.info.names[0], "max_tokens": 5}
+    status, answer = rig.post(
+        "/v1/messages", {**body, "messages": [{"role": "user", "content": [block]}]}
+    )
+    assert status == 400 and "is not valid base64" in answer["error"]["message"]
+    block = {"type": "image", "source": {"type": "file", "file_id": "a"}}
+    status, answer = rig.post(
+        "/v1/messages", {**body, "messages": [{"role": "user", "content": [block]}]}
+    )
+    assert status == 400 and "content[0].source must be" in answer["error"]["message"]
+    part = {"type": "input_image", "file_id": "a"}
+    status, answer = rig.post("/v1/responses", {"input": [{"role": "user", "content": [part]}]})
+    assert status == 400 and answer["error"]["param"] == "input[0].content[0].image_url"
+
+
+@pytest.mark.slow
+def test_the_official_client_sends_pictures(rig: Rig) -> None:
+    import httpx
+    import openai
+
+    async def ask() -> tuple[str, str]:
+        transport = httpx.ASGITransport(app=rig._app)
+        http: Any = httpx.AsyncClient(transport=transport, base_url="http://octavo")
+        async with http:
+            client = openai.AsyncOpenAI(
+                base_url="http://octavo/v1", api_key="none", http_client=http
+            )
+            content: Any = [picture(RED), text("tell me more")]
+            messages: Any = [{"role": "user", "content": content}]
+            model = rig.engine.info.names[0]
+            whole = await client.chat.completions.create(
+                model=model, messages=messages, max_tokens=5, temperature=0
+            )
+            stream = await client.chat.completions.create(
+                model=model, messages=messages, max_tokens=5, temperature=0, stream=True
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            return whole.choices[0].message.content or "", "".join(pieces)
+
+    whole, streamed = rig.runner.run(ask())
+    assert whole == streamed != ""
