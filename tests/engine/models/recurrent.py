@@ -56,7 +56,7 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_intermediate_size": 64, "intermediate_size": 48, "num_local_experts": 4,
             "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_chunk_size": 32,
             "position_embedding_type": "rope", "mamba_n_groups": 2, "attention_multiplier": 0.2,
-            "residual_multiplier": 0.22,
+            "residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
         },
     ),
     "nemotron-h": (
