@@ -161,7 +161,8 @@ class Ops(Protocol):
     """What a model is composed of."""
 
     def embedding(self, table: Embedding, *, scale: float = 1.0) -> Value:
-        """The step's token ids looked up in `table`, times scale: [T, hidden]."""
+        """The step's token ids looked up in `table`, times scale: [T, hidden]. Of placeholders of
+        pictures the pictures' rows instead, as they are."""
 
     def table(
         self, table: Embedding, of: Literal["positions", "types"], *, offset: int = 0
@@ -248,6 +249,13 @@ class RecurrentOps(Ops, Protocol):
         """Columns [q | k | v] and [beta | dt], all before their norms and gates: the state decays
         by exp(-exp(a_log) dt), and its answer to k is moved towards v by sigmoid(beta); q asks
         it then: [T, value heads * value_dim]."""
+
+
+class VisionOps(EncoderOps, Protocol):
+    """What towers are composed of besides."""
+
+    def input(self, columns: int) -> Value:
+        """Rows that the step brings: [T, columns]."""
 
 
 class Model(Protocol):

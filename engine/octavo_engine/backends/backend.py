@@ -51,6 +51,10 @@ class BackendStep:
     # Of models with recurrent states; `states` says what they are. A sequence of which the step has
     # all tokens begins with a state of zeros.
     states: StateStep | None = None
+    # [T]  which of `inputs` stands for the token in place of its embedding; -1: none does. None:
+    # of no token.
+    input_rows: NDArray[np.int32] | None = None
+    inputs: NDArray[np.float32] | None = None  # [I, hidden]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from octavo_engine.state.adapter import AdapterPlacement
+    from octavo_engine.state.media import MediaItem
     from octavo_engine.state.sequence import Sequence
 
 
@@ -70,6 +71,8 @@ class ScheduledBatch:
     awaited: list[int] = field(default_factory=list)
     state_loads: list[tuple[int, int]] = field(default_factory=list)  # source slot, row
     state_saves: list[StateSave] = field(default_factory=list)
+    encode: MediaItem | None = None  # the picture that is encoded before the step is computed
+    media_dropped: list[bytes] = field(default_factory=list)  # pictures whose rows are given up
     placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 
     @property

@@ -10,6 +10,7 @@ import torch
 from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.loader import TorchLoader
+from octavo_engine.backends.torch.media import TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchStates
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps, TorchPart
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from octavo_engine import _native
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
@@ -56,6 +59,7 @@ class TorchBackend:
         loader.finish()
         self._sites = loader.sites
         self._adapters: dict[int, TorchAdapter] = {}  # by slot
+        self.media: MediaEncoder | None = None
         self._kv: PagedKV | None = None
         self._states: TorchStates | None = None
         self._team: _native.Team | None = None
@@ -88,6 +92,9 @@ class TorchBackend:
             self._states = TorchStates(
                 self.cache_layout, limits.num_state_slots, self.precision.dtype
             )
+
+    def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
+        self.media = TorchMediaEncoder(config, checkpoint, self.precision)
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         from octavo_engine import _native
@@ -141,6 +148,7 @@ class TorchBackend:
 
     def close(self) -> None:
         self._model = None
+        self.media = None
         self._kv = None
         self._states = None
         self._team = None
