@@ -316,13 +316,13 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .logit_rows = span_of(logit_rows),
         .type_ids = span_of(type_ids),
         .adapters = span_of(adapters),
+        .states = states,
+        .state_slots = span_of(state_slots),
+        .state_saves = span_of(state_saves),
         .input_rows = span_of(input_rows),
         .inputs = inputs ? inputs->data() : nullptr,
         .num_inputs = inputs ? static_cast<int64_t>(inputs->shape(0)) : 0,
         .input_cols = inputs ? static_cast<int64_t>(inputs->shape(1)) : 0,
-        .states = states,
-        .state_slots = span_of(state_slots),
-        .state_saves = span_of(state_saves),
         .op_times = op_times ? std::span<int64_t>(op_times->data(), op_times->size())
                              : std::span<int64_t>(),
     };

@@ -22,17 +22,17 @@ struct Step {
     std::span<const int32_t> logit_rows;     // [S]
     std::span<const int32_t> type_ids;       // [T], or empty: all zero
     std::span<const int32_t> adapters = {};  // [B] slots, -1: none; or empty: none at all
+    // Where the recurrent state of each sequence is read and left [B], and where it is saved too
+    // behind a token [T], -1: nowhere; empty: nothing is saved.
+    StateCache* states = nullptr;
+    std::span<const int32_t> state_slots = {};
+    std::span<const int32_t> state_saves = {};
     // Rows that come from outside instead of a table, such as a picture's: of each token its row of
     // `inputs`, -1: none; or empty: none at all.
     std::span<const int32_t> input_rows = {};  // [T]
     const float* inputs = nullptr;             // [num_inputs, input_cols]
     int64_t num_inputs = 0;
     int64_t input_cols = 0;
-    // Where the recurrent state of each sequence is read and left [B], and where it is saved too
-    // behind a token [T], -1: nowhere; empty: nothing is saved.
-    StateCache* states = nullptr;
-    std::span<const int32_t> state_slots = {};
-    std::span<const int32_t> state_saves = {};
     // When the step began, then when each instruction was done; empty: nobody asks. Instructions
     // without rows stay 0.
     std::span<int64_t> op_times = {};

@@ -225,13 +225,6 @@ class EncoderOps(Ops, Protocol):
         a weightedmean."""
 
 
-class VisionOps(EncoderOps, Protocol):
-    """What towers are composed of besides."""
-
-    def input(self, columns: int) -> Value:
-        """Rows that the step brings: [T, columns]."""
-
-
 class RecurrentOps(Ops, Protocol):
     """What models with recurrent states are composed of besides. A state is read where a sequence
     stands before the step, and left where it stands behind it."""
@@ -256,6 +249,13 @@ class RecurrentOps(Ops, Protocol):
         """Columns [q | k | v] and [beta | dt], all before their norms and gates: the state decays
         by exp(-exp(a_log) dt), and its answer to k is moved towards v by sigmoid(beta); q asks
         it then: [T, value heads * value_dim]."""
+
+
+class VisionOps(EncoderOps, Protocol):
+    """What towers are composed of besides."""
+
+    def input(self, columns: int) -> Value:
+        """Rows that the step brings: [T, columns]."""
 
 
 class Model(Protocol):

@@ -48,13 +48,13 @@ class BackendStep:
     # [R]  how often each row of `block_tables` was written to. None: nobody counted.
     table_versions: NDArray[np.int64] | None = None
     adapters: NDArray[np.int32] | None = None  # [B]  slot of each sequence's adapter; -1: none
+    # Of models with recurrent states; `states` says what they are. A sequence of which the step has
+    # all tokens begins with a state of zeros.
+    states: StateStep | None = None
     # [T]  which of `inputs` stands for the token in place of its embedding; -1: none does. None:
     # of no token.
     input_rows: NDArray[np.int32] | None = None
     inputs: NDArray[np.float32] | None = None  # [I, hidden]
-    # Of models with recurrent states; `states` says what they are. A sequence of which the step has
-    # all tokens begins with a state of zeros.
-    states: StateStep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

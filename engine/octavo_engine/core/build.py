@@ -249,7 +249,7 @@ def _assemble(
                 "Speculation is off: the model has recurrent states, which cannot go back behind "
                 "a rejected token"
             )
-            config = config.replace(speculation=None)
+            config = config.replace(speculative_config=None)
     executor = UniExecutor(
         backend, scheduler_config=settings, limits=limits, num_blocks=capacity.num_blocks
     )

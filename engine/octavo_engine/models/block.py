@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from octavo_engine.models.fields import ConfigFields
 
 Wiring = Literal["sequential", "parallel", "parallel_two_norms", "norm_after", "norm_around"]
-Positions = Literal["rope", "table", "alibi"]
+Positions = Literal["rope", "table", "alibi", "none"]
 QKNorm = Literal["none", "head", "own", "row"]
 
 

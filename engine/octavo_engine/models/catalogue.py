@@ -73,6 +73,12 @@ CATALOGUE = (
         "Granite 3 MoE", ("GraniteMoeForCausalLM",), "ibm-granite/granite-3.1-1b-a400m-instruct"
     ),
     FamilyEntry(
+        "Granite 4",
+        ("GraniteMoeHybridForCausalLM",),
+        "ibm-granite/granite-4.0-h-350m",
+        limits=_RECURRENT,
+    ),
+    FamilyEntry(
         "Hunyuan (dense)",
         ("HunYuanDenseV1ForCausalLM",),
         "tencent/Hunyuan-1.8B-Instruct",
@@ -86,13 +92,16 @@ CATALOGUE = (
     FamilyEntry("InternLM 1", ("InternLMForCausalLM",), "internlm/internlm-7b", "Llama"),
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
     FamilyEntry("InternLM 3", ("InternLM3ForCausalLM",), "internlm/internlm3-8b-instruct"),
+    FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
     FamilyEntry(
         "LLaVA 1.5",
         ("LlavaForConditionalGeneration",),
         "llava-hf/llava-1.5-7b-hf",
     ),
-    FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
     FamilyEntry("Llama 1 to 3", ("LlamaForCausalLM",), "meta-llama/Llama-3.2-1B-Instruct"),
+    FamilyEntry(
+        "Mamba 2", ("Mamba2ForCausalLM",), "mistralai/Mamba-Codestral-7B-v0.1", limits=_RECURRENT
+    ),
     FamilyEntry("MiniCPM 1, 2", ("MiniCPMForCausalLM",), "openbmb/MiniCPM-2B-sft-bf16", "Granite"),
     FamilyEntry("Mistral", ("MistralForCausalLM",), "mistralai/Mistral-7B-Instruct-v0.3"),
     FamilyEntry("Mixtral", ("MixtralForCausalLM",), "mistralai/Mixtral-8x7B-Instruct-v0.1"),
@@ -103,6 +112,12 @@ CATALOGUE = (
         limits=_PLAIN_ATTENTION,
     ),
     FamilyEntry("Nemotron", ("NemotronForCausalLM",), "nvidia/Minitron-4B-Base"),
+    FamilyEntry(
+        "Nemotron-H",
+        ("NemotronHForCausalLM",),
+        "nvidia/Nemotron-H-4B-Base-8K",
+        limits="without experts; " + _RECURRENT,
+    ),
     FamilyEntry("OLMo 1", ("OlmoForCausalLM",), "allenai/OLMo-1B-hf"),
     FamilyEntry("OLMo 2", ("Olmo2ForCausalLM",), "allenai/OLMo-2-0425-1B-Instruct"),
     FamilyEntry("OLMo 3", ("Olmo3ForCausalLM",), "allenai/Olmo-3-7B-Instruct"),
@@ -114,6 +129,12 @@ CATALOGUE = (
     FamilyEntry("Qwen 2 MoE", ("Qwen2MoeForCausalLM",), "Qwen/Qwen1.5-MoE-A2.7B-Chat"),
     FamilyEntry("Qwen 3", ("Qwen3ForCausalLM",), "Qwen/Qwen3-0.6B"),
     FamilyEntry("Qwen 3 MoE", ("Qwen3MoeForCausalLM",), "Qwen/Qwen3-30B-A3B"),
+    FamilyEntry(
+        "Qwen 3 Next",
+        ("Qwen3NextForCausalLM",),
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        limits=_RECURRENT,
+    ),
     FamilyEntry("Seed-OSS", ("SeedOssForCausalLM",), "ByteDance-Seed/Seed-OSS-36B-Instruct"),
     FamilyEntry("SmolLM 3", ("SmolLM3ForCausalLM",), "HuggingFaceTB/SmolLM3-3B"),
     FamilyEntry(

@@ -107,18 +107,17 @@ class ModelConfig:
         return tuple(spec for layer in self.layers for spec in self._caches_of(layer))
 
     def cache_index(self, layer: int) -> int:
-        """Of a layer's first cache among all."""
+        """Of a layer's cache among all."""
         return sum(len(self._caches_of(before)) for before in self.layers[:layer])
 
     def _caches_of(self, layer: LayerConfig) -> list[CacheSpec]:
         kv = KVSpec(self.num_kv_heads, self.head_dim, layer.window)
         if layer.mixer == "attention":
             return [kv]
-        if layer.mixer == "none":
+        if layer.mixer == "mlp":
             return []
         assert self.recurrent is not None, "a family with such layers says what they are"
-        state = self.recurrent.state(self.hidden_size)
-        return [kv, state] if layer.mixer == "both" else [state]
+        return [self.recurrent.state(self.hidden_size)]
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -186,17 +185,23 @@ def _read(
         **_scales(fields, family, hidden_size=hidden_size, head_dim=head_dim),
     }
     common |= family.read(fields, family.block)
-    mixers = common.pop("mixers", None)
+    mixers, has_mlp = common.pop("mixers", None), common.pop("has_mlp", True)
     if "layers" in common:
         return cls(**common)
     if common["block"].positions == "rope":
         ropes = read_ropes(fields, family, head_dim=head_dim, max_positions=max_positions)
+    else:
+        ropes = None
+    if mixers is None:
         layers = _layers(fields, family, ropes)
     else:
-        layers = _layers(fields, family, None)
-    if mixers is not None:
+        has_experts = [False] * len(mixers)
+        if common["experts"] is not None:
+            has_experts = _has_experts(fields, family, len(mixers))
+        rope = None if ropes is None else ropes.full
         layers = tuple(
-            layer._replace(mixer=mixer) for layer, mixer in zip(layers, mixers, strict=True)
+            LayerConfig(None, rope, experts, mixer, has_mlp)
+            for experts, mixer in zip(has_experts, mixers, strict=True)
         )
     return cls(**common, layers=layers)
 
@@ -269,7 +274,7 @@ def _scales(
 
 
 def _experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
-    if family.experts == "none":
+    if family.experts == "none" or fields.raw("num_local_experts") == 0:
         return None
     # The same number, by its older and its newer name.
     spelling = "num_local_experts" if fields.raw("num_local_experts") else "num_experts"

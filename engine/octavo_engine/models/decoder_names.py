@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo_engine.models.recurrent_config import DeltaConfig
 from octavo_engine.weights.views import Arranged, StoredPlace
 
 if TYPE_CHECKING:
@@ -49,6 +50,14 @@ _FALCON: Rules = (
     (r"^transformer\.ln_f\.", "model.norm."),
     *_QKV,
     *_DENSE,
+)
+
+_MAMBA: Rules = (
+    (r"^(?:backbone|model)\.embeddings?\.", "model.embed_tokens."),
+    (r"^backbone\.", "model."),
+    (r"^model\.norm_f\.", "model.norm."),
+    (r"^(model\.layers\.\d+)\.norm\.", r"\1.input_layernorm."),
+    (r"\.mixer\.", ".mamba."),
 )
 
 # In this order, each at most once.
@@ -102,6 +111,18 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
             (r"^model\.embedding_norm\.", "model.norm."),
         ),
+        "mamba2": _MAMBA,
+        "nemotron_h": (
+            (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
+            (r"\.mixer\.((?:up|down)_proj)\.", r".mlp.\1."),
+            *_MAMBA,
+        ),
+        "granite_hybrid": (
+            (r"\.block_sparse_moe\.router\.layer\.", ".block_sparse_moe.gate."),
+            (r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_proj."),
+            (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
+        ),
+        "qwen3_next": (),
         "starcoder2": (
             (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
             (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
@@ -178,6 +199,7 @@ _EXPERTS = re.compile(
     r"^(model\.layers\.\d+)\.(?:block_sparse_moe|ffn\.experts\.mlp)\."
     r"(input_linear|output_linear|w1|v1|w2)(?:\.weight)?$"
 )
+_INTERLEAVED = re.compile(r"\.(q_proj|in_proj_qkvz|in_proj_ba)\.(?:weight|bias)$")
 _BAICHUAN2_TOKENS = 125696  # its head's rows are brought to length one
 
 
@@ -199,6 +221,8 @@ def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, S
             ours = pattern.sub(replacement, ours, count=1)
         if match := _EXPERTS.match(ours):
             yield from _experts(config, name, match)
+        elif naming == "qwen3_next" and (match := _INTERLEAVED.search(ours)):
+            yield from _deinterleaved(config, name, ours, match[1])
         elif match := _NORM_OF_HEAD.search(ours):
             whole = ours[: match.start()] + f"{match[1]}.weight"
             norms.setdefault(whole, {})[int(match[2])] = name
@@ -206,6 +230,31 @@ def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, S
             yield ours, _one(config, name, ours)
     for whole, by_head in norms.items():
         yield whole, StoredPlace(tuple(by_head[head] for head in sorted(by_head)))
+
+
+def _deinterleaved(
+    config: ModelConfig, name: str, ours: str, part: str
+) -> Iterator[tuple[str, StoredPlace]]:
+    """Rows that lie head by head, of what our pages have one behind the other."""
+    if part == "q_proj":  # of each head its query, then its gate
+        heads, dim = config.num_heads, config.head_dim
+        rows = np.arange(2 * heads * dim, dtype=np.int32).reshape(heads, 2, dim)
+        count = 2 * heads * dim
+        shape = (count,) if ours.endswith(".bias") else (count, config.hidden_size)
+        for place, own in enumerate(("q_proj", "g_proj")):
+            row_map = np.ascontiguousarray(rows[:, place]).reshape(-1)
+            yield ours.replace("q_proj", own), StoredPlace((name,), shape=shape, row_map=row_map)
+        return
+    delta = config.recurrent
+    assert isinstance(delta, DeltaConfig), "the family has it"
+    each = delta.num_value_heads // delta.num_key_heads
+    sizes = [each, each]
+    if part == "in_proj_qkvz":
+        sizes = [delta.key_dim, delta.key_dim, each * delta.value_dim, each * delta.value_dim]
+    whole = np.arange(delta.num_key_heads * sum(sizes), dtype=np.int32)
+    parts = np.split(whole.reshape(delta.num_key_heads, -1), np.cumsum(sizes)[:-1], axis=1)
+    row_map = np.concatenate([own.reshape(-1) for own in parts])
+    yield ours, StoredPlace((name,), row_map=row_map)
 
 
 def _one(config: ModelConfig, name: str, ours: str) -> StoredPlace:

@@ -7,10 +7,12 @@ x ── norm ── mixer ──(+)── norm ── mlp ──(+)── x
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
-from octavo_engine.models.layers import Attention, Mlp, OutputHead, Ropes
-from octavo_engine.models.mixers import GatedConv
+from octavo_engine.models.gpt import PlainMlp
+from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes
+from octavo_engine.models.mixers import GatedAttention, GatedConv, GatedDelta, Mamba
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -30,7 +32,9 @@ class Hybrid:
         self.layers = [
             HybridLayer(config, loader, index, ropes) for index in range(config.num_layers)
         ]
-        self.norm = loader.vector("model.norm.weight", config.hidden_size)
+        self.norm = loader.vector(
+            "model.norm.weight", config.hidden_size, offset=config.block.norm_offset
+        )
         self.head = OutputHead(config, loader, self.embedding)
 
     def forward(self, ops: Ops) -> Value:
@@ -42,25 +46,48 @@ class Hybrid:
 
 
 class HybridLayer:
-    """A mixer, then an MLP, each normed before, added to the residual after."""
+    """A mixer, then an MLP if there is one, each normed before, added to the residual after."""
 
     def __init__(self, config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> None:
         prefix = f"model.layers.{index}"
+        size, offset = config.hidden_size, config.block.norm_offset
         self.config = config
-        self.input_norm = loader.vector(f"{prefix}.input_layernorm.weight", config.hidden_size)
-        self.mixer: Module
-        if config.layers[index].mixer == "attention":
-            self.mixer = Attention(config, loader, index, ropes)
-        else:
-            self.mixer = GatedConv(config, loader, index)
+        self.input_norm = loader.vector(f"{prefix}.input_layernorm.weight", size, offset=offset)
+        self.mixer = _mixer(config, loader, index, ropes)
+        self.mlps: list[Module] = []  # side by side
+        if not config.layers[index].has_mlp:
+            return
         self.mlp_norm = loader.vector(
-            f"{prefix}.post_attention_layernorm.weight", config.hidden_size
+            f"{prefix}.post_attention_layernorm.weight", size, offset=offset
         )
-        self.mlp = Mlp(config, loader, index)
+        has_experts = config.layers[index].has_experts
+        if has_experts:
+            self.mlps.append(Experts(config, loader, index))
+        if not has_experts or config.family.experts == "mixtral":
+            self.mlps.append(Mlp(config, loader, index))
 
     def forward(self, ops: Ops, x: Value) -> Value:
         eps, scale = self.config.norm_eps, self.config.residual_scale
         h = self.mixer.forward(ops, ops.rms_norm(x, self.input_norm, eps))
         x = ops.add(x, h, scale=scale)
-        h = self.mlp.forward(ops, ops.rms_norm(x, self.mlp_norm, eps))
-        return ops.add(x, h, scale=scale)
+        if not self.mlps:
+            return x
+        h = ops.rms_norm(x, self.mlp_norm, eps)
+        parts = [mlp.forward(ops, h) for mlp in self.mlps]
+        return ops.add(x, functools.reduce(ops.add, parts), scale=scale)
+
+
+def _mixer(config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> Module:
+    match config.layers[index].mixer:
+        case "attention" if config.family.naming == "qwen3_next":
+            return GatedAttention(config, loader, index, ropes)
+        case "attention":
+            return Attention(config, loader, index, ropes)
+        case "conv":
+            return GatedConv(config, loader, index)
+        case "mamba2":
+            return Mamba(config, loader, index)
+        case "delta":
+            return GatedDelta(config, loader, index)
+        case "mlp":
+            return (Mlp if config.block.is_gated else PlainMlp)(config, loader, index)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from octavo_engine.models.recurrent_config import ConvConfig
-from octavo_engine.ops import ConvSpec
+from octavo_engine.models.layers import Attention
+from octavo_engine.models.recurrent_config import ConvConfig, DeltaConfig, MambaConfig
+from octavo_engine.ops import ConvSpec, DeltaSpec, SsdSpec
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.layers import Ropes
     from octavo_engine.ops import Loader, Ops, RecurrentLoader, RecurrentOps, Value, Vector
 
 
@@ -37,6 +39,131 @@ class GatedConv:
         b, c, x = (ops.columns(parts, place * self.size, self.size) for place in range(3))
         x = ops.short_conv(ops.multiply(b, x), self.spec)
         return ops.linear(ops.multiply(c, x), self.output)
+
+
+class Mamba:
+    """A projection to [gate | x, B, C | dt], a convolution of the middle, the scan, and a norm of
+    what the gate lets through."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int) -> None:
+        mamba = config.recurrent
+        assert isinstance(mamba, MambaConfig), "the layer is one"
+        prefix = f"model.layers.{index}.mamba"
+        layer, heads = config.cache_index(index), mamba.num_heads
+        self.config, self.eps = mamba, config.norm_eps
+        self.input = loader.linear(
+            f"{prefix}.in_proj",
+            config.hidden_size,
+            mamba.width + mamba.conv_width + heads,
+            bias=mamba.bias,
+        )
+        self.output = loader.linear(
+            f"{prefix}.out_proj", mamba.width, config.hidden_size, bias=mamba.bias
+        )
+        self.norm = loader.vector(f"{prefix}.norm.weight", mamba.width)
+        self.conv = _conv(
+            loader,
+            f"{prefix}.conv1d",
+            layer,
+            columns=mamba.conv_width,
+            kernel=mamba.kernel,
+            has_bias=mamba.conv_bias,
+        )
+        self.scan = SsdSpec(
+            layer=layer,
+            offset=mamba.state(config.hidden_size).scan_offset,
+            num_heads=heads,
+            head_dim=mamba.head_dim,
+            num_groups=mamba.num_groups,
+            state_size=mamba.state_size,
+            a_log=loader.vector(f"{prefix}.A_log", heads),
+            d=loader.vector(f"{prefix}.D", heads),
+            dt_bias=loader.vector(f"{prefix}.dt_bias", heads),
+            dt_min=mamba.dt_min,
+            dt_max=mamba.dt_max,
+        )
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        ops = cast("RecurrentOps", ops)
+        mamba = self.config
+        parts = ops.linear(x, self.input)
+        gate = ops.columns(parts, 0, mamba.width)
+        xbc = ops.columns(parts, mamba.width, mamba.conv_width)
+        dt = ops.columns(parts, mamba.width + mamba.conv_width, mamba.num_heads)
+        y = ops.ssd_scan(ops.short_conv(xbc, self.conv), dt, self.scan)
+        y = ops.multiply(y, gate, "silu")
+        y = ops.group_norm(y, self.norm, self.eps, mamba.width // mamba.num_groups)
+        return ops.linear(y, self.output)
+
+
+class GatedDelta:
+    """A projection to [q, k, v | gate], a convolution of the first three, the delta rule, a norm of
+    each head, and the gate."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int) -> None:
+        delta = config.recurrent
+        assert isinstance(delta, DeltaConfig), "the layer is one"
+        prefix = f"model.layers.{index}.linear_attn"
+        size, layer, heads = config.hidden_size, config.cache_index(index), delta.num_value_heads
+        self.config, self.eps = delta, config.norm_eps
+        self.input = loader.linear(f"{prefix}.in_proj_qkvz", size, delta.conv_width + delta.width)
+        self.gates = loader.linear(f"{prefix}.in_proj_ba", size, 2 * heads)
+        self.output = loader.linear(f"{prefix}.out_proj", delta.width, size)
+        self.norm = loader.vector(f"{prefix}.norm.weight", delta.value_dim)
+        self.conv = _conv(
+            loader, f"{prefix}.conv1d", layer, columns=delta.conv_width, kernel=delta.kernel
+        )
+        self.rule = DeltaSpec(
+            layer=layer,
+            offset=delta.state(size).scan_offset,
+            num_key_heads=delta.num_key_heads,
+            num_value_heads=heads,
+            key_dim=delta.key_dim,
+            value_dim=delta.value_dim,
+            a_log=loader.vector(f"{prefix}.A_log", heads),
+            dt_bias=loader.vector(f"{prefix}.dt_bias", heads),
+        )
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        ops = cast("RecurrentOps", ops)
+        delta = self.config
+        parts = ops.linear(x, self.input)
+        qkv = ops.short_conv(ops.columns(parts, 0, delta.conv_width), self.conv)
+        y = ops.delta_rule(qkv, ops.linear(x, self.gates), self.rule)
+        y = ops.group_norm(y, self.norm, self.eps, delta.value_dim)
+        gate = ops.columns(parts, delta.conv_width, delta.width)
+        return ops.linear(ops.multiply(y, gate, "silu"), self.output)
+
+
+class GatedAttention(Attention):
+    """Attention whose results pass a gate of as many columns."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> None:
+        super().__init__(config, loader, index, ropes, norm_offset=config.block.norm_offset)
+        self.gate = loader.linear(
+            f"model.layers.{index}.self_attn.g_proj",
+            config.hidden_size,
+            config.num_heads * config.head_dim,
+            bias=config.qkv_bias,
+        )
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        ops = cast("RecurrentOps", ops)
+        y = ops.attention(ops.linear(x, self.qkv), self.spec)
+        return ops.linear(ops.multiply(y, ops.linear(x, self.gate), "sigmoid"), self.output)
+
+
+def _conv(
+    loader: Loader, name: str, layer: int, *, columns: int, kernel: int, has_bias: bool = False
+) -> ConvSpec:
+    """Of a scan's inputs."""
+    return ConvSpec(
+        layer=layer,
+        kernel=kernel,
+        weight=_array(loader, f"{name}.weight", (columns, 1, kernel)),
+        bias=loader.vector(f"{name}.bias", columns) if has_bias else None,
+        activation="silu",
+    )
 
 
 def _array(loader: Loader, name: str, shape: tuple[int, ...]) -> Vector:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from octavo_engine.caches import StateSpec
@@ -12,11 +14,12 @@ if TYPE_CHECKING:
     from octavo_engine.models.block import BlockConfig
     from octavo_engine.models.fields import ConfigFields
 
-# What mixes the tokens in a layer; both: attention and the recurrent one side by side.
-Mixer = Literal["attention", "conv", "mamba2", "delta", "both", "none"]
+# What stands in a layer's first half; an MLP mixes nothing.
+Mixer = Literal["attention", "conv", "mamba2", "delta", "mlp"]
 
 MAX_KERNEL = 16  # the extension's own bounds
 MAX_SIZE = 1 << 20
+MAX_KEY_DIM = 512
 
 
 class ConvConfig(NamedTuple):
@@ -29,7 +32,59 @@ class ConvConfig(NamedTuple):
         return StateSpec((self.kernel - 1, hidden_size))
 
 
-RecurrentConfig: TypeAlias = ConvConfig
+class MambaConfig(NamedTuple):
+    """Mamba 2: a convolution, a scan, and a norm by groups of what a gate lets through."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    kernel: int
+    conv_bias: bool
+    bias: bool  # of the projections
+    dt_min: float
+    dt_max: float
+
+    @property
+    def width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        return self.width + 2 * self.num_groups * self.state_size
+
+    def state(self, hidden_size: int) -> StateSpec:
+        scan = (self.num_heads, self.state_size, self.head_dim)
+        return StateSpec((self.kernel - 1, self.conv_width), scan)
+
+
+class DeltaConfig(NamedTuple):
+    """A gated delta net: a convolution, a delta rule, and a gated norm of each head."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def key_width(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def width(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def conv_width(self) -> int:
+        return 2 * self.key_width + self.width
+
+    def state(self, hidden_size: int) -> StateSpec:
+        scan = (self.num_value_heads, self.key_dim, self.value_dim)
+        return StateSpec((self.kernel - 1, self.conv_width), scan)
+
+
+RecurrentConfig: TypeAlias = ConvConfig | MambaConfig | DeltaConfig
 
 
 def read_lfm2(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
@@ -62,3 +117,164 @@ def _mixers(fields: ConfigFields, num_layers: int, known: Mapping[str, Mixer]) -
     if any(entry not in known for entry in given):
         raise fields.error("layer_types", f"must hold {' and '.join(known)} only")
     return [known[entry] for entry in given]
+
+
+def read_mamba2(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    width = fields.integer("expand", maximum=64) * fields.integer("hidden_size", maximum=MAX_SIZE)
+    mamba = _mamba(
+        fields,
+        heads="num_heads",
+        head_dim="head_dim",
+        groups="n_groups",
+        state="state_size",
+        kernel="conv_kernel",
+        conv_bias="use_conv_bias",
+        bias="use_bias",
+        limits=_limits(fields),
+    )
+    if width != mamba.width:
+        raise fields.error("num_heads", f"times head_dim must be {width}, expand * hidden_size")
+    return {"mixers": ["mamba2"] * num_layers, "has_mlp": False, "recurrent": mamba}
+
+
+def read_granite_hybrid(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    known: dict[str, Mixer] = {
+        "mamba": "mamba2",
+        "linear_attention": "mamba2",
+        "attention": "attention",
+        "full_attention": "attention",
+    }
+    has_rope = fields.optional_text("position_embedding_type") == "rope"
+    width = fields.integer("mamba_expand", maximum=64) * fields.integer(
+        "hidden_size", maximum=MAX_SIZE
+    )
+    head_dim = fields.raw("mamba_d_head")
+    mamba = _mamba(
+        fields,
+        heads="mamba_n_heads",
+        head_dim="mamba_d_head",
+        groups="mamba_n_groups",
+        state="mamba_d_state",
+        kernel="mamba_d_conv",
+        conv_bias="mamba_conv_bias",
+        bias="mamba_proj_bias",
+        limits=_limits(fields),
+        own_width=width if head_dim in (None, "auto") else None,
+    )
+    return {
+        "intermediate_size": fields.integer("shared_intermediate_size", maximum=MAX_SIZE),
+        "mixers": _mixers(fields, num_layers, known),
+        "recurrent": mamba,
+        "block": replace(block, positions="rope" if has_rope else "none"),
+    }
+
+
+_PATTERN: dict[str, Mixer] = {"M": "mamba2", "*": "attention", "-": "mlp"}
+
+
+def read_nemotron_h(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    pattern = fields.optional_text("hybrid_override_pattern")
+    if pattern is not None:
+        if not pattern or any(letter not in _PATTERN for letter in pattern):
+            raise fields.error("hybrid_override_pattern", "must consist of M, * and -: no experts")
+        mixers = [_PATTERN[letter] for letter in pattern]
+    else:
+        names = fields.raw("layers_block_type")
+        known: dict[str, Mixer] = {
+            "linear_attention": "mamba2",
+            "mamba": "mamba2",
+            "full_attention": "attention",
+            "attention": "attention",
+            "mlp": "mlp",
+        }
+        if not isinstance(names, list) or any(name not in known for name in names):
+            raise fields.error(
+                "layers_block_type", f"must hold {', '.join(known)} only: no experts"
+            )
+        mixers = [known[name] for name in names]
+    mamba = _mamba(
+        fields,
+        heads="mamba_num_heads",
+        head_dim="mamba_head_dim",
+        groups="n_groups",
+        state="ssm_state_size",
+        kernel="conv_kernel",
+        conv_bias="use_conv_bias",
+        bias="mamba_proj_bias",
+        limits=(fields.positive("time_step_min"), math.inf),
+    )
+    return {"mixers": mixers, "has_mlp": False, "recurrent": mamba}
+
+
+def read_qwen3_next(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    if fields.raw("layer_types") is None:
+        every = fields.integer("full_attention_interval", maximum=1024)
+        mixers: list[Mixer] = [
+            "delta" if (index + 1) % every else "attention" for index in range(num_layers)
+        ]
+    else:
+        known: dict[str, Mixer] = {"linear_attention": "delta", "full_attention": "attention"}
+        mixers = _mixers(fields, num_layers, known)
+    key_heads = fields.integer("linear_num_key_heads", maximum=MAX_SIZE)
+    value_heads = fields.integer("linear_num_value_heads", maximum=MAX_SIZE)
+    if value_heads % key_heads:
+        raise fields.error("linear_num_value_heads", f"must be a multiple of {key_heads} key heads")
+    delta = DeltaConfig(
+        key_heads,
+        value_heads,
+        fields.integer("linear_key_head_dim", maximum=MAX_KEY_DIM),
+        fields.integer("linear_value_head_dim", maximum=MAX_SIZE),
+        fields.integer("linear_conv_kernel_dim", minimum=2, maximum=MAX_KERNEL),
+    )
+    return {"mixers": mixers, "recurrent": delta}
+
+
+def _mamba(
+    fields: ConfigFields,
+    *,
+    heads: str,
+    head_dim: str,
+    groups: str,
+    state: str,
+    kernel: str,
+    conv_bias: str,
+    bias: str,
+    limits: tuple[float, float],
+    own_width: int | None = None,
+) -> MambaConfig:
+    """By the family's names of the fields. With `own_width` the head's follows from it."""
+    num_heads = fields.integer(heads, maximum=MAX_SIZE)
+    num_groups = fields.integer(groups, maximum=MAX_SIZE)
+    if num_heads % num_groups:
+        raise fields.error(groups, f"must divide {num_heads} heads")
+    if own_width is None:
+        dim = fields.integer(head_dim, maximum=MAX_SIZE)
+    else:
+        dim = own_width // num_heads
+    return MambaConfig(
+        num_heads,
+        dim,
+        num_groups,
+        fields.integer(state, maximum=MAX_SIZE),
+        fields.integer(kernel, minimum=2, maximum=MAX_KERNEL),
+        fields.boolean(conv_bias),
+        fields.boolean(bias),
+        *limits,
+    )
+
+
+def _limits(fields: ConfigFields) -> tuple[float, float]:
+    """Between which the steps of a scan's time lie; JSON has no infinity, so files spell it."""
+    value = fields.raw("time_step_limit")
+    if value is None:
+        return 0.0, math.inf
+    if isinstance(value, list) and len(value) == 2:
+        ends = [
+            math.inf if end in ("Infinity", {"__float__": "Infinity"}) else end for end in value
+        ]
+        if all(isinstance(end, (int, float)) for end in ends) and 0 <= ends[0] <= ends[1]:
+            return float(ends[0]), float(ends[1])
+    raise fields.error("time_step_limit", "must be a list of two numbers from 0 on, in order")

@@ -69,10 +69,10 @@ class ScheduledBatch:
     # Entries of one token that the step before, still under way, is sampling: only the device will
     # have it in time.
     awaited: list[int] = field(default_factory=list)
-    encode: MediaItem | None = None  # the picture that is encoded before the step is computed
-    media_dropped: list[bytes] = field(default_factory=list)  # pictures whose rows are given up
     state_loads: list[tuple[int, int]] = field(default_factory=list)  # source slot, row
     state_saves: list[StateSave] = field(default_factory=list)
+    encode: MediaItem | None = None  # the picture that is encoded before the step is computed
+    media_dropped: list[bytes] = field(default_factory=list)  # pictures whose rows are given up
     placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 
     @property

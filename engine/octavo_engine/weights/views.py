@@ -65,7 +65,7 @@ class StoredPlace:
 
     names: tuple[str, ...]  # several vectors make one
     shape: tuple[int, ...] | None = None  # as stored; None: as asked for
-    row_map: NDArray[np.int32] | None = None  # of each row the stored one
+    row_map: NDArray[np.int32] | None = None  # of each row the stored one; of all, or of some
     part: int = 0  # of so many equal ones, one below the other
     parts: int = 1
     is_transposed: bool = False
@@ -101,6 +101,9 @@ class Arranged:
             return stored
         if stored.row_map is not None or stored.scales is not None:
             raise ModelError(f"tensor {source.names[0]}: its rows cannot be reordered")
+        if len(source.row_map) < stored_shape[0]:
+            rows = stored.data.reshape(stored_shape[0], -1)[source.row_map]
+            return dataclasses.replace(stored, data=rows.reshape(-1))
         return dataclasses.replace(stored, row_map=source.row_map)
 
     def _concatenated(self, name: str, source: StoredPlace, shape: tuple[int, ...]) -> StoredTensor:

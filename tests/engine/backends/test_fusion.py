@@ -125,6 +125,17 @@ def test_a_residual_that_is_read_again_is_not_taken_over() -> None:
     assert all(getattr(i, "onto", None) is None for i in graph.instructions)
 
 
+def test_a_linear_is_added_to_one_residual_only() -> None:
+    """Two branches are summed up first, then added to what went around them."""
+    ops = Recorder()
+    x = ops.embedding(TABLE)
+    beside = ops.scale(x, 2.0)
+    total = ops.add(x, ops.add(beside, ops.linear(x, linear(64))))
+    graph = fuse(graph_of(ops, total))
+    assert kinds(graph) == ["Embed", "Scale", "Linear", "Add"]
+    assert graph.instructions[2].onto == beside  # type: ignore[union-attr]
+
+
 def test_a_result_that_is_also_a_residual_is_not_taken_over() -> None:
     ops = Recorder()
     x = ops.embedding(TABLE)

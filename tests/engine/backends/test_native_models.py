@@ -179,7 +179,7 @@ def test_bits_depend_on_nothing_but_the_tokens(
     "name",
     [
         "llama-tied-biased", "granite", "gemma3", "phi3-longrope", "gpt2", "falcon-new", "olmo2",
-        "mpt-clipped-six-heads", "hunyuan", "cohere-plus",
+        "mpt-clipped-six-heads", "hunyuan", "cohere-plus", "lfm2", "granite4-moe", "qwen3-next",
     ],
 )  # fmt: skip
 def test_fused_and_unfused_programs_give_the_same_bits(
@@ -222,7 +222,10 @@ def test_fp8_is_e4m3() -> None:
     assert not np.array_equal(logits, other)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "bloom", "olmo2", "cohere-plus", "nemotron"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3", "bloom", "olmo2", "cohere-plus", "nemotron", "lfm2-biased", "mamba2", "qwen3-next"],
+)
 @pytest.mark.parametrize("isa", _native.available_isas())
 def test_every_instruction_set_keeps_both_promises(isa: str, name: str) -> None:
     model = tiny_model(name)

@@ -25,4 +25,56 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
-}
+    "mamba2": (
+        "Mamba2",
+        {
+            "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24, "chunk_size": 32,
+            "use_bias": True,
+        },
+    ),
+    "mamba2-limited": (
+        "Mamba2",
+        {
+            "num_heads": 4, "head_dim": 32, "n_groups": 1, "state_size": 16, "conv_kernel": 3,
+            "use_conv_bias": False, "time_step_limit": (0.3, 1.5), "tie_word_embeddings": True,
+        },
+    ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        {
+            "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"],
+            "shared_intermediate_size": 96, "num_local_experts": 0, "mamba_n_heads": 8,
+            "mamba_d_state": 16, "mamba_chunk_size": 32, "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite4-moe": (
+        "GraniteMoeHybrid",
+        {
+            "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"],
+            "shared_intermediate_size": 64, "intermediate_size": 48, "num_local_experts": 4,
+            "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_chunk_size": 32,
+            "position_embedding_type": "rope", "mamba_n_groups": 2, "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+        },
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+            "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
+            "ssm_state_size": 16, "chunk_size": 32,
+        },
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            "num_hidden_layers": 3, "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "moe_intermediate_size": 48, "shared_expert_intermediate_size": 32,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
+            "linear_value_head_dim": 16, "mlp_only_layers": [2],
+        },
+    ),
+}  # fmt: skip

@@ -48,6 +48,31 @@ def test_a_folder_answers_as_transformers_does(name: str, tmp_path: Path) -> Non
         assert list(answer.outputs[0].token_ids) == greedy(model, prompt)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lfm2", "mamba2", "granite4-moe", "nemotron-h", "qwen3-next"])
+def test_a_folder_with_recurrent_states_too(name: str, tmp_path: Path) -> None:
+    """With drafts asked for, and the second time from a snapshot."""
+    model = the_model(name)
+    model.reference.save_pretrained(tmp_path)
+    prompts = [random_tokens(count, seed=count) for count in (300, 7, 61)]
+    truth = [greedy(model, prompt) for prompt in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    with LLM(
+        tmp_path,
+        tokenizer="demo://smollm2",
+        dtype="float32",
+        max_model_len=320,
+        max_num_batched_tokens=100,
+        kv_cache_memory_bytes=1 << 26,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3},
+    ) as llm:
+        for cached in (0, 256):
+            answers = llm.generate(prompts, params, use_tqdm=False)
+            assert [list(answer.outputs[0].token_ids) for answer in answers] == truth
+            assert answers[0].num_cached_tokens == cached
+            assert answers[1].num_cached_tokens == answers[2].num_cached_tokens == 0
+
+
 def test_a_class_of_its_own_is_named_what_it_is(tmp_path: Path) -> None:
     """A checkpoint of a known family under another name."""
     model = the_model("gpt2")

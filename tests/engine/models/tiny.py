@@ -188,8 +188,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (twin.kind, twin.fields) for name, twin in TWINS.items()},
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
-    "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe",
-)]  # fmt: skip
+    "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next",
+) or name == "granite4-moe"]  # fmt: skip
 
 
 class MemoryCheckpoint:
@@ -272,7 +272,7 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            gemma = kind.startswith(("Gemma", "Nemotron"))
+            gemma = kind.startswith(("Gemma", "Nemotron", "Qwen3Next")) and kind != "NemotronH"
             _fill(parameter_name, parameter, generator, gemma=gemma)
     if kind in {own for own, _ in (CLASSICS | RECURRENT).values()}:
         return _saved(name, model, architecture)

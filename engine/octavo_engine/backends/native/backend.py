@@ -203,11 +203,11 @@ class NativeBackend:
             step.logit_rows,
             op_times=times,
             adapters=step.adapters,
-            input_rows=step.input_rows,
-            inputs=step.inputs,
             states=self._states,
             state_slots=None if states is None else states.slots,
             state_saves=None if states is None else states.saves,
+            input_rows=step.input_rows,
+            inputs=step.inputs,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
