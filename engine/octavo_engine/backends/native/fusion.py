@@ -95,7 +95,7 @@ def fuse_residual(graph: Graph) -> Graph:
             return None
         if second.y != first.out or not uses.is_read_once(first.out):
             return None
-        if first.glu is not None or first.activation is not None:
+        if first.glu is not None or first.activation is not None or first.onto is not None:
             return None
         onto = second.x
         if onto in (first.x, first.out) or not uses.is_last_read(onto, second):
