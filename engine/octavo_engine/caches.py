@@ -28,8 +28,22 @@ class KVSpec:
     window: int | None = None  # tokens that a token sees, itself included; None: all before it
 
 
-# NOTE: what is remembered in another form, a latent vector or a state, becomes a further member.
-CacheSpec: TypeAlias = KVSpec
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """One vector a token, which all heads share: `rank` numbers, that are its values too, and
+    `rope_dim` more of its key."""
+
+    rank: int
+    rope_dim: int
+    window: int | None = None
+
+    @property
+    def dim(self) -> int:
+        """Numbers a token."""
+        return self.rank + self.rope_dim
+
+
+CacheSpec: TypeAlias = KVSpec | LatentSpec
 
 
 class CacheGroup(NamedTuple):

@@ -11,12 +11,16 @@ from octavo_engine import _native
 from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.facts import timed
-from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
+from octavo_engine.backends.native.kv_format import (
+    check_kv_format,
+    make_kv_cache,
+    settle_kv_format,
+)
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.shard import Shard, own_cache
 from octavo_engine.backends.sampled import sample_rows
-from octavo_engine.caches import group_layers
+from octavo_engine.caches import KVSpec, group_layers
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 
@@ -73,7 +77,7 @@ class NativeBackend:
         place: RankPlace | None = None,
     ) -> None:
         for spec in config.caches():
-            if spec.head_dim % HEAD_DIM_MULTIPLE:
+            if isinstance(spec, KVSpec) and spec.head_dim % HEAD_DIM_MULTIPLE:
                 raise ModelError(
                     f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this "
                     f"device; got {spec.head_dim}; --device torch takes it"
@@ -82,6 +86,7 @@ class NativeBackend:
         self.cache_layout = group_layers(config.caches())
         self.dtype = dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
+        check_kv_format(self.cache_layout, self.kv_format)
         self._is_fused = is_fused  # tests compare both
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Pool
+    from octavo_engine.ops import (
+        Activation,
+        AttentionSpec,
+        ExpertsSpec,
+        LatentAttentionSpec,
+        Pool,
+    )
 
 Dtype = Literal["f32", "bf16"]
 
@@ -48,6 +54,13 @@ class NativeLinear(NamedTuple):
 
 class NativeExperts(NamedTuple):
     """Packed weights of one shape and packing."""
+
+    weights: tuple[_native.Packed, ...]
+    bias: NDArray[np.float32] | None = None  # of all, side by side
+
+
+class NativeHeads(NamedTuple):
+    """A packed weight for each head that this process computes, in numbers."""
 
     weights: tuple[_native.Packed, ...]
 
@@ -116,6 +129,21 @@ class AttentionNode:
     qkv: Value
     spec: AttentionSpec
     is_whole: bool = False  # over texts that are whole in the step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentAttentionNode:
+    """`nope` is for the queries as key_up takes them, `mixed` for the sums as value_up does; no
+    other node reads them."""
+
+    out: Value
+    q: Value
+    kv: Value
+    nope: Value
+    mixed: Value
+    key_up: NativeHeads
+    value_up: NativeHeads
+    spec: LatentAttentionSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,6 +241,7 @@ Instruction: TypeAlias = (
     | RmsNorm
     | LayerNorm
     | AttentionNode
+    | LatentAttentionNode
     | Moe
     | Glu
     | Activate
@@ -237,6 +266,8 @@ class Graph(NamedTuple):
 def written(instruction: Instruction) -> list[Value]:
     if isinstance(instruction, Moe):
         return [instruction.gathered, instruction.hidden, instruction.results, instruction.out]
+    if isinstance(instruction, LatentAttentionNode):
+        return [instruction.nope, instruction.mixed, instruction.out]
     if isinstance(instruction, Linear) and instruction.u is not None:
         return [instruction.u, instruction.out]
     total = instruction.total if isinstance(instruction, (RmsNorm, LayerNorm)) else None
