@@ -147,7 +147,8 @@ class Ops(Protocol):
     """What a model is composed of."""
 
     def embedding(self, table: Embedding, *, scale: float = 1.0) -> Value:
-        """The step's token ids looked up in `table`, times scale: [T, hidden]."""
+        """The step's token ids looked up in `table`, times scale: [T, hidden]. Of placeholders of
+        pictures the pictures' rows instead, as they are."""
 
     def table(
         self, table: Embedding, of: Literal["positions", "types"], *, offset: int = 0
@@ -228,6 +229,13 @@ class LatentOps(Ops, Protocol):
     ) -> Value:
         """Cache kv, [latent | rope] columns, its first part normed and its second turned; attend
         with q, [heads * (nope | rope)] columns: [T, num_heads * value_dim]."""
+
+
+class VisionOps(EncoderOps, Protocol):
+    """What towers are composed of besides."""
+
+    def input(self, columns: int) -> Value:
+        """Rows that the step brings: [T, columns]."""
 
 
 class Model(Protocol):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from octavo_router.config.settings import AdapterConfig, PoolConfig, RouterConfig, ExpertChoice
+from octavo_router.config.settings import AdapterConfig, PoolConfig, RouterConfig, RoutingConfig
 from octavo_router.discovery.kubernetes.objects import KubernetesService, Meta
 from octavo_router.discovery.kubernetes.routing import RoutingInvalid, pool_route, routing_of
 from octavo_router.discovery.pool_config import (
@@ -77,7 +77,7 @@ def test_what_the_configuration_says_of_a_pool_comes_first():
         (PoolConfig(name="ns/a", policy="session"), (LAW,)),
         (PoolConfig(name="ns/a", adapters=(own,)), (own,)),
     ):
-        config = RouterConfig(routing=ExpertChoice(pools=(pool,)))
+        config = RouterConfig(routing=RoutingConfig(pools=(pool,)))
         (found,) = discovered_pools({"ns/a": route("ns/a", adapters=(LAW,))}, config, ())
         assert (found.policy, found.adapters) == (pool.policy, adapters)
 

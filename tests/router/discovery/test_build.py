@@ -10,7 +10,7 @@ from octavo_router.config.settings import (
     KubernetesConfig,
     PoolConfig,
     RouterConfig,
-    ExpertChoice,
+    RoutingConfig,
     ServedModelConfig,
     UpstreamConfig,
 )
@@ -93,7 +93,7 @@ def test_a_name_belongs_to_the_namespace_with_the_oldest_claim():
 
 def test_a_policy_that_nobody_knows_is_passed_over():
     mine = PoolConfig(name="c/zero", policy="least-load")
-    config = RouterConfig(routing=ExpertChoice(pools=(mine,)))
+    config = RouterConfig(routing=RoutingConfig(pools=(mine,)))
     policies = {"random", "prefix-load", "least-load"}
     assert discovered_pools(ROUTES, config, policies) == (
         mine,

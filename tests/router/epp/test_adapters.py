@@ -6,7 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 
-from octavo_router.config.settings import AdapterConfig, PoolConfig, RouterConfig, ExpertChoice
+from octavo_router.config.settings import AdapterConfig, PoolConfig, RouterConfig, RoutingConfig
 from tests.fakes.envoy import picking
 from tests.fakes.router_rig import on_loop
 
@@ -14,7 +14,7 @@ BODY = json.dumps({"model": "law", "messages": [{"role": "user", "content": "hi"
 ADAPTERS = (AdapterConfig(name="law", uri="/adapters/law"),)
 CONFIG = replace(
     RouterConfig(),
-    routing=ExpertChoice(pools=(PoolConfig(name="pool", adapters=ADAPTERS),)),
+    routing=RoutingConfig(pools=(PoolConfig(name="pool", adapters=ADAPTERS),)),
 )
 
 

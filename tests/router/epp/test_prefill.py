@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_router.config.settings import RouterConfig, ExpertChoice
+from octavo_router.config.settings import RouterConfig, RoutingConfig
 from tests.fakes.endpoints import make_spec
 from tests.fakes.envoy import (
     BUFFERED,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 PREFILLER = "x-prefiller-host-port"
-PAIRED = RouterConfig(routing=ExpertChoice(policy="prefill-decode", prefill_min_tokens=64))
+PAIRED = RouterConfig(routing=RoutingConfig(policy="prefill-decode", prefill_min_tokens=64))
 ANSWER = [b'{"choices":[{}],"usage":{"prompt_tokens":300,"completion_tokens":2}}']
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo_engine.protocol import metric_names as names
-from octavo_router.config.settings import RouterConfig, ExpertChoice
+from octavo_router.config.settings import RouterConfig, RoutingConfig
 from octavo_router.flow.admission import AdmissionDemand
 from octavo_router.gauges import make_connection_gauges, make_gauges, make_shadow_gauges
 from octavo_router.metrics import RequestRecord, RouterMetrics
@@ -168,7 +168,7 @@ def test_retries_and_resumes_are_told_apart():
 
 
 def test_shadows_are_compared():
-    config = RouterConfig(routing=ExpertChoice(shadows=("random",), sample_every=1))
+    config = RouterConfig(routing=RoutingConfig(shadows=("random",), sample_every=1))
     world = World(2, config=config)
     metrics = RouterMetrics()
     metrics.add_source(make_shadow_gauges(lambda: world.dispatcher.shadows))

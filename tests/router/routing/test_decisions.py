@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from octavo_router.config.settings import RouterConfig, ExpertChoice
+from octavo_router.config.settings import RouterConfig, RoutingConfig
 from octavo_router.routing.outcome import AttemptResult, Outcome
 from tests.fakes.endpoints import World, make_keys, make_request
 
 
 def test_nothing_is_kept_unless_asked_for_or_sampled():
-    world = World(2, config=RouterConfig(routing=ExpertChoice(sample_every=4, num_decisions=3)))
+    world = World(2, config=RouterConfig(routing=RoutingConfig(sample_every=4, num_decisions=3)))
     leases = [world.place(make_request((str(n), 4))) for n in range(8)]
     assert [lease.decision.details is not None for lease in leases] == [
         False,
@@ -35,7 +35,7 @@ def test_nothing_is_kept_unless_asked_for_or_sampled():
      "session", "lora-affinity"],
 )  # fmt: skip
 def test_every_policy_explains_itself_in_json(policy):
-    world = World(3, config=RouterConfig(routing=ExpertChoice(policy=policy)))
+    world = World(3, config=RouterConfig(routing=RoutingConfig(policy=policy)))
     request = make_request(("p", 4), explain=True, request_id="r-1", session="s", adapter="a")
     decision = world.place(request).decision
     details = json.loads(json.dumps(decision.details))
@@ -56,8 +56,8 @@ def world_facts():
 
 
 def test_explaining_does_not_change_the_next_pick():
-    plain = World(4, config=RouterConfig(routing=ExpertChoice(policy="round-robin")))
-    asked = World(4, config=RouterConfig(routing=ExpertChoice(policy="round-robin")))
+    plain = World(4, config=RouterConfig(routing=RoutingConfig(policy="round-robin")))
+    asked = World(4, config=RouterConfig(routing=RoutingConfig(policy="round-robin")))
     one = [plain.place(make_request(("p", 4))).endpoint.id for _ in range(6)]
     two = [asked.place(make_request(("p", 4), explain=True)).endpoint.id for _ in range(6)]
     assert one == two
@@ -70,7 +70,7 @@ def shadows_of(world):
 
 def test_a_shadow_is_compared_and_never_followed():
     config = RouterConfig(
-        routing=ExpertChoice(policy="least-load", shadows=("prefix-load",), sample_every=1)
+        routing=RoutingConfig(policy="least-load", shadows=("prefix-load",), sample_every=1)
     )
     world = World(2, config=config)
     holder, other = world.endpoints
@@ -97,7 +97,7 @@ def test_a_shadow_is_compared_and_never_followed():
 
 
 def test_a_policy_is_not_its_own_shadow():
-    config = RouterConfig(routing=ExpertChoice(shadows=("prefix-load", "random"), sample_every=1))
+    config = RouterConfig(routing=RoutingConfig(shadows=("prefix-load", "random"), sample_every=1))
     world = World(3, config=config)
     for number in range(5):
         world.place(make_request((str(number), 4)))

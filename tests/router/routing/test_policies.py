@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from octavo_router.config.load import load_config
-from octavo_router.config.settings import ProfileConfig, RouterConfig, ExpertChoice, WeightedConfig
+from octavo_router.config.settings import ProfileConfig, RouterConfig, RoutingConfig, WeightedConfig
 from octavo_router.errors import ConfigInvalid
 from octavo_router.residency.underway import PyUnderway
 from octavo_router.routing.build import build_policies, build_policy, reconfigure
@@ -16,7 +16,7 @@ from tests.fakes.endpoints import World, make_keys, make_request
 
 def world_with(policy, num_endpoints=4, **routing):
     return World(
-        num_endpoints, config=RouterConfig(routing=ExpertChoice(policy=policy, **routing))
+        num_endpoints, config=RouterConfig(routing=RoutingConfig(policy=policy, **routing))
     )
 
 
@@ -178,8 +178,8 @@ def test_an_unknown_policy_is_refused_before_anything_changes():
     world = World(2)
     before = world.dispatcher.policies
     with pytest.raises(ConfigInvalid, match="no policy 'nope'; there are prefix-load, least-load"):
-        build_policy("nope", ExpertChoice(), PyUnderway(), Random(1))
-    after = RouterConfig(routing=ExpertChoice(policy="random", shadows=("session",)))
+        build_policy("nope", RoutingConfig(), PyUnderway(), Random(1))
+    after = RouterConfig(routing=RoutingConfig(policy="random", shadows=("session",)))
     reconfigure(world.dispatcher, after, Random(1))
     assert world.dispatcher.policies is not before
     assert world.dispatcher.policies.default.name == "random"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from octavo_router.config.settings import PoolConfig, RouterConfig, ExpertChoice
+from octavo_router.config.settings import PoolConfig, RouterConfig, RoutingConfig
 from octavo_router.routing.outcome import AttemptResult, Outcome
 from tests.fakes.endpoints import World, make_keys, make_request
 
 if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
 
-PAIRED = RouterConfig(routing=ExpertChoice(policy="prefill-decode", prefill_min_tokens=256))
+PAIRED = RouterConfig(routing=RoutingConfig(policy="prefill-decode", prefill_min_tokens=256))
 
 
 def paired(

@@ -17,6 +17,7 @@ from octavo_engine.backends.native.kv_format import (
     settle_kv_format,
 )
 from octavo_engine.backends.native.loader import NativeLoader
+from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.shard import Shard, own_cache
 from octavo_engine.backends.sampled import sample_rows
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.ops import Model
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
@@ -114,6 +117,7 @@ class NativeBackend:
         if activation_bits == 8:
             loader.check_integers()
         self._sites = loader.sites
+        self.media: MediaEncoder | None = None
         self._compiled: CompiledProgram | None = None
         self._kv: _native.KVCache | None = None
         self._num_blocks = 0
@@ -162,6 +166,11 @@ class NativeBackend:
                 "--max-num-batched-tokens"
             ) from error
 
+    def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
+        self.media = NativeMediaEncoder(
+            config, checkpoint, self._in_memory.team, self.dtype, is_fused=self._is_fused
+        )
+
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         logits = self.logits(step)
         if self.laps is not None:
@@ -190,6 +199,8 @@ class NativeBackend:
             step.logit_rows,
             op_times=times,
             adapters=step.adapters,
+            input_rows=step.input_rows,
+            inputs=step.inputs,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
@@ -220,6 +231,7 @@ class NativeBackend:
 
     def close(self) -> None:
         self._compiled = None
+        self.media = None
         self._kv = None
         self._loaded = None
 

@@ -75,6 +75,13 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True)
+class InputRows:
+    """out = rows that the step brings."""
+
+    out: Value
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """out = x · weightᵀ + bias, and what adapters add to x · weightᵀ.
 
@@ -237,6 +244,7 @@ class PoolRows:
 
 Instruction: TypeAlias = (
     Embed
+    | InputRows
     | Linear
     | RmsNorm
     | LayerNorm
