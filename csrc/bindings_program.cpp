@@ -19,21 +19,23 @@ Rows parse_rows(const std::string& name) {
 
 cpu::Activation parse_activation(const std::string& name) {
     using enum cpu::Activation;
-    constexpr std::array<std::pair<const char*, cpu::Activation>, 8> known{{{"", None},
-                                                                            {"silu", Silu},
-                                                                            {"gelu", Gelu},
-                                                                            {"gelu_tanh", GeluTanh},
-                                                                            {"relu", Relu},
-                                                                            {"relu2", Relu2},
-                                                                            {"tanh", Tanh},
-                                                                            {"sigmoid", Sigmoid}}};
+    constexpr std::array<std::pair<const char*, cpu::Activation>, 9> known{
+        {{"", None},
+         {"silu", Silu},
+         {"gelu", Gelu},
+         {"gelu_tanh", GeluTanh},
+         {"relu", Relu},
+         {"relu2", Relu2},
+         {"tanh", Tanh},
+         {"sigmoid", Sigmoid},
+         {"swiglu_clamped", SwigluClamped}}};
     for (const auto& [known_name, activation] : known) {
         if (name == known_name) {
             return activation;
         }
     }
     fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, relu2, ",
-         "tanh, sigmoid");
+         "tanh, sigmoid, swiglu_clamped");
 }
 
 cpu::HeadNorm parse_head_norm(const std::string& name) {
@@ -118,19 +120,50 @@ void bind_kv_cache(nb::module_& module) {
         .def(
             "__init__",
             [](KVCache* self, int64_t num_blocks, const std::vector<PartFields>& layers,
-               std::vector<int64_t> windows, const std::string& dtype) {
+               std::vector<int64_t> windows, const std::string& dtype,
+               const std::vector<int64_t>& latent_ranks) {
+                check(latent_ranks.empty() || latent_ranks.size() == layers.size(),
+                      "KVCache: latent_ranks has ", latent_ranks.size(), " values for ",
+                      layers.size(), " layers");
                 std::vector<KVPart> parts;
                 for (const auto& [group, region, num_kv_heads, head_dim] : layers) {
-                    parts.push_back({group, region, num_kv_heads, head_dim});
+                    const int64_t rank = latent_ranks.empty() ? 0 : latent_ranks[parts.size()];
+                    parts.push_back({group, region, num_kv_heads, head_dim, rank});
                 }
                 new (self) KVCache(num_blocks, std::move(parts), std::move(windows),
                                    parse_kv_format(dtype));
             },
-            arg("num_blocks"), arg("layers"), arg("windows"), arg("dtype"))
+            arg("num_blocks"), arg("layers"), arg("windows"), arg("dtype"),
+            arg("latent_ranks") = std::vector<int64_t>{})
         .def_prop_ro("bytes_per_block", &KVCache::bytes_per_block)
         .def("copy", &copy_blocks, arg("copies").noconvert())
         .def("poison", &poison_blocks, arg("block_ids"))
         .def("read", &read_block, arg("layer"), arg("block"));
+}
+
+using CosSin = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void add_latent_attention(Program& program, int dst, int q, int kv, int nope, int mixed,
+                          const std::vector<const Packed*>& key_up,
+                          const std::vector<const Packed*>& value_up, int64_t layer,
+                          int64_t num_heads, int64_t first_head, int64_t rank, float scale,
+                          const CosSin& cos_sin, bool turns_neighbours, const Floats& kv_norm,
+                          float norm_eps, int64_t window, int64_t group) {
+    program.latent_attention({dst, q, kv, nope, mixed},
+                             {.layer = layer,
+                              .num_heads = num_heads,
+                              .first_head = first_head,
+                              .rank = rank,
+                              .key_up = key_up,
+                              .value_up = value_up,
+                              .scale = scale,
+                              .rope_dim = static_cast<int64_t>(cos_sin.shape(1)),
+                              .cos_sin = span_of(std::optional(cos_sin)),
+                              .turns_neighbours = turns_neighbours,
+                              .kv_norm = span_of(kv_norm),
+                              .norm_eps = norm_eps,
+                              .window = window,
+                              .group = group});
 }
 
 // `own_heads`: the first one that this process computes and how many, then the same of KV heads.
@@ -142,7 +175,8 @@ void add_attention(
     int64_t window, float soft_cap, const std::optional<Floats>& q_norm,
     const std::optional<Floats>& k_norm, float norm_eps, const std::string& norm,
     bool norm_after_rope, const std::optional<Floats>& alibi, bool is_causal, bool is_whole,
-    int64_t group, const std::optional<std::array<int64_t, 4>>& own_heads) {
+    int64_t group, const std::optional<std::array<int64_t, 4>>& own_heads,
+    const std::optional<Floats>& sinks) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
           rotary_dim);
@@ -162,7 +196,8 @@ void add_attention(
                        .norm = parse_head_norm(norm),
                        .norm_after_rope = norm_after_rope,
                        .alibi = span_of(alibi),
-                       .is_whole = is_whole});
+                       .is_whole = is_whole,
+                       .sinks = span_of(sinks)});
 }
 
 using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -408,18 +443,41 @@ void bind_program(nb::module_& module) {
              arg("norm") = "rms", arg("norm_after_rope") = false,
              arg("alibi").noconvert().none() = nb::none(), arg("is_causal") = true,
              arg("is_whole") = false, arg("group") = 0, arg("own_heads") = nb::none(),
-             nb::keep_alive<1, 10>())
+             arg("sinks").noconvert().none() = nb::none(), nb::keep_alive<1, 10>())
+        .def("latent_attention", &add_latent_attention, arg("dst"), arg("q"), arg("kv"),
+             arg("nope"), arg("mixed"), arg("key_up"), arg("value_up"), arg("layer"),
+             arg("num_heads"), arg("first_head"), arg("rank"), arg("scale"),
+             arg("cos_sin").noconvert(), arg("turns_neighbours"), arg("kv_norm").noconvert(),
+             arg("norm_eps"), arg("window"), arg("group"), nb::keep_alive<1, 7>(),
+             nb::keep_alive<1, 8>(), nb::keep_alive<1, 14>())
         .def(
             "moe",
             [](Program& self, int dst, int src, int scores, int gathered, int hidden, int results,
                const std::vector<const Packed*>& gate_up, const std::vector<const Packed*>& down,
-               int64_t top_k, bool renormalise, const std::string& activation) {
-                self.moe({dst, src, scores, gathered, hidden, results},
-                         {gate_up, down, top_k, renormalise, parse_activation(activation)});
+               int64_t top_k, bool renormalise, const std::string& activation, bool is_sigmoid,
+               int64_t num_groups, int64_t top_groups, int64_t best_of_group, float scale,
+               const std::optional<Floats>& routing_bias, const std::optional<Floats>& gate_up_bias,
+               const std::optional<Floats>& down_bias) {
+                self.moe(
+                    {dst, src, scores, gathered, hidden, results},
+                    {.gate_up = gate_up,
+                     .down = down,
+                     .top_k = top_k,
+                     .renormalise = renormalise,
+                     .activation = parse_activation(activation),
+                     .routing = {is_sigmoid, nullptr, num_groups, top_groups, best_of_group, scale},
+                     .routing_bias = span_of(routing_bias),
+                     .gate_up_bias = span_of(gate_up_bias),
+                     .down_bias = span_of(down_bias)});
             },
             arg("dst"), arg("src"), arg("scores"), arg("gathered"), arg("hidden"), arg("results"),
             arg("gate_up"), arg("down"), arg("top_k"), arg("renormalise"), arg("activation"),
-            nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+            arg("is_sigmoid") = false, arg("num_groups") = 1, arg("top_groups") = 1,
+            arg("best_of_group") = 1, arg("scale") = 1.0F,
+            arg("routing_bias").noconvert().none() = nb::none(),
+            arg("gate_up_bias").noconvert().none() = nb::none(),
+            arg("down_bias").noconvert().none() = nb::none(), nb::keep_alive<1, 8>(),
+            nb::keep_alive<1, 9>())
         .def(
             "glu",
             [](Program& self, int dst, int src, const std::string& activation) {

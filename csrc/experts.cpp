@@ -7,34 +7,83 @@ namespace octavo {
 
 namespace {
 
-void route_one(const Routing& routing, const float* scores, int32_t* experts, float* weights) {
-    bool taken[kMaxExperts] = {};
-    for (int64_t k = 0; k < routing.top_k; ++k) {
-        int64_t best = -1;
-        for (int64_t e = 0; e < routing.num_experts; ++e) {
-            // Of equal scores the first. NOTE: a NaN must leave a valid expert, whatever it is.
-            if (!taken[e] && (best < 0 || scores[e] > scores[best])) {
-                best = e;
-            }
+// Of the untaken ones the highest, of equal ones the first. NOTE: a NaN must leave a valid expert,
+// whatever it is.
+int64_t highest_of(const float* choice, const bool* taken, int64_t begin, int64_t end) {
+    int64_t best = -1;
+    for (int64_t e = begin; e < end; ++e) {
+        if (!taken[e] && (best < 0 || choice[e] > choice[best])) {
+            best = e;
         }
-        taken[best] = true;
-        experts[k] = static_cast<int32_t>(best);
     }
-    const float highest = scores[experts[0]];
-    float sum = 0.0F;
+    return best;
+}
+
+// Marks the experts of all groups but the best ones as taken.
+void close_groups(const Routing& routing, const float* choice, bool* taken) {
+    const RoutingOptions& options = routing.options;
+    const int64_t size = routing.num_experts / options.num_groups;
+    float best[kMaxExperts];
+    bool open[kMaxExperts] = {};
+    for (int64_t g = 0; g < options.num_groups; ++g) {
+        bool counted[kMaxExperts] = {};
+        best[g] = 0.0F;
+        for (int64_t i = 0; i < std::min(options.best_of_group, size); ++i) {
+            const int64_t e = highest_of(choice, counted, g * size, (g + 1) * size);
+            counted[e] = true;
+            best[g] += choice[e];
+        }
+    }
+    for (int64_t i = 0; i < options.top_groups; ++i) {
+        open[highest_of(best, open, 0, options.num_groups)] = true;
+    }
+    for (int64_t e = 0; e < routing.num_experts; ++e) {
+        taken[e] = !open[e / size];
+    }
+}
+
+float sigmoid(float x) { return 1.0F / (1.0F + exp_of(-x)); }
+
+void weigh(const Routing& routing, const float* scores, const int32_t* experts, float* weights) {
+    const RoutingOptions& options = routing.options;
+    const float highest = *std::max_element(scores, scores + routing.num_experts);
+    float sum = options.is_sigmoid ? 1e-20F : 0.0F;
     for (int64_t k = 0; k < routing.top_k; ++k) {
-        weights[k] = exp_of(scores[experts[k]] - highest);
+        const float score = scores[experts[k]];
+        weights[k] = options.is_sigmoid ? sigmoid(score) : exp_of(score - highest);
         sum += weights[k];
     }
     if (!routing.renormalise) {
-        sum = 0.0F;
-        for (int64_t e = 0; e < routing.num_experts; ++e) {
+        sum = options.is_sigmoid ? 1.0F : 0.0F;
+        for (int64_t e = 0; e < routing.num_experts && !options.is_sigmoid; ++e) {
             sum += exp_of(scores[e] - highest);
         }
     }
     for (int64_t k = 0; k < routing.top_k; ++k) {
-        weights[k] /= sum;
+        weights[k] = weights[k] / sum * options.scale;
     }
+}
+
+void route_one(const Routing& routing, const float* scores, int32_t* experts, float* weights) {
+    const RoutingOptions& options = routing.options;
+    float by_bias[kMaxExperts];
+    const float* choice = scores;
+    if (options.is_sigmoid) {
+        for (int64_t e = 0; e < routing.num_experts; ++e) {
+            by_bias[e] = sigmoid(scores[e]) + (options.bias == nullptr ? 0.0F : options.bias[e]);
+        }
+        choice = by_bias;
+    }
+    bool taken[kMaxExperts] = {};
+    if (options.top_groups < options.num_groups) {
+        close_groups(routing, choice, taken);
+    }
+    for (int64_t k = 0; k < routing.top_k; ++k) {
+        const int64_t best = highest_of(choice, taken, 0, routing.num_experts);
+        taken[best] = true;
+        experts[k] = static_cast<int32_t>(best);
+    }
+    weigh(routing, scores, experts, weights);
 }
 
 }  // namespace

@@ -28,14 +28,26 @@ struct Pairs {
     void make_room(int64_t num_pairs, int64_t num_experts);
 };
 
+struct RoutingOptions {
+    bool is_sigmoid = false;      // each score by itself, instead of a softmax of all
+    const float* bias = nullptr;  // [num_experts]: counts in the choice, not in the weights
+    // Experts are chosen from so many of the groups that they form: those whose best score, or best
+    // two scores together, are highest.
+    int64_t num_groups = 1;
+    int64_t top_groups = 1;
+    int64_t best_of_group = 1;
+    float scale = 1.0F;  // of the weights
+};
+
 struct Routing {
     const float* scores;  // [tokens, num_experts]
     int64_t num_experts;
     int64_t top_k;
     bool renormalise;  // weights are shares among the chosen experts, not among all
+    RoutingOptions options = {};
 };
 
-// The experts with the highest scores for tokens [begin, end), and their weights by a softmax.
+// The experts with the highest scores for tokens [begin, end), and their weights.
 void route(const Routing& routing, Pairs& pairs, int64_t begin, int64_t end);
 
 // Places for all pairs of so many tokens, once they are routed.

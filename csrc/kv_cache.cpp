@@ -65,7 +65,8 @@ KVCache::KVCache(int64_t num_blocks, std::vector<KVPart> layers, std::vector<int
     for (const KVPart& part : layers_) {
         regions_.resize(std::max(regions_.size(), static_cast<size_t>(part.region) + 1));
         Region& region = regions_[static_cast<size_t>(part.region)];
-        const cpu::KVLayer shape{nullptr, part.num_kv_heads, part.head_dim, format_};
+        const cpu::KVLayer shape{nullptr, part.num_kv_heads, part.head_dim, format_,
+                                 0,       part.latent_rank};
         region.stride = std::max(region.stride, shape.block_bytes());
     }
     for (const Region& region : regions_) {
@@ -103,6 +104,13 @@ void KVCache::check_layers() const {
         check(part.head_dim >= 16 && part.head_dim <= cpu::kMaxHeadDim && part.head_dim % 16 == 0,
               "KVCache: head_dim is ", part.head_dim, "; it must be a multiple of 16 up to ",
               cpu::kMaxHeadDim);
+        check(part.latent_rank == 0 ||
+                  (part.num_kv_heads == 1 && part.latent_rank > 0 && part.latent_rank % 16 == 0 &&
+                   part.latent_rank <= part.head_dim),
+              "KVCache: latent_rank is ", part.latent_rank,
+              "; it must be a multiple of 16 up to head_dim, ", part.head_dim, ", of one head");
+        check(part.latent_rank == 0 || format_ == KVFormat::F32 || format_ == KVFormat::BF16,
+              "KVCache: latent layers are held as f32 or bf16");
         check(taken.emplace(part.group, part.region).second, "KVCache: two layers of group ",
               part.group, " lie in region ", part.region);
     }
@@ -110,11 +118,12 @@ void KVCache::check_layers() const {
 
 void KVCache::add_view(const KVPart& part) {
     const Region& region = regions_[static_cast<size_t>(part.region)];
-    const cpu::KVLayer view{region.data, part.num_kv_heads, part.head_dim, format_, region.stride};
+    const cpu::KVLayer view{region.data, part.num_kv_heads, part.head_dim,
+                            format_,     region.stride,     part.latent_rank};
     views_.push_back(view);
     const auto is_same = [&](const cpu::KVLayer& other) {
         return other.data == view.data && other.num_kv_heads == view.num_kv_heads &&
-               other.head_dim == view.head_dim;
+               other.head_dim == view.head_dim && other.latent_rank == view.latent_rank;
     };
     if (std::none_of(parts_.begin(), parts_.end(), is_same)) {
         parts_.push_back(view);
@@ -138,8 +147,10 @@ void copy_tokens(const cpu::KVLayer& kv, int64_t source, int64_t target, int64_t
             for (int64_t t = 0; t < num_tokens; ++t) {
                 copy_element(kv.keys(target, head), kv.keys(source, head),
                              cpu::key_index(size, t, d));
-                copy_element(kv.values(target, head), kv.values(source, head),
-                             cpu::value_index(size, t, d));
+                if (!kv.is_latent()) {
+                    copy_element(kv.values(target, head), kv.values(source, head),
+                                 cpu::value_index(size, t, d));
+                }
             }
         }
         if (kv.is_scaled()) {
@@ -195,8 +206,10 @@ void KVCache::read(int64_t layer_index, int64_t block, float* keys, float* value
                 const int64_t at = (head * kBlockTokens + t) * kv.head_dim + d;
                 keys[at] =
                     widen(format_, kv.keys(block, head), cpu::key_index(size, t, d), key_scale);
-                values[at] = widen(format_, kv.values(block, head), cpu::value_index(size, t, d),
-                                   value_scale);
+                if (!kv.is_latent()) {
+                    values[at] = widen(format_, kv.values(block, head),
+                                       cpu::value_index(size, t, d), value_scale);
+                }
             }
         }
     }

@@ -24,6 +24,7 @@ struct KVPart {
     int64_t region;
     int64_t num_kv_heads;
     int64_t head_dim;
+    int64_t latent_rank = 0;  // of a latent layer, which has one head
 };
 
 class KVCache {
@@ -46,7 +47,7 @@ class KVCache {
     // Fills a block with NaN.
     void poison(int64_t block);
 
-    // K and V of one block, each [num_kv_heads, 16, head_dim].
+    // K and V of one block, each [num_kv_heads, 16, head_dim]; of a latent layer no V.
     void read(int64_t layer_index, int64_t block, float* keys, float* values) const;
 
     // Throws ValueError unless there is such a block.

@@ -162,6 +162,8 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
         check_cols("linear", "dst", to.matrix.cols, cut.total_rows / 2);
     } else {
         const bool has_activation = activation != cpu::Activation::None;
+        check(activation != cpu::Activation::SwigluClamped,
+              "linear: swiglu_clamped needs mode glu");
         check(!has_activation || mode == cpu::LinearMode::Store,
               "linear: an activation needs mode store or glu");
         check(!cut.of_halves, "linear: parts of two halves need mode glu");
@@ -297,12 +299,18 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
               " heads");
         args.alibi = keep(options.alibi, options.alibi.size()) + heads.first_head;
     }
+    if (!options.sinks.empty()) {
+        check(static_cast<int64_t>(options.sinks.size()) == heads.num_heads,
+              "attention: sinks has ", options.sinks.size(), " values for ", heads.num_heads,
+              " heads");
+        args.sinks = keep(options.sinks, options.sinks.size()) + heads.first_head;
+    }
     const int64_t query_bytes = max_tokens_ * shape.num_heads * shape.head_dim * 4;
     if (queries_.size() < query_bytes) {
         queries_ = Memory(query_bytes);
     }
-    scratch_bytes_ = std::max(scratch_bytes_,
-                              team_.kernels().attend_scratch_bytes(args.group(), shape.head_dim));
+    scratch_bytes_ = std::max(
+        scratch_bytes_, team_.kernels().attend_scratch_bytes(args.group(), shape.head_dim, 0));
     instructions_.push_back({to.rows, instruction});
 }
 
@@ -404,6 +412,8 @@ void Program::glu(int dst, int src, cpu::Activation activation) {
 
 void Program::activation(int dst, int src, cpu::Activation activation) {
     check(activation != cpu::Activation::None, "activation needs a name");
+    check(activation != cpu::Activation::SwigluClamped,
+          "activation: swiglu_clamped is of two halves");
     row_op("activation", dst, src, {.op = cpu::RowOp::Activation, .activation = activation});
 }
 

@@ -44,8 +44,9 @@ struct AttentionOptions {
     float norm_eps;
     cpu::HeadNorm norm;
     bool norm_after_rope;
-    std::span<const float> alibi;  // [num_heads], or empty
-    bool is_whole;                 // nothing is kept: all of a sequence is in the step
+    std::span<const float> alibi;       // [num_heads], or empty
+    bool is_whole;                      // nothing is kept: all of a sequence is in the step
+    std::span<const float> sinks = {};  // [num_heads], or empty
 };
 
 // Where a linear layer's adapters are, and the buffer for the rows as they shrink them.
@@ -61,6 +62,35 @@ struct MoeOptions {
     int64_t top_k;
     bool renormalise;  // weights are shares among the chosen experts, not among all
     cpu::Activation activation;
+    RoutingOptions routing = {};
+    std::span<const float> routing_bias = {};  // [experts], or empty
+    // Of all experts side by side, or empty; copied.
+    std::span<const float> gate_up_bias = {};
+    std::span<const float> down_bias = {};
+};
+
+// Attention over latent vectors: each head's queries are brought into their space, and what it sums
+// up there is brought back, by weights of its own.
+struct LatentOptions {
+    int64_t layer;
+    int64_t num_heads;   // of all
+    int64_t first_head;  // of those that this process computes, as many as there are weights
+    int64_t rank;
+    std::vector<const Packed*> key_up;    // of each own head: [rank, nope]
+    std::vector<const Packed*> value_up;  // [value_dim, rank]
+    float scale;
+    int64_t rope_dim;
+    std::span<const float> cos_sin;  // [positions, rope_dim]; must outlive the program
+    bool turns_neighbours;
+    std::span<const float> kv_norm;
+    float norm_eps;
+    int64_t window;
+    int64_t group;
+};
+
+// `nope` is for the queries' parts as key_up takes them, `mixed` for the sums as value_up does.
+struct LatentBuffers {
+    int dst, q, kv, nope, mixed;
 };
 
 // `gathered` and `results` have a row of src's width for each token and each of its experts,
@@ -115,6 +145,7 @@ class Program {
                 cpu::LinearMode mode, cpu::Activation activation, float scale,
                 const AdapterOptions& adapters = {});
     void attention(int dst, int qkv, const AttentionOptions& options);
+    void latent_attention(const LatentBuffers& buffers, const LatentOptions& options);
     void moe(const MoeBuffers& buffers, const MoeOptions& options);
     void glu(int dst, int src, cpu::Activation activation);
     void activation(int dst, int src, cpu::Activation activation);
@@ -161,6 +192,7 @@ class Program {
         std::vector<cpu::Panels> weights;
         int64_t first_column;
         bool is_cut;
+        std::vector<const float*> biases;  // of each expert; or empty
     };
     struct LayerNorm {
         cpu::NormArgs args;
@@ -169,6 +201,12 @@ class Program {
         cpu::AttentionArgs args;  // kv holds the shape that the cache must have
         int64_t layer;
         size_t plan;
+    };
+    struct LatentAttention {
+        Attention attention;  // one KV head; its dst are the sums in latent space
+        cpu::LatentArgs latent;
+        cpu::Matrix dst;
+        std::vector<cpu::Panels> key_up, value_up;
     };
     struct Quantize {
         cpu::LinearArgs args;  // of the instruction after it
@@ -196,7 +234,7 @@ class Program {
     struct Instruction {
         Rows rows;
         std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Shrink, Product, cpu::RowOpArgs,
-                     cpu::PoolArgs, Attention, Gate, Moe, cpu::GroupNormArgs,
+                     cpu::PoolArgs, Attention, LatentAttention, Gate, Moe, cpu::GroupNormArgs,
                      Recurrent<cpu::ConvArgs>, Recurrent<cpu::SsdArgs>, Recurrent<cpu::DeltaArgs>>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
@@ -216,12 +254,18 @@ class Program {
                const AdapterOptions& options, cpu::LinearArgs& args);
     size_t plan_for(const AttentionShape& shape);
 
+    // program_latent.cpp
+    void attend_latents(const LatentAttention& op, const KVCache& kv, const Step& step,
+                        std::atomic<int64_t>& next_part, int worker);
+    void multiply_heads(const std::vector<cpu::Panels>& weights, const cpu::Matrix& src,
+                        const cpu::Matrix& dst, int64_t num_rows, int worker);
+
     // program_experts.cpp
     void run_moe(const Moe& moe, int64_t num_tokens, int worker);
     cpu::LinearArgs of_experts(const cpu::Panels& weight, const cpu::Matrix& src,
                                const cpu::Matrix& dst, cpu::Activation activation) const;
     void quantize_pairs(const cpu::LinearArgs& args, Range rows);
-    static Experts experts_of(const std::vector<const Packed*>& weights);
+    Experts experts_of(const std::vector<const Packed*>& weights, std::span<const float> biases);
     void for_each_expert(const Experts& experts, const cpu::Matrix& src, const cpu::Matrix& dst,
                          cpu::Activation activation, bool shares_rows, int worker);
 
@@ -238,6 +282,10 @@ class Program {
     void multiply(const Product& product, std::atomic<int64_t>& next_part, int worker);
     void attend(const Attention& attention, const KVCache& kv, const Step& step,
                 std::atomic<int64_t>& next_part, int worker);
+    cpu::AttentionArgs step_args(const Attention& attention, const KVCache& kv,
+                                 const Step& step) const;
+    void attend_tiles(const Attention& attention, const cpu::AttentionArgs& args,
+                      std::atomic<int64_t>& next_part, int worker);
     Share own(int worker) const { return {worker, team_.num_threads()}; }
     Share all(int worker) const;
     void meet();  // all workers of all ranks

@@ -29,6 +29,24 @@ void check_expert(const char* which, const Packed& weight, const Packed& first, 
           " x ", weight.cols(), "; it must be ", rows, " x ", cols);
 }
 
+RoutingOptions checked_routing(const MoeOptions& options) {
+    const RoutingOptions& routing = options.routing;
+    const auto num_experts = static_cast<int64_t>(options.gate_up.size());
+    check(routing.num_groups >= 1 && num_experts % routing.num_groups == 0 &&
+              routing.top_groups >= 1 && routing.top_groups <= routing.num_groups,
+          "moe: ", routing.top_groups, " of ", routing.num_groups, " groups of ", num_experts,
+          " experts");
+    check(options.top_k <= num_experts / routing.num_groups * routing.top_groups, "moe: top_k is ",
+          options.top_k, ", more than ", routing.top_groups, " groups have");
+    check(routing.best_of_group >= 1, "moe: best_of_group is ", routing.best_of_group);
+    check(options.routing_bias.empty() ||
+              (routing.is_sigmoid &&
+               static_cast<int64_t>(options.routing_bias.size()) == num_experts),
+          "moe: a routing bias has ", options.routing_bias.size(),
+          " values; it must have one for each of ", num_experts, " experts that sigmoids score");
+    return routing;
+}
+
 }  // namespace
 
 void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
@@ -89,12 +107,15 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     instruction.hidden = {hidden.matrix.data, width, hidden.matrix.dtype};
     instruction.results = {results.matrix.data, cols, Dtype::F32};
     instruction.activation = options.activation;
-    instruction.gate_up = experts_of(options.gate_up);
-    instruction.down = experts_of(options.down);
+    instruction.gate_up = experts_of(options.gate_up, options.gate_up_bias);
+    instruction.down = experts_of(options.down, options.down_bias);
     pairs_.make_room(max_tokens_ * k, num_experts);
     instruction.dst = dst.matrix;
     instruction.routing = {reinterpret_cast<const float*>(scores.matrix.data), num_experts, k,
-                           options.renormalise};
+                           options.renormalise, checked_routing(options)};
+    if (!options.routing_bias.empty()) {
+        instruction.routing.options.bias = keep(options.routing_bias, options.routing_bias.size());
+    }
     for (const Packed* weight : {&gate_up, &down}) {
         const cpu::Kernels& kernels = team_.kernels();
         const cpu::Panels panels = weight->panels();
@@ -166,8 +187,16 @@ void Program::quantize_pairs(const cpu::LinearArgs& args, Range rows) {
     team_.kernels().quantize_rows(args, rows.begin, rows.end, quantized_.data());
 }
 
-Program::Experts Program::experts_of(const std::vector<const Packed*>& weights) {
-    Experts experts{{}, weights.front()->cut().first_row, weights.front()->is_cut()};
+Program::Experts Program::experts_of(const std::vector<const Packed*>& weights,
+                                     std::span<const float> biases) {
+    Experts experts{{}, weights.front()->cut().first_row, weights.front()->is_cut(), {}};
+    const auto rows = static_cast<size_t>(weights.front()->rows());
+    check(biases.empty() || biases.size() == weights.size() * rows, "moe: biases have ",
+          biases.size(), " values for ", weights.size(), " experts of ", rows, " rows");
+    const auto padded = static_cast<size_t>(weights.front()->panels().count() * cpu::kPanelRows);
+    for (size_t e = 0; e < weights.size() && !biases.empty(); ++e) {
+        experts.biases.push_back(keep(biases.subspan(e * rows, rows), padded));
+    }
     for (const Packed* weight : weights) {
         experts.weights.push_back(weight->panels());
     }
@@ -188,6 +217,7 @@ void Program::for_each_expert(const Experts& experts, const Matrix& src, const M
                                           {dst.row(first), dst.cols, dst.dtype}, activation);
         args.num_rows = count;
         args.first_column = experts.first_column;
+        args.bias = experts.biases.empty() ? nullptr : experts.biases[e];
         if (shares_rows) {
             args.quantized = quantized_.data() + first * team_.kernels().quantized_row_bytes(args);
         }

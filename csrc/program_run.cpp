@@ -108,6 +108,8 @@ void Program::prepare(const KVCache& kv, const Step& step) {
     for (const Instruction& instruction : instructions_) {
         if (const auto* attention = std::get_if<Attention>(&instruction.args)) {
             check_cache(*attention, kv);
+        } else if (const auto* latent = std::get_if<LatentAttention>(&instruction.args)) {
+            check_cache(latent->attention, kv);
         }
     }
     const int64_t num_threads = team_.num_threads();
@@ -180,7 +182,8 @@ void Program::check_cache(const Attention& attention, const KVCache& kv) const {
           ", but the KV cache has ", kv.num_layers());
     const cpu::KVLayer& wanted = attention.args.kv;
     const cpu::KVLayer& have = kv.layer(attention.layer);
-    check(wanted.num_kv_heads == have.num_kv_heads && wanted.head_dim == have.head_dim,
+    check(wanted.num_kv_heads == have.num_kv_heads && wanted.head_dim == have.head_dim &&
+              wanted.latent_rank == have.latent_rank,
           "run: attention of ", wanted.num_kv_heads, " KV heads of ", wanted.head_dim,
           " columns, but the KV cache has ", have.num_kv_heads, " of ", have.head_dim, " in layer ",
           attention.layer);
@@ -263,6 +266,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     kernels.pool(args, rows.begin, rows.end);
                 },
                 [&](const Attention& attention) { attend(attention, kv, step, next_part, worker); },
+                [&](const LatentAttention& op) { attend_latents(op, kv, step, next_part, worker); },
                 [&](const Moe& moe) { run_moe(moe, count, worker); },
                 [&](const cpu::GroupNormArgs& args) {
                     kernels.group_norm(args, rows.begin, rows.end);
@@ -357,19 +361,29 @@ void Program::multiply(const Product& product, std::atomic<int64_t>& next_part, 
 
 void Program::attend(const Attention& attention, const KVCache& kv, const Step& step,
                      std::atomic<int64_t>& next_part, int worker) {
-    const cpu::Kernels& kernels = team_.kernels();
-    const int workers = team_.num_threads();
-    const AttentionPlan& plan = plans_[attention.plan];
+    const cpu::AttentionArgs args = step_args(attention, kv, step);
+    const Range units = split(step.num_tokens() * args.head_units(), worker, team_.num_threads());
+    team_.kernels().prepare_heads(args, units.begin, units.end);
+    team_.barrier();
+    attend_tiles(attention, args, next_part, worker);
+}
+
+cpu::AttentionArgs Program::step_args(const Attention& attention, const KVCache& kv,
+                                      const Step& step) const {
     cpu::AttentionArgs args = attention.args;
     args.q = reinterpret_cast<float*>(queries_.data());
     args.kv = kv.layer(attention.layer);
     args.positions = step.positions.data();
-    args.slots = step.slots_of(plan.shape().group);
+    args.slots = step.slots_of(plans_[attention.plan].shape().group);
+    return args;
+}
 
-    const Range units = split(step.num_tokens() * args.head_units(), worker, workers);
-    kernels.prepare_heads(args, units.begin, units.end);
-    team_.barrier();
-
+// Once all queries, keys and values of the step are in place.
+void Program::attend_tiles(const Attention& attention, const cpu::AttentionArgs& args,
+                           std::atomic<int64_t>& next_part, int worker) {
+    const cpu::Kernels& kernels = team_.kernels();
+    const int workers = team_.num_threads();
+    const AttentionPlan& plan = plans_[attention.plan];
     const std::vector<cpu::QueryTile>& tiles = plan.tiles();
     const auto num_items = static_cast<int64_t>(plan.items().size());
     while (true) {

@@ -29,18 +29,54 @@ void scale_row(float* values, float factor, int64_t count) {
     }
 }
 
+// Bytes of a latent block's values, whatever their format.
+constexpr int64_t turned_block_bytes(int64_t rank) { return rank * kBlockTokens * 4; }
+
+// V panels from the K panels of a latent block: once for all heads and rows of a tile, so that the
+// cache need not hold, and memory not bring, the same numbers twice.
+template <int64_t kElementBytes>
+void turn_block(const std::byte* keys, std::byte* values, int64_t rank) {
+    constexpr int64_t kPanelBytes = kBlockTokens * kBlockTokens * kElementBytes;
+    for (int64_t c = 0; c < rank; c += kBlockTokens, keys += kPanelBytes, values += kPanelBytes) {
+        if constexpr (kElementBytes == 2) {
+            // Two tokens' pairs of columns are 8 bytes, and become two columns' pairs of tokens.
+            const auto* from = reinterpret_cast<const uint64_t*>(keys);
+            auto* to = reinterpret_cast<uint64_t*>(values);
+            for (int64_t pair = 0; pair < 8; ++pair) {
+                for (int64_t columns = 0; columns < 8; ++columns) {
+                    const uint64_t x = from[columns * 8 + pair];
+                    to[pair * 8 + columns] = (x & 0xffff00000000ffffU) | (x >> 16 & 0xffff0000U) |
+                                             (x & 0xffff0000U) << 16;
+                }
+            }
+        } else {
+            static_assert(kElementBytes == 4);
+            const auto* from = reinterpret_cast<const uint32_t*>(keys);
+            auto* to = reinterpret_cast<uint32_t*>(values);
+            for (int64_t t = 0; t < kBlockTokens; ++t) {
+                for (int64_t d = 0; d < kBlockTokens; ++d) {
+                    to[t * kBlockTokens + d] = from[d * kBlockTokens + t];
+                }
+            }
+        }
+    }
+}
+
 template <class Weights>
 class Attend {
   public:
-    Attend(const AttentionArgs& args, const QueryTile& tile, float* scores)
+    // `turned`: where a latent layer's values go while a tile is under way.
+    Attend(const AttentionArgs& args, const QueryTile& tile, float* scores, std::byte* turned)
         : args_(args),
           tile_(tile),
           dim_(args.kv.head_dim),
+          value_dim_(args.kv.value_dim()),
           group_(args.group()),
           num_rows_(tile.num_tokens * group_),
           panels_bytes_(args.kv.panels_bytes()),
           scores_(scores),
-          rounded_queries_(reinterpret_cast<uint16_t*>(scores + num_rows_ * kSoftmaxTokens)) {
+          rounded_queries_(reinterpret_cast<uint16_t*>(scores + num_rows_ * kSoftmaxTokens)),
+          turned_(turned) {
         if constexpr (kIsPairs) {
             round_queries();
         }
@@ -65,6 +101,7 @@ class Attend {
     // Queries and weights are rounded to bf16, and two of their products added at a time.
     static constexpr bool kIsPairs = Weights::kXs < Weights::kColumns;
     static constexpr int64_t kStepsPerBlock = kBlockTokens / Weights::kColumns;
+    static constexpr int64_t kElementBytes = Weights::kStepBytes / (Weights::kColumns * kLanes);
 
     int64_t last_token() const { return tile_.num_tokens - 1; }
 
@@ -130,6 +167,13 @@ class Attend {
             const int64_t index = start_ / kBlockTokens + b;
             keys_[b] = args_.kv.keys(tile_.block_table[index], tile_.kv_head);
             values_[b] = keys_[b] + panels_bytes_;
+            if constexpr (!kIsScaled) {
+                if (args_.kv.is_latent()) {
+                    std::byte* const to = turned_ + b * turned_block_bytes(value_dim_);
+                    turn_block<kElementBytes>(keys_[b], to, value_dim_);
+                    values_[b] = to;
+                }
+            }
             after_values_[b] = values_[b];
             const int64_t next = index + kBlocksPerTile;
             if (next * kBlockTokens < fetch_end_) {
@@ -337,8 +381,8 @@ class Attend {
             x_left[i] = weights(rows.first + i, end_block * kBlockTokens);
         }
         int width = max_panels(rows.count);
-        for (int64_t c = 0; c < dim_; c += width * kLanes) {
-            while (c + width * kLanes > dim_) {
+        for (int64_t c = 0; c < value_dim_; c += width * kLanes) {
+            while (c + width * kLanes > value_dim_) {
                 width /= 2;
             }
             const std::byte* panels[kBlocksPerTile * kMaxPanels];
@@ -369,7 +413,7 @@ class Attend {
             return;
         }
         const float* weights = scores(r);
-        for (int64_t c = 0; c < dim_ && !tokens.is_empty(); c += kLanes) {
+        for (int64_t c = 0; c < value_dim_ && !tokens.is_empty(); c += kLanes) {
             float* to = state.values + r * dim_ + c;
             Vec sum = load(to);
             for (int64_t t = tokens.begin; t < tokens.end; ++t) {
@@ -383,7 +427,7 @@ class Attend {
     // Pairs lie at even places, as they do for rows that go together; of one that the row sees only
     // half of, the other half is nothing.
     void add_token_pairs(int64_t r, Range tokens, const State& state) const {
-        for (int64_t c = 0; c < dim_ && !tokens.is_empty(); c += kLanes) {
+        for (int64_t c = 0; c < value_dim_ && !tokens.is_empty(); c += kLanes) {
             float* to = state.values + r * dim_ + c;
             Vec sum = load(to);
             for (int64_t t = tokens.begin / 2 * 2; t < tokens.end; t += 2) {
@@ -410,11 +454,13 @@ class Attend {
     const AttentionArgs& args_;
     const QueryTile& tile_;
     const int64_t dim_;
+    const int64_t value_dim_;
     const int64_t group_;
     const int64_t num_rows_;
     const int64_t panels_bytes_;                  // of a block's K, and of its V
     float* const scores_;                         // [rows, kSoftmaxTokens]
     uint16_t* const rounded_queries_;             // [rows, head_dim], of pairs only
+    std::byte* const turned_;                     // V panels of the tile's blocks, if latent
     const std::byte* keys_[kBlocksPerTile] = {};  // of the blocks of the tile under way
     const std::byte* values_[kBlocksPerTile] = {};
     const std::byte* after_values_[kBlocksPerTile] = {};  // what to fetch while values are read
@@ -430,8 +476,10 @@ void attend_with(const AttentionArgs& args, const QueryTile& tile, int64_t parti
                  float* scratch) {
     const int64_t dim = args.kv.head_dim;
     const int64_t rows = tile.num_tokens * args.group();
-    Attend<Weights> work(args, tile, scratch);
-    scratch += query_tile_rows(args.group()) * row_floats(dim);
+    const int64_t most_rows = query_tile_rows(args.group());
+    float* const turned = scratch + most_rows * row_floats(dim) + 2 * state_floats(most_rows, dim);
+    Attend<Weights> work(args, tile, scratch, reinterpret_cast<std::byte*>(turned));
+    scratch += most_rows * row_floats(dim);
     if (tile.partials != nullptr) {
         const int64_t index = partition - tile.first_partition;
         work.partition(partition,
@@ -450,9 +498,10 @@ void attend_with(const AttentionArgs& args, const QueryTile& tile, int64_t parti
 
 }  // namespace
 
-int64_t attend_scratch_bytes(int64_t group, int64_t head_dim) {
+int64_t attend_scratch_bytes(int64_t group, int64_t head_dim, int64_t latent_rank) {
     const int64_t rows = query_tile_rows(group);
-    return (rows * row_floats(head_dim) + 2 * state_floats(rows, head_dim)) * 4;
+    return (rows * row_floats(head_dim) + 2 * state_floats(rows, head_dim)) * 4 +
+           kBlocksPerTile * turned_block_bytes(latent_rank);
 }
 
 void attend(const AttentionArgs& args, const QueryTile& tile, int64_t partition,

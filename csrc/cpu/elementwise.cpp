@@ -65,7 +65,7 @@ void compute_row(const RowOpArgs& args, std::byte* dst, const std::byte* src, in
             return;
         case RowOp::Glu:
             fill_row<To>(dst, cols, [=, &args](int64_t i, int64_t n) {
-                return activate(args.activation, load_some(x + i, n)) * load_some(x + cols + i, n);
+                return gated(args.activation, load_some(x + i, n), load_some(x + cols + i, n));
             });
             return;
     }

@@ -210,4 +210,59 @@ void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
     }
 }
 
+namespace {
+
+// to = a key or query that turns, of which pairs may be neighbours as stored.
+void copy_turned(const AttentionArgs& args, const LatentArgs& latent, const float* from,
+                 int64_t position, float* to) {
+    const int64_t half = latent.rope_dim / 2;
+    for (int64_t i = 0; i < half; ++i) {
+        to[i] = from[latent.turns_neighbours ? 2 * i : i];
+        to[half + i] = from[latent.turns_neighbours ? 2 * i + 1 : half + i];
+    }
+    rotate(args, position, to);
+}
+
+void copy_latent(const AttentionArgs& args, const LatentArgs& latent, int64_t token) {
+    const int64_t rank = args.kv.latent_rank;
+    const auto* from = reinterpret_cast<const float*>(latent.kv.row(token));
+    float key[kMaxHeadDim];
+    const Vec factor = broadcast(inverse_rms(from, rank, args.norm_eps));
+    for (int64_t i = 0; i < rank; i += kLanes) {
+        store(key + i, load(from + i) * factor * load(latent.kv_norm + i));
+    }
+    copy_turned(args, latent, from + rank, args.positions[token], key + rank);
+    write<Keys>(args.kv, args.slots[token], 0, key);
+}
+
+}  // namespace
+
+void prepare_latents(const AttentionArgs& args, const LatentArgs& latent, int64_t begin,
+                     int64_t end) {
+    const int64_t num_units = args.num_heads + 1;
+    const int64_t nope_dim = latent.nope_dim(args.heads.num_heads);
+    const int64_t head_dim = nope_dim + latent.rope_dim;
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t token = unit / num_units;
+        const int64_t head = unit % num_units;
+        if (head == args.num_heads) {
+            copy_latent(args, latent, token);
+            continue;
+        }
+        const auto* from = reinterpret_cast<const float*>(latent.q.row(token)) +
+                           (args.heads.first_head + head) * head_dim;
+        std::byte* row = latent.nope.row(token);
+        for (int64_t i = 0; i < nope_dim; i += kLanes) {
+            const int64_t place = (args.heads.first_head + head) * nope_dim + i;
+            const int64_t count = nope_dim - i;
+            const Vec values = load_some(from + i, count);
+            latent.nope.dtype == Dtype::F32
+                ? store_some(reinterpret_cast<float*>(row) + place, values, count)
+                : store_some(reinterpret_cast<uint16_t*>(row) + place, values, count);
+        }
+        float* q = args.q + (token * args.num_heads + head) * args.kv.head_dim;
+        copy_turned(args, latent, from + nope_dim, args.positions[token], q + args.kv.latent_rank);
+    }
+}
+
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -38,6 +38,7 @@ const Kernels& kernels() {
         .row_op = row_op,
         .embed = embed,
         .prepare_heads = prepare_heads,
+        .prepare_latents = prepare_latents,
         .attend_scratch_bytes = attend_scratch_bytes,
         .attend = attend,
         .merge = merge,

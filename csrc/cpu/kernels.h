@@ -15,15 +15,33 @@
 
 namespace octavo::cpu {
 
-enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Relu2, Tanh, Sigmoid };
+// SwigluClamped is of two halves only: both within ±7, the gate's sigmoid of 1.702 times it, and
+// one added to the other half.
+enum class Activation : uint8_t {
+    None,
+    Silu,
+    Gelu,
+    GeluTanh,
+    Relu,
+    Relu2,
+    Tanh,
+    Sigmoid,
+    SwigluClamped
+};
 
-// Rows of a buffer lie one behind the other: a matrix [rows, cols].
+// Rows of a buffer lie one behind the other: a matrix [rows, cols]; or some columns of such.
 struct Matrix {
     std::byte* data = nullptr;
     int64_t cols = 0;
     Dtype dtype = Dtype::F32;
+    int64_t stride = 0;  // columns from one row to the next; 0: cols
 
-    std::byte* row(int64_t index) const { return data + index * cols * size_of(dtype); }
+    std::byte* row(int64_t index) const {
+        return data + index * (stride == 0 ? cols : stride) * size_of(dtype);
+    }
+    Matrix columns(int64_t first, int64_t count) const {
+        return {data + first * size_of(dtype), count, dtype, stride == 0 ? cols : stride};
+    }
 };
 
 // A panel of weights: 16 rows, or two such halves of a gated layer.
@@ -214,8 +232,22 @@ struct AttentionArgs {
     bool is_causal = true;      // else a token sees later ones too, as far as its window
 
     int64_t group() const { return num_heads / kv.num_kv_heads; }
+    const float* sinks = nullptr;  // [num_heads]: a score more in the softmax, of no value
     // Work of prepare_heads: each q head and each KV head of each token.
     int64_t head_units() const { return num_heads + kv.num_kv_heads; }
+};
+
+// What a token brings to a latent layer: its queries, each [what meets latents | what turns], and
+// [its latent vector | its key that turns].
+struct LatentArgs {
+    Matrix q = {};
+    Matrix kv = {};
+    Matrix nope = {};  // the queries' first parts by themselves, as the products take them
+    int64_t rope_dim = 0;
+    bool turns_neighbours = false;   // rope's pairs are (2 i, 2 i + 1)
+    const float* kv_norm = nullptr;  // [rank], of the latent vector
+
+    int64_t nope_dim(int64_t num_heads) const { return nope.cols / num_heads; }
 };
 
 // Some neighbouring tokens of one sequence, for all heads that share a KV head.
@@ -366,7 +398,8 @@ struct Kernels {
     void (*row_op)(const RowOpArgs&, int64_t begin, int64_t end);
     void (*embed)(const EmbedArgs&, int64_t begin, int64_t end);
     void (*prepare_heads)(const AttentionArgs&, int64_t begin, int64_t end);
-    int64_t (*attend_scratch_bytes)(int64_t group, int64_t head_dim);
+    void (*prepare_latents)(const AttentionArgs&, const LatentArgs&, int64_t begin, int64_t end);
+    int64_t (*attend_scratch_bytes)(int64_t group, int64_t head_dim, int64_t latent_rank);
     void (*attend)(const AttentionArgs&, const QueryTile&, int64_t partition, std::byte* scratch);
     void (*merge)(const AttentionArgs&, const QueryTile&, std::byte* scratch);
     void (*short_conv)(const ConvArgs&, int64_t begin, int64_t end);

@@ -19,22 +19,27 @@ enum class KVFormat : uint8_t { F32, BF16, Int8, E4M3, E5M2 };
 // head_dim / 16 V panels (16 columns of V are the rows, 16 tokens the columns) and, in 8 bits, the
 // scales of K and of V, 16 bf16 each: a cache line. Panels are made of words of 4 bytes: as many
 // neighbouring columns of one row as go into one, then the next row's.
+//
+// A latent layer has one head and no V panels: a token's values are the first columns of its key.
 struct KVLayer {
     std::byte* data = nullptr;
     int64_t num_kv_heads = 0;
     int64_t head_dim = 0;
     KVFormat format = KVFormat::F32;
-    int64_t stride = 0;  // bytes from one block to the next, at least block_bytes()
+    int64_t stride = 0;       // bytes from one block to the next, at least block_bytes()
+    int64_t latent_rank = 0;  // columns of a key that are its values; 0: V has panels of its own
 
     OCTAVO_INLINE bool is_scaled() const { return format >= KVFormat::Int8; }
     OCTAVO_INLINE int64_t element_bytes() const {
         return is_scaled() ? 1 : format == KVFormat::BF16 ? 2 : 4;
     }
+    OCTAVO_INLINE bool is_latent() const { return latent_rank > 0; }
+    OCTAVO_INLINE int64_t value_dim() const { return is_latent() ? latent_rank : head_dim; }
     OCTAVO_INLINE int64_t panels_bytes() const {  // K, or V
         return head_dim * kBlockTokens * element_bytes();
     }
     OCTAVO_INLINE int64_t head_bytes() const {
-        return 2 * panels_bytes() + (is_scaled() ? 2 * kBlockTokens * 2 : 0);
+        return (is_latent() ? 1 : 2) * panels_bytes() + (is_scaled() ? 2 * kBlockTokens * 2 : 0);
     }
     OCTAVO_INLINE int64_t block_bytes() const { return num_kv_heads * head_bytes(); }
 

@@ -109,7 +109,7 @@ class AmxLinear {
     void prepare_rows() {
         if (args_.src.cols % kTileColumns == 0) {
             x_ = args_.src.row(first_row_);
-            x_stride_ = args_.src.cols * 2;
+            x_stride_ = args_.src.row(1) - args_.src.row(0);
             return;
         }
         x_ = scratch_;

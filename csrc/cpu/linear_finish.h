@@ -13,7 +13,7 @@ void finish_glu(const LinearArgs& args, int64_t row, int64_t unit, Vec left, Vec
     const int64_t column = args.first_column + unit * kPanelRows;
     auto* to = reinterpret_cast<T*>(args.dst.row(row)) + column;
     const int64_t count = args.dst.cols - column;
-    store_some(to, activate(args.activation, left) * right, count);
+    store_some(to, gated(args.activation, left, right), count);
 }
 
 template <class T>

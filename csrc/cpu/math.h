@@ -118,10 +118,23 @@ OCTAVO_INLINE Vec activate(Activation activation, Vec x) {
             return tanh(x);
         case Activation::Sigmoid:
             return sigmoid(x);
+        case Activation::SwigluClamped:
         case Activation::None:
             break;
     }
     return x;
+}
+
+// A gated layer's two halves.
+OCTAVO_INLINE Vec gated(Activation activation, Vec left, Vec right) {
+    if (activation != Activation::SwigluClamped) {
+        return activate(activation, left) * right;
+    }
+    const Vec limit = broadcast(7.0F);
+    const Vec one = broadcast(1.0F);
+    const Vec gate = min(limit, left);
+    const Vec up = max(broadcast(-7.0F), min(limit, right));
+    return gate / (one + exp(gate * broadcast(-1.702F))) * (up + one);
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -54,17 +54,22 @@ void write_row(T* to, const float* values, float sum, int64_t dim) {
 }
 
 void write(const AttentionArgs& args, const QueryTile& tile, const State& total) {
-    const int64_t dim = args.kv.head_dim;
+    const int64_t dim = args.kv.value_dim();
     const int64_t group = args.group();
     for (int64_t r = 0; r < tile.num_tokens * group; ++r) {
         std::byte* row = args.dst.row(tile.first_token + r / group);
         const int64_t head = args.heads.first_head + tile.kv_head * group + r % group;
         const int64_t column = head * dim;
-        const float* values = total.values + r * dim;
+        const float* values = total.values + r * args.kv.head_dim;
+        float sum = total.sum[r];
+        if (args.sinks != nullptr) {  // where it is so high that exp is infinite, the rest is 0
+            const int64_t own = tile.kv_head * group + r % group;
+            sum += exp_of(args.sinks[own] - total.maximum[r]);
+        }
         if (args.dst.dtype == Dtype::F32) {
-            write_row(reinterpret_cast<float*>(row) + column, values, total.sum[r], dim);
+            write_row(reinterpret_cast<float*>(row) + column, values, sum, dim);
         } else {
-            write_row(reinterpret_cast<uint16_t*>(row) + column, values, total.sum[r], dim);
+            write_row(reinterpret_cast<uint16_t*>(row) + column, values, sum, dim);
         }
     }
 }

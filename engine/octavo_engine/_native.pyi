@@ -104,7 +104,8 @@ class KVCache:
 
     A layer is (group, region, KV heads, head_dim). A block belongs to one group at a time, and no
     two layers of a group share a region. `windows`: how many of a sequence's last tokens each
-    group's blocks hold; 0: all."""
+    group's blocks hold; 0: all. `latent_ranks`: of each layer's one head, how many columns of a key
+    are its values, where there are no others; 0: there are."""
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class KVCache:
         layers: Sequence[tuple[int, int, int, int]],
         windows: Sequence[int],
         dtype: str,
+        latent_ranks: Sequence[int] = (),
     ) -> None: ...
     @property
     def bytes_per_block(self) -> int: ...
@@ -283,6 +285,7 @@ class Program:
         is_whole: bool = False,
         group: int = 0,
         own_heads: tuple[int, int, int, int] | None = None,
+        sinks: NDArray[np.float32] | None = None,
     ) -> None:
         """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
         is in the step from its first token on, and may see its later tokens too.
@@ -301,6 +304,32 @@ class Program:
         """Copy with rounding to dst's dtype."""
     def select_rows(self, dst: int, src: int) -> None:
         """dst (rows S) = src (rows T) at logit_rows."""
+    def latent_attention(
+        self,
+        dst: int,
+        q: int,
+        kv: int,
+        nope: int,
+        mixed: int,
+        key_up: tuple[Packed, ...],
+        value_up: tuple[Packed, ...],
+        *,
+        layer: int,
+        num_heads: int,
+        first_head: int,
+        rank: int,
+        scale: float,
+        cos_sin: NDArray[np.float32],
+        turns_neighbours: bool,
+        kv_norm: NDArray[np.float32],
+        norm_eps: float,
+        window: int,
+        group: int,
+    ) -> None:
+        """Attention over latent vectors, [rank | what turns] columns of kv, which all heads share.
+        Queries, [nope | what turns] columns of q a head, meet them by key_up, [rank, nope] a head;
+        sums become dst by value_up, [value_dim, rank] a head. Weights are of the heads from
+        first_head on; nope and mixed are room for each head's columns as weights take them."""
     def moe(
         self,
         dst: int,
@@ -314,6 +343,14 @@ class Program:
         top_k: int,
         renormalise: bool,
         activation: str,
+        is_sigmoid: bool = False,
+        num_groups: int = 1,
+        top_groups: int = 1,
+        best_of_group: int = 1,
+        scale: float = 1.0,
+        routing_bias: NDArray[np.float32] | None = None,
+        gate_up_bias: NDArray[np.float32] | None = None,
+        down_bias: NDArray[np.float32] | None = None,
     ) -> None:
         """dst = the sum over each row's top_k experts by scores (one column an expert) of weight *
         down(activation(left half) * right half of gate_up(src)).

@@ -50,7 +50,22 @@ class StateSpec:
         return self.scan_offset + math.prod(self.scan)
 
 
-PagedSpec: TypeAlias = KVSpec  # what lies in pages of 16 tokens
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """One vector a token, which all heads share: `rank` numbers, that are its values too, and
+    `rope_dim` more of its key."""
+
+    rank: int
+    rope_dim: int
+    window: int | None = None
+
+    @property
+    def dim(self) -> int:
+        """Numbers a token."""
+        return self.rank + self.rope_dim
+
+
+PagedSpec: TypeAlias = KVSpec | LatentSpec  # what lies in pages of 16 tokens
 CacheSpec: TypeAlias = PagedSpec | StateSpec
 
 

@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = Any  # a backend's own: a torch tensor, or a recorded value
 Linear: TypeAlias = Any  # a weight [out, in] in whatever format, with its bias
-Experts: TypeAlias = Any  # as many weights [out, in] as there are experts
+Experts: TypeAlias = Any  # as many weights [out, in] as there are experts, with their biases
+Heads: TypeAlias = Any  # a weight [out, in] for each head, in numbers
 Embedding: TypeAlias = Any  # a table [vocabulary, hidden]
 Vector: TypeAlias = Any  # a float32 vector, such as a norm's weight
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "tanh", "sigmoid"]
+# swiglu_clamped is of two halves: both within ±7, the gate times the sigmoid of 1.702 times it, and
+# one added to the other half.
+Activation = Literal[
+    "silu", "gelu", "gelu_tanh", "relu", "relu2", "tanh", "sigmoid", "swiglu_clamped"
+]
 HeadNorm = Literal["rms", "layer", "row"]  # row: rms of all heads' columns together
 Pool = Literal["mean", "max", "mean_sqrt_len", "weightedmean"]
 
@@ -65,6 +70,29 @@ class AttentionSpec:
     # Of each q head: a score gains slope * (the key's position - the query's).
     alibi: NDArray[np.float32] | None = None
     is_causal: bool = True  # else a token sees later ones too; encoder_attention only
+    # Of each q head: a score more in the softmax, of no value.
+    sinks: Vector | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentAttentionSpec:
+    """One layer's paged causal attention over latent vectors that all heads share."""
+
+    layer: int
+    num_heads: int
+    nope_dim: int  # columns of a query that meet the latent vector
+    rope: Rope  # of all its other columns
+    rank: int  # numbers of a latent vector
+    value_dim: int  # columns of a head's result
+    scale: float
+    kv_norm: Vector  # by which the latent vector is normed
+    norm_eps: float
+    turns_neighbours: bool  # rope's pairs are (2 i, 2 i + 1)
+    window: int | None = None
+
+    @property
+    def rope_dim(self) -> int:
+        return 2 * len(self.rope.inv_freq)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,11 +139,20 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """How a token's experts are chosen and weighed: by a softmax of its scores."""
+    """How a token's experts are chosen and weighed: by a softmax of its scores, or the sigmoid of
+    each."""
 
     top_k: int
     renormalise: bool  # weights are shares among the chosen experts, not among all
     activation: Activation
+    is_sigmoid: bool = False
+    bias: Vector | None = None  # of each expert: counts in the choice, not in its weight
+    # Experts are chosen from the best `top_groups` of their groups: those whose best score, or best
+    # two together, are highest.
+    num_groups: int = 1
+    top_groups: int = 1
+    best_of_group: int = 1
+    scale: float = 1.0  # of the weights
 
 
 class Loader(Protocol):
@@ -249,6 +286,26 @@ class RecurrentOps(Ops, Protocol):
         """Columns [q | k | v] and [beta | dt], all before their norms and gates: the state decays
         by exp(-exp(a_log) dt), and its answer to k is moved towards v by sigmoid(beta); q asks
         it then: [T, value heads * value_dim]."""
+
+
+class LatentLoader(Loader, Protocol):
+    """What models of latent attention take besides."""
+
+    def latent_heads(
+        self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int
+    ) -> tuple[Heads, Heads]:
+        """`name`.weight, [heads * (nope_dim + value_dim), rank], as what brings each head's queries
+        into latent space, [rank, nope_dim], and its sums back, [value_dim, rank]."""
+
+
+class LatentOps(Ops, Protocol):
+    """What models of latent attention are composed of besides."""
+
+    def latent_attention(
+        self, q: Value, kv: Value, key_up: Heads, value_up: Heads, spec: LatentAttentionSpec
+    ) -> Value:
+        """Cache kv, [latent | rope] columns, its first part normed and its second turned; attend
+        with q, [heads * (nope | rope)] columns: [T, num_heads * value_dim]."""
 
 
 class VisionOps(EncoderOps, Protocol):

@@ -149,6 +149,12 @@ class _Counter:
     ) -> Any:
         self.body += round(len(names) * sum(out_features) * in_features * self._share_of_experts)
 
+    def latent_heads(
+        self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int
+    ) -> Any:
+        self.body += num_heads * (nope_dim + value_dim) * rank
+        return None, None
+
     def tied(self, embedding: Any) -> Any:
         self.head += embedding
 

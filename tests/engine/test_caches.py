@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_engine.caches import CacheGroup, KVSpec, group_layers, one_group
+from octavo_engine.caches import CacheGroup, CacheSpec, KVSpec, group_layers, one_group
 
 
 def specs(*windows: int | None) -> list[KVSpec]:
@@ -55,7 +55,8 @@ def test_a_page_is_as_large_as_the_largest_parts_that_lie_in_it():
     assert [(place.group, place.region) for place in layout.places()] == [
         (0, 0), (1, 0), (0, 1), (1, 1),
     ]  # fmt: skip
-    assert layout.page_bytes(lambda spec: spec.num_kv_heads * spec.head_dim) == 1024 + 256
+    sizes: dict[CacheSpec, int] = {wide: 1024, narrow: 128, KVSpec(1, 256): 256}
+    assert layout.page_bytes(sizes.__getitem__) == 1024 + 256
 
 
 def test_one_group_keeps_everything():

@@ -26,6 +26,7 @@ class FamilyEntry(NamedTuple):
 
 _PLAIN_ATTENTION = "CUDA by `--kernels plain` only"
 _RECURRENT = "no CUDA, no tensor parallelism: [recurrent states](recurrent.md)"
+_CPU_ONLY = "CPU only"
 
 CATALOGUE = (
     FamilyEntry("Arcee", ("ArceeForCausalLM",), "arcee-ai/AFM-4.5B"),
@@ -42,6 +43,18 @@ CATALOGUE = (
         "Command-R7B, Command A", ("Cohere2ForCausalLM",), "CohereLabs/c4ai-command-r7b-12-2024"
     ),
     FamilyEntry("DBRX", ("DbrxForCausalLM",), "databricks/dbrx-instruct"),
+    FamilyEntry(
+        "DeepSeek V2, V2-Lite",
+        ("DeepseekV2ForCausalLM",),
+        "deepseek-ai/DeepSeek-V2-Lite-Chat",
+        limits=_CPU_ONLY,
+    ),
+    FamilyEntry(
+        "DeepSeek V3, R1, Kimi K2, Moonlight",
+        ("DeepseekV3ForCausalLM",),
+        "moonshotai/Moonlight-16B-A3B-Instruct",
+        limits=_CPU_ONLY,
+    ),
     FamilyEntry("ERNIE 4.5 (dense)", ("Ernie4_5ForCausalLM",), "baidu/ERNIE-4.5-0.3B-PT"),
     FamilyEntry(
         "EXAONE 3, 3.5", ("ExaoneForCausalLM",), "LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct", "Llama"
@@ -62,6 +75,10 @@ CATALOGUE = (
     ),
     FamilyEntry("GLM-4", ("GlmForCausalLM",), "zai-org/glm-4-9b-chat-hf"),
     FamilyEntry("GLM-4-0414", ("Glm4ForCausalLM",), "zai-org/GLM-4-9B-0414"),
+    FamilyEntry("GLM-4.5, 4.6", ("Glm4MoeForCausalLM",), "zai-org/GLM-4.5-Air", limits=_CPU_ONLY),
+    FamilyEntry(
+        "GLM-4.7-Flash", ("Glm4MoeLiteForCausalLM",), "zai-org/GLM-4.7-Flash", limits=_CPU_ONLY
+    ),
     FamilyEntry("GPT-2", ("GPT2LMHeadModel",), "openai-community/gpt2"),
     FamilyEntry(
         "GPT-BigCode (SantaCoder, StarCoder)", ("GPTBigCodeForCausalLM",), "bigcode/starcoder"

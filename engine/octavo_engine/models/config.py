@@ -9,6 +9,7 @@ from octavo_engine.caches import KVSpec
 from octavo_engine.models.block import PLAIN, BlockConfig
 from octavo_engine.models.families import find_family
 from octavo_engine.models.fields import ConfigFields
+from octavo_engine.models.grouped_experts import ExpertChoice, read_routing
 from octavo_engine.models.rope_config import MAX_POSITIONS, read_ropes
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.caches import CacheSpec
     from octavo_engine.models.families import Family
+    from octavo_engine.models.latent_config import LatentConfig
     from octavo_engine.models.recurrent_config import Mixer, RecurrentConfig
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
@@ -61,6 +63,7 @@ class ExpertsConfig(NamedTuple):
     width: int
     renormalise: bool
     shared_width: int = 0  # of the expert that every token meets; 0: there is none
+    routing: ExpertChoice = ExpertChoice()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None  # in place of keys and values of heads
     block: BlockConfig = PLAIN  # of the gpt page
     is_whole: bool = False  # texts are read whole, for a vector or a score: nothing is cached
     recurrent: RecurrentConfig | None = None  # of layers that are not attention
@@ -111,9 +115,10 @@ class ModelConfig:
         return sum(len(self._caches_of(before)) for before in self.layers[:layer])
 
     def _caches_of(self, layer: LayerConfig) -> list[CacheSpec]:
-        kv = KVSpec(self.num_kv_heads, self.head_dim, layer.window)
+        if self.latent is not None:
+            return [self.latent.cache(layer.window)]
         if layer.mixer == "attention":
-            return [kv]
+            return [KVSpec(self.num_kv_heads, self.head_dim, layer.window)]
         if layer.mixer == "mlp":
             return []
         assert self.recurrent is not None, "a family with such layers says what they are"
@@ -278,6 +283,8 @@ def _experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
         return None
     # The same number, by its older and its newer name.
     spelling = "num_local_experts" if fields.raw("num_local_experts") else "num_experts"
+    if family.experts == "grouped":
+        spelling = "n_routed_experts"
     count = fields.integer(spelling, maximum=MAX_EXPERTS)
     top_k = fields.integer("num_experts_per_tok", maximum=MAX_EXPERTS_PER_TOKEN)
     if top_k > count:
@@ -286,6 +293,16 @@ def _experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
         width = fields.integer("intermediate_size", maximum=MAX_WIDTH)
         return ExpertsConfig(count, top_k, width, renormalise=True)
     width = fields.integer("moe_intermediate_size", maximum=MAX_WIDTH)
+    if family.experts == "grouped":
+        shared = fields.optional_integer("n_shared_experts", minimum=0, maximum=MAX_EXPERTS) or 0
+        routing = read_routing(fields, count)
+        if top_k > count // routing.num_groups * routing.top_groups:
+            raise fields.error(
+                "num_experts_per_tok", "must not be more than the chosen groups have"
+            )
+        # Shares of all experts, whatever the field says, where a softmax makes them.
+        renormalise = routing.is_sigmoid and fields.boolean("norm_topk_prob")
+        return ExpertsConfig(count, top_k, width, renormalise, shared * width, routing)
     shared_width = 0
     if family.experts == "qwen-shared":
         shared_width = fields.integer("shared_expert_intermediate_size", maximum=MAX_WIDTH)
@@ -295,6 +312,14 @@ def _experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
 def _has_experts(fields: ConfigFields, family: Family, num_layers: int) -> list[bool]:
     if family.experts in ("none", "mixtral"):
         return [family.experts == "mixtral"] * num_layers
+    if family.experts == "grouped":
+        kinds = fields.per_layer("mlp_layer_types", num_layers)
+        if kinds is not None:
+            if any(kind not in ("dense", "sparse") for kind in kinds):
+                raise fields.error("mlp_layer_types", "must hold dense and sparse only")
+            return [kind == "sparse" for kind in kinds]
+        dense = fields.integer("first_k_dense_replace", minimum=0, maximum=MAX_LAYERS)
+        return [index >= dense for index in range(num_layers)]
     step = fields.integer("decoder_sparse_step", maximum=MAX_LAYERS)
     plain = fields.integers("mlp_only_layers", maximum=MAX_LAYERS)
     return [index not in plain and (index + 1) % step == 0 for index in range(num_layers)]

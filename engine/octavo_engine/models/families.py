@@ -10,6 +10,7 @@ from octavo_engine.errors import ModelError
 from octavo_engine.models import block as b
 from octavo_engine.models import recurrent_config as r
 from octavo_engine.models.block import BlockConfig
+from octavo_engine.models.grouped_experts import read_deepseek, read_glm_moe
 from octavo_engine.models.plugins import find_plugin, plugin_architectures
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class Family:
     local_rope: bool = False  # layers with a window have a rope of their own
     yarn_is_longrope: bool = False  # an old spelling
     # How a mixture of experts names its parts and weighs them; shared: one more sees every token.
-    experts: Literal["none", "mixtral", "qwen", "qwen-shared"] = "none"
+    # grouped: chosen by groups or sigmoids, in layers behind `first_k_dense_replace` plain ones.
+    experts: Literal["none", "mixtral", "qwen", "qwen-shared", "grouped"] = "none"
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -154,6 +156,37 @@ _BAICHUAN = Family(
     aliases={"max_position_embeddings": "model_max_length"},
     read=b.read_baichuan,
     defaults={"rms_norm_eps": 1e-6},
+)
+
+_DEEPSEEK = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 0,
+    "norm_topk_prob": False,
+    "topk_method": "greedy",
+}
+
+
+def _deepseek(**defaults: Any) -> Family:
+    return Family(
+        experts="grouped",
+        # What turns is all that its rope knows of a head.
+        aliases={"head_dim": "qk_rope_head_dim"},
+        read=read_deepseek,
+        defaults=_DEEPSEEK | defaults,
+    )
+
+
+_DEEPSEEK_V3 = _deepseek(
+    topk_method="noaux_tc",
+    norm_topk_prob=True,
+    routed_scaling_factor=2.5,
+    first_k_dense_replace=3,
+    n_group=8,
+    topk_group=4,
 )
 
 # Formats that only code beside the weights can read, or that no page can, and what to do.
@@ -794,6 +827,34 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "SmolVLMForConditionalGeneration": _SMOLVLM_TEXT,
         "Gemma3ForCausalLM": _GEMMA3_FAMILY,
         "Gemma3ForConditionalGeneration": _GEMMA3_FAMILY,  # its text part
+        "DeepseekV2ForCausalLM": _deepseek(),
+        "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
+        "Glm4MoeLiteForCausalLM": _deepseek(
+            topk_method="noaux_tc",
+            norm_topk_prob=True,
+            routed_scaling_factor=1.8,
+            first_k_dense_replace=1,
+            n_group=1,
+            topk_group=1,
+        ),
+        "Glm4MoeForCausalLM": Family(
+            experts="grouped",
+            qkv_bias=None,
+            output_bias=False,
+            read=read_glm_moe,
+            defaults=_GLM
+            | {
+                "rms_norm_eps": 1e-5,
+                "num_key_value_heads": 8,
+                "attention_bias": False,
+                "topk_method": "noaux_tc",
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 1.0,
+                "first_k_dense_replace": 1,
+                "n_group": 1,
+                "topk_group": 1,
+            },
+        ),
         **_GPT,
         **_LIKE_LLAMA,
     }

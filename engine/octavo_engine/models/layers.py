@@ -150,9 +150,26 @@ class Experts:
         self.down = loader.experts(
             [[f"{place}.{names.down}"] for place in places], experts.width, [config.hidden_size]
         )
-        self.spec = ExpertsSpec(experts.top_k, experts.renormalise, config.activation)
-        self.shared: SharedExpert | None = None
-        if experts.shared_width:
+        routing = experts.routing
+        bias = None
+        if routing.has_bias:
+            bias = loader.vector(f"{prefix}.gate.e_score_correction_bias", experts.num_experts)
+        self.spec = ExpertsSpec(
+            experts.top_k,
+            experts.renormalise,
+            config.activation,
+            is_sigmoid=routing.is_sigmoid,
+            bias=bias,
+            num_groups=routing.num_groups,
+            top_groups=routing.top_groups,
+            best_of_group=routing.best_of_group,
+            scale=routing.scale,
+        )
+        self.shared: SharedExpert | Mlp | None = None
+        if experts.shared_width and config.family.experts == "grouped":
+            name, width = f"{names.module}.shared_experts", experts.shared_width
+            self.shared = Mlp(config, loader, index, name=name, width=width)
+        elif experts.shared_width:
             self.shared = SharedExpert(config, loader, index, experts.shared_width)
 
     def forward(self, ops: Ops, x: Value) -> Value:
@@ -185,6 +202,7 @@ _EXPERT_NAMES = MappingProxyType(
     {
         "mixtral": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
         "qwen": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+        "grouped": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
         "qwen-shared": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
     }
 )

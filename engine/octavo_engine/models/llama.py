@@ -1,5 +1,5 @@
-"""Llama and its kin (Mistral, Mixtral, SmolLM, Qwen, Phi-3, Granite); they differ in ModelConfig
-only.
+"""Llama and its kin (Mistral, Mixtral, SmolLM, Qwen, Phi-3, Granite, DeepSeek); they differ in
+ModelConfig only.
 
 x ── norm ── qkv ── attention ── o ──(+)── norm ── gate_up ── glu ── down ──(+)── x
  └───────────────────────────────────┘ └──────────────────────────────────────┘
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.models.latent import LatentAttention
 from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class LlamaLayer:
         prefix = f"model.layers.{index}"
         self.config = config
         self.input_norm = loader.vector(f"{prefix}.input_layernorm.weight", config.hidden_size)
-        self.attention = Attention(config, loader, index, ropes)
+        kind = Attention if config.latent is None else LatentAttention
+        self.attention = kind(config, loader, index, ropes)
         self.mlp_norm = loader.vector(
             f"{prefix}.post_attention_layernorm.weight", config.hidden_size
         )

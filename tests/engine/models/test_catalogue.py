@@ -12,7 +12,7 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.families import FAMILIES
 from tests.engine.models.classics import TWINS
 from tests.engine.models.tiny import FAMILIES as TINY
-from tests.engine.models.tiny import architecture_of, tiny_model
+from tests.engine.models.tiny import ON_DEVICES, architecture_of, tiny_model
 from tests.engine.models.tiny_seeing import SEEING, seeing_model
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ def test_other_pages_state_the_same_number() -> None:
     page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
     assert set(re.findall(r"(\d+) families", page)) == {str(len(CATALOGUE))}
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    assert f"all {len(TINY)} tiny models" in page
+    assert f"all {len(ON_DEVICES)} tiny models" in page
 
 
 def test_each_architecture_is_named_once() -> None:
@@ -58,3 +58,4 @@ def test_limits_of_devices_are_those_of_the_models(entry) -> None:
     assert blocks
     is_limited = any(b.positions == "alibi" or b.qk_norm_after_rope for b in blocks)
     assert is_limited == ("--kernels plain" in entry.limits)
+    assert ("CPU only" in entry.limits) == (not set(names) <= set(ON_DEVICES))

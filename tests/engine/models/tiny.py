@@ -15,6 +15,7 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.weights.checkpoint import StoredTensor
 from tests.engine.models.classics import ARCHITECTURES, CLASSES, CLASSICS, TWINS
+from tests.engine.models.latents import LATENTS
 from tests.engine.models.recurrent import RECURRENT
 
 if TYPE_CHECKING:
@@ -185,11 +186,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **CLASSICS,
     **RECURRENT,
+    **LATENTS,
     **{name: (twin.kind, twin.fields) for name, twin in TWINS.items()},
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
-    "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next",
+    "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next", "DeepseekV2",
+    "DeepseekV3", "Glm4Moe", "Glm4MoeLite",
 ) or name == "granite4-moe"]  # fmt: skip
+
+
+# What devices compute; the rest they refuse.
+ON_DEVICES = [name for name in FAMILIES if name not in LATENTS]
 
 
 class MemoryCheckpoint:
@@ -274,6 +281,10 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
         for parameter_name, parameter in model.named_parameters():
             gemma = kind.startswith(("Gemma", "Nemotron", "Qwen3Next")) and kind != "NemotronH"
             _fill(parameter_name, parameter, generator, gemma=gemma)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            with torch.no_grad():
+                _fill(buffer_name, buffer, generator, gemma=False)
     if kind in {own for own, _ in (CLASSICS | RECURRENT).values()}:
         return _saved(name, model, architecture)
     tensors = {

@@ -12,7 +12,11 @@ from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.emit import CachePlaces
 from octavo_engine.backends.native.facts import timed
-from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
+from octavo_engine.backends.native.kv_format import (
+    check_kv_format,
+    make_kv_cache,
+    settle_kv_format,
+)
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
@@ -86,6 +90,7 @@ class NativeBackend:
         self.cache_layout = group_layers(config.caches())
         self.dtype = dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
+        check_kv_format(self.cache_layout, self.kv_format)
         self._is_fused = is_fused  # tests compare both
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard

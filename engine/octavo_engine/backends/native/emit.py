@@ -85,6 +85,8 @@ def _emit(
             _emit_attention(
                 program, out, buffers[instruction.qkv], instruction, tables, places, shard
             )
+        case g.LatentAttentionNode():
+            _emit_latents(program, instruction, buffers, tables, places, shard)
         case g.Moe():
             _emit_moe(program, instruction, buffers)
         case g.Glu(x=x, activation=activation):
@@ -147,6 +149,45 @@ def _emit_moe(program: _native.Program, moe: g.Moe, buffers: Mapping[g.Value, in
         moe.spec.top_k,
         moe.spec.renormalise,
         moe.spec.activation,
+        moe.spec.is_sigmoid,
+        moe.spec.num_groups,
+        moe.spec.top_groups,
+        moe.spec.best_of_group,
+        moe.spec.scale,
+        moe.spec.bias,
+        moe.gate_up.bias,
+        moe.down.bias,
+    )
+
+
+def _emit_latents(
+    program: _native.Program,
+    node: g.LatentAttentionNode,
+    buffers: Mapping[g.Value, int],
+    tables: RopeTables,
+    places: CachePlaces,
+    shard: Shard,
+) -> None:
+    spec = node.spec
+    program.latent_attention(
+        buffers[node.out],
+        buffers[node.q],
+        buffers[node.kv],
+        buffers[node.nope],
+        buffers[node.mixed],
+        node.key_up.weights,
+        node.value_up.weights,
+        layer=places.ordinals[spec.layer],
+        num_heads=spec.num_heads,
+        first_head=cut_heads(spec.num_heads, 1, shard).first_head,
+        rank=spec.rank,
+        scale=spec.scale,
+        cos_sin=tables.get(spec.rope),
+        turns_neighbours=spec.turns_neighbours,
+        kv_norm=spec.kv_norm,
+        norm_eps=spec.norm_eps,
+        window=spec.window or 0,
+        group=places.groups[spec.layer],
     )
 
 
@@ -183,4 +224,5 @@ def _emit_attention(
         is_whole=attention.is_whole,
         group=places.groups[layer],
         own_heads=cut_heads(spec.num_heads, spec.num_kv_heads, shard),
+        sinks=spec.sinks,
     )

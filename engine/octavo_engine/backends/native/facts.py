@@ -66,6 +66,11 @@ def _facts(instruction: g.Instruction) -> OpFacts:
         case g.AttentionNode(spec=spec):
             layer = "" if instruction.is_whole else f", layer {spec.layer}"
             return OpFacts(f"attention {spec.num_heads}/{spec.num_kv_heads} heads{layer}", rows)
+        case g.LatentAttentionNode(spec=latent):
+            ups = (*instruction.key_up.weights, *instruction.value_up.weights)
+            name = f"latent attention {latent.num_heads} heads, layer {latent.layer}"
+            flops = 2 * sum(weight.rows * weight.cols for weight in ups)
+            return OpFacts(name, rows, sum(weight.nbytes for weight in ups), flops)
         case g.Moe(spec=moe):
             gate_up, down = instruction.gate_up.weights, instruction.down.weights
             sizes = [weight.rows * weight.cols for weight in (gate_up[0], down[0])]

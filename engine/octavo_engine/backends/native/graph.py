@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ConvSpec,
         DeltaSpec,
         ExpertsSpec,
+        LatentAttentionSpec,
         Pool,
         SsdSpec,
     )
@@ -56,6 +57,13 @@ class NativeLinear(NamedTuple):
 
 class NativeExperts(NamedTuple):
     """Packed weights of one shape and packing."""
+
+    weights: tuple[_native.Packed, ...]
+    bias: NDArray[np.float32] | None = None  # of all, side by side
+
+
+class NativeHeads(NamedTuple):
+    """A packed weight for each head that this process computes, in numbers."""
 
     weights: tuple[_native.Packed, ...]
 
@@ -131,6 +139,21 @@ class AttentionNode:
     qkv: Value
     spec: AttentionSpec
     is_whole: bool = False  # over texts that are whole in the step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentAttentionNode:
+    """`nope` is for the queries as key_up takes them, `mixed` for the sums as value_up does; no
+    other node reads them."""
+
+    out: Value
+    q: Value
+    kv: Value
+    nope: Value
+    mixed: Value
+    key_up: NativeHeads
+    value_up: NativeHeads
+    spec: LatentAttentionSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,6 +301,7 @@ Instruction: TypeAlias = (
     | RmsNorm
     | LayerNorm
     | AttentionNode
+    | LatentAttentionNode
     | Moe
     | Glu
     | Activate
@@ -308,6 +332,8 @@ class Graph(NamedTuple):
 def written(instruction: Instruction) -> list[Value]:
     if isinstance(instruction, Moe):
         return [instruction.gathered, instruction.hidden, instruction.results, instruction.out]
+    if isinstance(instruction, LatentAttentionNode):
+        return [instruction.nope, instruction.mixed, instruction.out]
     if isinstance(instruction, Linear) and instruction.u is not None:
         return [instruction.u, instruction.out]
     total = instruction.total if isinstance(instruction, (RmsNorm, LayerNorm)) else None

@@ -10,9 +10,14 @@ from octavo_engine import _native
 from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
-from octavo_engine.backends.native.graph import LinearAdapters, NativeExperts, NativeLinear
+from octavo_engine.backends.native.graph import (
+    LinearAdapters,
+    NativeExperts,
+    NativeHeads,
+    NativeLinear,
+)
 from octavo_engine.backends.native.packing import PANEL_ROWS, choose_packings
-from octavo_engine.backends.native.shard import Shard, cut_rows, pieces_of
+from octavo_engine.backends.native.shard import Shard, cut_heads, cut_rows, pieces_of
 from octavo_engine.backends.native.stored_form import form_of, in_form, rows_of
 from octavo_engine.errors import ConfigError, ModelError
 
@@ -114,6 +119,28 @@ class NativeLoader:
                 f"{' and '.join(sorted(kinds))}; --quantization none or int8 makes them one"
             )
         return NativeExperts(packed)
+
+    def latent_heads(
+        self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int
+    ) -> tuple[NativeHeads, NativeHeads]:
+        """In the model's numbers, whatever they are stored in: the first are transposed."""
+        stored = self._ledger.take(f"{name}.weight", (num_heads * (nope_dim + value_dim), rank))
+        if stored is None:
+            return NativeHeads(()), NativeHeads(())  # never used: `finish` will raise
+        values = to_float32(stored).reshape(num_heads, nope_dim + value_dim, rank)
+        own = cut_heads(num_heads, 1, self._shard)
+        values = values[own.first_head : own.first_head + own.num_heads]
+        key_up = [self._pack_numbers(head[:nope_dim].T) for head in values]
+        value_up = [self._pack_numbers(head[nope_dim:]) for head in values]
+        self._ledger.account(stored)
+        return NativeHeads(tuple(key_up)), NativeHeads(tuple(value_up))
+
+    def _pack_numbers(self, values: NDArray[np.float32]) -> _native.Packed:
+        rows, columns = values.shape
+        packed = _native.Packed(rows, columns, self._dtype)
+        data = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+        packed.pack(self._team, 0, data, "F32", rows)
+        return packed
 
     def tied(self, embedding: _native.Packed) -> NativeLinear:
         return NativeLinear(embedding)

@@ -19,6 +19,7 @@ from octavo_engine.backends.native.graph import (
     Graph,
     GroupNorm,
     InputRows,
+    LatentAttentionNode,
     LayerNorm,
     Linear,
     Moe,
@@ -40,13 +41,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
-    from octavo_engine.backends.native.graph import Dtype, Instruction, NativeExperts, NativeLinear
+    from octavo_engine.backends.native.graph import (
+        Dtype,
+        Instruction,
+        NativeExperts,
+        NativeHeads,
+        NativeLinear,
+    )
     from octavo_engine.ops import (
         Activation,
         AttentionSpec,
         ConvSpec,
         DeltaSpec,
         ExpertsSpec,
+        LatentAttentionSpec,
         Pool,
         SsdSpec,
     )
@@ -60,7 +68,7 @@ def record(forward: Callable[[Recorder], Value]) -> Graph:
 
 
 class Recorder:
-    """VisionOps and RecurrentOps over values without numbers."""
+    """VisionOps, LatentOps and RecurrentOps over values without numbers."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -103,6 +111,21 @@ class Recorder:
     def encoder_attention(self, qkv: Value, spec: AttentionSpec) -> Value:
         out = self._value(spec.num_heads * spec.head_dim, qkv)
         return self._add(AttentionNode(out, qkv, spec, is_whole=True))
+
+    def latent_attention(
+        self,
+        q: Value,
+        kv: Value,
+        key_up: NativeHeads,
+        value_up: NativeHeads,
+        spec: LatentAttentionSpec,
+    ) -> Value:
+        out = self._value(spec.num_heads * spec.value_dim, q)
+        # Ids below zero: no other instruction writes them.
+        first, heads = -1 - 3 * out.id, spec.num_heads
+        nope = Value(first, heads * spec.nope_dim, q.rows, _input_dtype(key_up.weights[0]))
+        mixed = Value(first - 1, heads * spec.rank, q.rows, _input_dtype(value_up.weights[0]))
+        return self._add(LatentAttentionNode(out, q, kv, nope, mixed, key_up, value_up, spec))
 
     def glu(self, x: Value, activation: Activation) -> Value:
         return self._add(Glu(self._value(x.cols // 2, x), x, activation))

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.backends.native.packing import PANEL_ROWS
+from octavo_engine.caches import LatentSpec
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,5 +121,8 @@ def cut_heads(num_heads: int, num_kv_heads: int, shard: Shard) -> HeadShard:
 
 def own_cache(spec: PagedSpec, num_heads: int, shard: Shard) -> PagedSpec:
     """What a rank keeps of a layer's cache. Raises ConfigError."""
+    if isinstance(spec, LatentSpec):  # whole, whatever heads the rank has
+        cut_heads(num_heads, 1, shard)
+        return spec
     own = cut_heads(num_heads, spec.num_kv_heads, shard)
     return dataclasses.replace(spec, num_kv_heads=own.num_kv_heads)

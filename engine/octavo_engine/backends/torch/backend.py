@@ -13,9 +13,8 @@ from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.media import TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchStates
-from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps, TorchPart
+from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps, TorchPart, block_values
 from octavo_engine.caches import group_layers
-from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.models.registry import build_model
 
 if TYPE_CHECKING:
@@ -79,9 +78,7 @@ class TorchBackend:
     @property
     def kv_bytes_per_block(self) -> int:
         itemsize = self.precision.dtype.itemsize
-        return self.cache_layout.page_bytes(
-            lambda spec: 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim * itemsize
-        )
+        return self.cache_layout.page_bytes(lambda spec: block_values(spec) * itemsize)
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None

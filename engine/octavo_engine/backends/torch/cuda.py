@@ -39,12 +39,13 @@ from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
+from octavo_engine.backends.torch.reference import block_values
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
 from octavo_engine.caches import one_group
-from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.models.grouped_experts import ExpertChoice
 from octavo_engine.models.registry import build_model
 from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
@@ -85,6 +86,16 @@ Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
 def _check_kernels(config: ModelConfig, kernels: Kernels) -> None:
     """Raises ModelError where only plain torch and the CPU compute a model's attention."""
     block = config.block
+    refused = None
+    if config.latent is not None:
+        refused = "latent attention"
+    elif config.experts is not None and config.experts.routing != ExpertChoice():
+        refused = "experts that are chosen by groups or sigmoids"
+    if refused is not None:
+        raise ModelError(
+            f"config.json: {config.architecture} needs {refused}, which this device does not "
+            "compute; use --device cpu"
+        )
     what = None
     if block.positions == "alibi":
         what = "attention with linear biases"
@@ -225,9 +236,7 @@ class CudaBackend:
     @property
     def kv_bytes_per_block(self) -> int:
         itemsize = self._dtype.itemsize
-        return self.cache_layout.page_bytes(
-            lambda spec: 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim * itemsize
-        )
+        return self.cache_layout.page_bytes(lambda spec: block_values(spec) * itemsize)
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         """As the protocol says. Raises ConfigError if nothing is left."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from octavo_engine.caches import KVSpec
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class DeviceKV:
         self, layout: CacheLayout, *, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         assert len(layout.groups) == 1, "the device has one block table"
-        shapes = [(spec.num_kv_heads, spec.head_dim) for spec, _ in layout.paged()]
+        specs = [spec for spec in layout.specs if isinstance(spec, KVSpec)]
+        assert len(specs) == len(layout.specs), "the device keeps keys and values only"
+        shapes = [(spec.num_kv_heads, spec.head_dim) for spec in specs]
         self._data = {
             shape: torch.zeros(
                 (2, count, num_blocks, BLOCK_SIZE, *shape), dtype=dtype, device=device

@@ -27,6 +27,11 @@ class TorchLinear(NamedTuple):
 
 class TorchExperts(NamedTuple):
     weights: Tensor  # [experts, out, in]
+    bias: Tensor | None = None  # [experts, out]
+
+
+class TorchHeads(NamedTuple):
+    weights: Tensor  # [heads, out, in]
 
 
 class TorchLoader:
@@ -76,6 +81,14 @@ class TorchLoader:
             for own in names
         ]
         return TorchExperts(torch.stack([self._precision.stored(weight) for weight in experts]))
+
+    def latent_heads(
+        self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int
+    ) -> tuple[TorchHeads, TorchHeads]:
+        width = nope_dim + value_dim
+        whole = self._precision.stored(self._read(f"{name}.weight", (num_heads * width, rank)))
+        heads = whole.view(num_heads, width, rank)
+        return TorchHeads(heads[:, :nope_dim].mT), TorchHeads(heads[:, nope_dim:])
 
     def tied(self, embedding: Tensor) -> TorchLinear:
         return TorchLinear(embedding, None)

@@ -149,6 +149,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return torch.tanh(x)
         case "sigmoid":
             return torch.sigmoid(x)
+        case "swiglu_clamped":
+            raise AssertionError("an activation of two halves")
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

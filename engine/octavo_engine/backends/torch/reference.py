@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from octavo_engine.caches import LatentSpec
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -18,10 +19,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendStep
-    from octavo_engine.backends.torch.loader import TorchExperts, TorchLinear
+    from octavo_engine.backends.torch.loader import TorchExperts, TorchHeads, TorchLinear
     from octavo_engine.backends.torch.precision import Precision
     from octavo_engine.caches import CacheLayout, PagedSpec
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Rope
+    from octavo_engine.ops import (
+        Activation,
+        AttentionSpec,
+        ExpertsSpec,
+        LatentAttentionSpec,
+        Rope,
+    )
 
 
 class PagedKV:
@@ -31,19 +38,20 @@ class PagedKV:
         places = layout.places()
         sizes: dict[int, int] = {}
         for spec, place in layout.paged():
-            sizes[place.region] = max(sizes.get(place.region, 0), _values(spec))
+            sizes[place.region] = max(sizes.get(place.region, 0), block_values(spec))
         self._regions = {
             region: torch.zeros((num_blocks, size), dtype=dtype) for region, size in sizes.items()
         }
         self.groups = [place.group for place in places]
-        # Of each paged layer: [2 (K, V), blocks, 16, KV heads, head_dim].
+        # Of each paged layer: [2 (K, V), blocks, 16, KV heads, head_dim], latent ones
+        # [1, …, 1, dim].
         self.layers: list[Tensor] = []
         self.ordinals = layout.ordinals()
         for spec, place in layout.paged():
             region = self._regions[place.region]
-            shape = (2, num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
-            token = spec.num_kv_heads * spec.head_dim
-            strides = (BLOCK_SIZE * token, region.shape[1], token, spec.head_dim, 1)
+            parts, heads, dim = _sides(spec)
+            shape = (parts, num_blocks, BLOCK_SIZE, heads, dim)
+            strides = (BLOCK_SIZE * heads * dim, region.shape[1], heads * dim, dim, 1)
             self.layers.append(region.as_strided(shape, strides))
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
@@ -55,9 +63,17 @@ class PagedKV:
             region[block_ids] = torch.nan
 
 
-def _values(spec: PagedSpec) -> int:
+def block_values(spec: PagedSpec) -> int:
     """Numbers that a layer has in a block."""
-    return 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim
+    parts, heads, dim = _sides(spec)
+    return parts * BLOCK_SIZE * heads * dim
+
+
+def _sides(spec: PagedSpec) -> tuple[int, int, int]:
+    """Vectors that a head keeps of a token, heads, and their width."""
+    if isinstance(spec, LatentSpec):
+        return 1, 1, spec.dim
+    return 2, spec.num_kv_heads, spec.head_dim
 
 
 class TorchPart(NamedTuple):
@@ -135,6 +151,9 @@ class ReferenceOps:
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         left, right = x.chunk(2, dim=-1)
+        if activation == "swiglu_clamped":
+            gate, up = left.clamp(max=7.0), right.clamp(-7.0, 7.0)
+            return gate * torch.sigmoid(1.702 * gate) * (up + 1)
         return self.activation(left, activation) * right
 
     def experts(
@@ -145,14 +164,15 @@ class ReferenceOps:
         down: TorchExperts,
         spec: ExpertsSpec,
     ) -> Tensor:
-        shares, chosen = scores.softmax(-1).topk(spec.top_k, dim=-1)
-        if spec.renormalise:
-            shares = shares / shares.sum(-1, keepdim=True)
+        shares, chosen = choose_experts(scores, spec)
         out = torch.zeros_like(x)
         for expert, (wide, narrow) in enumerate(zip(gate_up.weights, down.weights, strict=True)):
             tokens, places = torch.nonzero(chosen == expert, as_tuple=True)
-            h = functional.linear(self._precision.stored(x[tokens]), wide)
-            h = functional.linear(self._precision.stored(self.glu(h, spec.activation)), narrow)
+            wide_bias = None if gate_up.bias is None else gate_up.bias[expert]
+            narrow_bias = None if down.bias is None else down.bias[expert]
+            h = functional.linear(self._precision.stored(x[tokens]), wide, wide_bias)
+            h = self._precision.stored(self.glu(h, spec.activation))
+            h = functional.linear(h, narrow, narrow_bias)
             out.index_add_(0, tokens, shares[tokens, places, None] * h)
         return out
 
@@ -172,6 +192,8 @@ class ReferenceOps:
                 return torch.tanh(x)
             case "sigmoid":
                 return torch.sigmoid(x)
+            case "swiglu_clamped":
+                raise AssertionError("an activation of two halves")
 
     def add(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
         return x + scale * y
@@ -194,7 +216,7 @@ class ReferenceOps:
     def attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
         q, k, v = self._heads(qkv, spec)
         slots = self._slots[self._kv.groups[spec.layer]]
-        k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]]
+        k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]].unbind()
         k_cache[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = self._precision.stored(k)
         v_cache[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = self._precision.stored(v)
         outputs = [
@@ -249,7 +271,7 @@ class ReferenceOps:
         blocks = torch.from_numpy(table[first_block : -(-length // BLOCK_SIZE)]).long()
         seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
         group = spec.num_heads // spec.num_kv_heads
-        k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]]
+        k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]].unbind()
         k = k_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
         v = v_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
         positions = torch.arange(first, length)
@@ -266,4 +288,84 @@ class ReferenceOps:
         scores = scores.masked_fill(~visible, -torch.inf)
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
         values = torch.einsum("hts,shd->thd", rounded(weights), v)
-        return (values / weights.sum(-1).T[..., None]).flatten(1)
+        total = weights.sum(-1)
+        if spec.sinks is not None:
+            total = total + (spec.sinks[:, None] - scores.amax(-1)).exp()
+        return (values / total.T[..., None]).flatten(1)
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        key_up: TorchHeads,
+        value_up: TorchHeads,
+        spec: LatentAttentionSpec,
+    ) -> Tensor:
+        stored, rounded = self._precision.stored, self._precision.multiplied
+        sizes = [spec.nope_dim, spec.rope_dim]
+        nope, turned = torch.split(q.view(len(q), spec.num_heads, sum(sizes)), sizes, dim=-1)
+        absorbed = torch.einsum("thn,hrn->thr", stored(nope), key_up.weights)
+        queries = rounded(torch.cat([absorbed, self._turn_latent(turned, spec)], dim=-1))
+        latent, key = torch.split(kv[:, None], [spec.rank, spec.rope_dim], dim=-1)
+        latent = self.rms_norm(latent, spec.kv_norm, spec.norm_eps)
+        slots = self._slots[self._kv.groups[spec.layer]]
+        (cache,) = self._kv.layers[self._kv.ordinals[spec.layer]]
+        cache[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = stored(
+            torch.cat([latent, self._turn_latent(key, spec)], dim=-1)
+        )
+        outputs = [
+            self._attend_latents(queries, index, cache, spec)
+            for index in range(len(self._step.seq_lens))
+        ]
+        mixed = torch.cat(outputs) if outputs else queries[..., : spec.rank]
+        return torch.einsum("thr,hvr->thv", stored(mixed), value_up.weights).flatten(1)
+
+    def _turn_latent(self, x: Tensor, spec: LatentAttentionSpec) -> Tensor:
+        if spec.turns_neighbours:
+            x = torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
+        return self._rotate(x, spec.rope)
+
+    def _attend_latents(
+        self, queries: Tensor, index: int, cache: Tensor, spec: LatentAttentionSpec
+    ) -> Tensor:
+        """One sequence's sums in latent space, [tokens, heads, rank]."""
+        step = self._step
+        own = slice(int(step.seq_starts[index]), int(step.seq_starts[index + 1]))
+        length = int(step.seq_lens[index])
+        own_positions = self._positions[own]
+        first = 0
+        if spec.window is not None:  # memory before the window may be gone: do not read it
+            first = max(0, int(own_positions.min()) - spec.window + 1)
+        table = step.block_tables[self._kv.groups[spec.layer], step.rows[index]]
+        first_block = first // BLOCK_SIZE
+        blocks = torch.from_numpy(table[first_block : -(-length // BLOCK_SIZE)]).long()
+        seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
+        keys = cache[blocks].flatten(0, 1)[seen, 0]
+        distance = own_positions[:, None] - torch.arange(first, length)
+        visible = distance >= 0
+        if spec.window is not None:
+            visible &= distance < spec.window
+        scores = torch.einsum("thd,sd->hts", queries[own], keys) * spec.scale
+        scores = scores.masked_fill(~visible, -torch.inf)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        sums = torch.einsum(
+            "hts,sr->thr", self._precision.multiplied(weights), keys[:, : spec.rank]
+        )
+        return sums / weights.sum(-1).T[..., None]
+
+
+def choose_experts(scores: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
+    """Each row's experts and their weights, [T, top_k] both."""
+    shares = torch.sigmoid(scores) if spec.is_sigmoid else scores.softmax(-1)
+    choice = shares if spec.bias is None else shares + spec.bias
+    if spec.top_groups < spec.num_groups:
+        groups = choice.view(len(choice), spec.num_groups, -1)
+        best = groups.topk(min(spec.best_of_group, groups.shape[-1]), dim=-1).values.sum(-1)
+        open_groups = torch.zeros_like(best, dtype=torch.bool)
+        open_groups.scatter_(1, best.topk(spec.top_groups, dim=-1).indices, True)
+        choice = groups.masked_fill(~open_groups[..., None], -torch.inf).flatten(1)
+    chosen = choice.topk(spec.top_k, dim=-1).indices
+    weights = shares.gather(1, chosen)
+    if spec.renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * spec.scale, chosen

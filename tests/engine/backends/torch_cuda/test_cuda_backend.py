@@ -24,7 +24,7 @@ from tests.engine.backends.tolerance import (
     error,
 )
 from tests.engine.backends.torch_cuda.recorders import RunAgain
-from tests.engine.models.tiny import FAMILIES, MemoryCheckpoint, tiny_model
+from tests.engine.models.tiny import ON_DEVICES, MemoryCheckpoint, tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def build(name, device, *, dtype=torch.float32, kernels="plain", stored="F32", *
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ON_DEVICES)
 def test_every_family_equals_transformers(name, device):
     model = tiny_model(name)
     token_ids = random_tokens(90, seed=1)

@@ -14,9 +14,8 @@ from octavo_engine.backends.torch.fallback.attention import PagedAttention
 from octavo_engine.backends.torch.fallback.layers import answered_by
 from octavo_engine.backends.torch.fallback.model import load_model, probe_layers
 from octavo_engine.backends.torch.fallback.self_check import check_against_eager
-from octavo_engine.backends.torch.reference import PagedKV
+from octavo_engine.backends.torch.reference import PagedKV, block_values
 from octavo_engine.caches import KVSpec, group_layers
-from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,9 +83,7 @@ class TransformersBackend:
     @property
     def kv_bytes_per_block(self) -> int:
         itemsize = self._model.dtype.itemsize
-        return self.cache_layout.page_bytes(
-            lambda spec: 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim * itemsize
-        )
+        return self.cache_layout.page_bytes(lambda spec: block_values(spec) * itemsize)
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         if self._device.type == "cpu":
