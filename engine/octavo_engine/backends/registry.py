@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.backends.adapters import AdapterLimits
-from octavo_engine.backends.text_part import TextPart
+from octavo_engine.backends.draft_files import check_draft_device, open_draft, open_weights
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
-from octavo_engine.models.decoder_names import under_our_names
-from octavo_engine.weights.open import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.backend import NativeBackend
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import EngineConfig
-    from octavo_engine.weights.checkpoint import Checkpoint
     from octavo_engine.weights.source import ModelFiles
 
 
@@ -34,6 +31,7 @@ def build_backend(
     _check_kv_cache_dtype(config)
     check_activation_bits(config)
     _check_lora(config)
+    check_draft_device(config)
     if config.device == "sim":
         from octavo_engine.backends.sim.backend import SimBackend
 
@@ -124,7 +122,7 @@ def _build_native(
 
     return NativeBackend(
         model,
-        _open(config, model, files),
+        open_weights(config, model, files),
         max_model_len=max_model_len,
         dtype="f32" if config.dtype == "float32" else "bf16",
         quantization=config.quantization,
@@ -134,6 +132,7 @@ def _build_native(
         adapters=_adapter_limits(config),
         progress=progress,
         place=place,
+        draft=open_draft(config, model),
     )
 
 
@@ -156,12 +155,13 @@ def _build_torch(
     storage = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
     return TorchBackend(
         model,
-        _open(config, model, files),
+        open_weights(config, model, files),
         max_model_len=max_model_len,
         precision=Precision(storage=storage),
         num_threads=config.num_threads,
         adapters=_adapter_limits(config),
         progress=progress,
+        draft=open_draft(config, model),
     )
 
 
@@ -184,17 +184,7 @@ def _build_cuda(
     return build(
         config,
         model,
-        _open(config, model, files),
+        open_weights(config, model, files),
         max_model_len=max_model_len,
         progress=progress,
     )
-
-
-def _open(config: EngineConfig, model: ModelConfig, files: ModelFiles) -> Checkpoint:
-    checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
-    if config.load_format == "dummy":
-        return checkpoint  # has whatever is asked for
-    if model.is_part:
-        checkpoint = TextPart(checkpoint)
-    # A GGUF's names are ours already.
-    return checkpoint if files.kind == "gguf" else under_our_names(model, checkpoint)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.backends.backend import LaunchesSteps, TakesAdapters
+from octavo_engine.backends.backend import DraftsTokens, LaunchesSteps, TakesAdapters
 from octavo_engine.grammar.masks import StepMasks
+from octavo_engine.model_runner.drafter import Drafter
 from octavo_engine.model_runner.inputs import StepInputs
 from octavo_engine.model_runner.verify import accept_drafts
 from octavo_engine.profile import Lapped
@@ -72,6 +73,10 @@ class ModelRunner:
             num_groups=len(backend.cache_layout.groups),
             processors=processors,
         )
+        self._drafter: Drafter | None = None
+        if isinstance(backend, DraftsTokens) and backend.has_draft:
+            has_windows = any(window is not None for window in backend.cache_layout.windows)
+            self._drafter = Drafter(backend, self.inputs, limits, has_windows=has_windows)
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Compute the batch. Sampled tokens are noted in the rows, ready for the next step."""
@@ -79,7 +84,12 @@ class ModelRunner:
         sampled = self.backend.execute(built.step, built.sampling)
         if self.laps is not None:
             self.laps.mark("sample" if isinstance(self.backend, Lapped) else "execute")
-        return self._take(batch, built, guided, sampled)
+        result = self._take(batch, built, guided, sampled)
+        if self._drafter is not None:
+            self._drafter.run(batch, result)
+            if self.laps is not None:
+                self.laps.mark("draft")
+        return result
 
     def launch(self, batch: ScheduledBatch) -> Launched:
         """Have the backend begin with it; only for one that launches."""

@@ -60,6 +60,7 @@ class ScheduledBatch:
     # Entries of one token that the step before, still under way, is sampling: only the device will
     # have it in time.
     awaited: list[int] = field(default_factory=list)
+    num_proposed: int = 0  # tokens that a draft model is to propose behind each that is sampled
     placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 
     @property

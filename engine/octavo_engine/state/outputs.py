@@ -36,6 +36,9 @@ class StepResult:
     accepted: dict[int, list[int]] = field(default_factory=dict)  # by entry: drafts that came true
     forced: dict[int, list[int]] = field(default_factory=dict)  # what must follow the sampled token
     deferred: list[int] = field(default_factory=list)  # entries whose mask was late: not sampled
+    proposed: dict[int, list[int]] = field(default_factory=dict)  # by entry: what may come next
+    draft_passes: int = 0  # of a draft model, which took
+    draft_s: float = 0.0  # so many seconds
 
 
 class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
