@@ -56,7 +56,7 @@ class Drafter:
         if not spans:
             return
         proposed: dict[int, list[int]] = {}
-        result.draft_passes = 0
+        result.draft_passes, result.draft_tokens = 0, sum(span.num_tokens for span in spans)
         while spans:
             result.draft_passes += 1
             spans = self._draft(spans, proposed)

@@ -12,7 +12,8 @@ FIRST_RATE = 0.5  # how often a proposal is right, before any was seen
 WEIGHT = 1 / 16  # of a new proposal in a sequence's rate
 SHARED_WEIGHT = 1 / 128  # and in the rate that new sequences begin with
 FORGET = 0.9  # weight of the past in what a pass takes
-PROBE = 64  # steps between looks at whether proposals that did not pay do so now
+PROBE = 64  # steps between looks at whether proposals that did not pay do so now, at first
+LONGEST_PROBE = 1024  # and at last
 
 
 class ProposedGuesser:
@@ -54,14 +55,15 @@ class DraftGain:
 
     A pass of the draft model drafts one token for each sequence. What a pass takes is measured, by
     the number of sequences to the next power of two; how often a token is right is known from those
-    that were proposed. Where none pays, one is drafted in a step out of `PROBE`, to notice when
-    that changes.
+    that were proposed. Where none pays, one is drafted in two steps now and then, to notice when
+    that changes: the first lets the draft model catch up, the second shows what a pass takes.
     """
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
         self._pass_s: dict[int, float] = {}
-        self._num_steps = 0
+        self._num_steps = 0  # since one last paid, or the last look
+        self._probe = PROBE
         self.rate = FIRST_RATE
 
     def guesser(self) -> ProposedGuesser:
@@ -71,7 +73,6 @@ class DraftGain:
         """How many tokens to draft for each. While no times are known: all."""
         if not num_sequences:
             return 0
-        self._num_steps += 1
         pass_s = self._pass_s.get(num_sequences.bit_length())
         if pass_s is None or step_s == 0.0:
             return self._num_tokens
@@ -84,12 +85,21 @@ class DraftGain:
             speed = tokens / (step_s + count * token_s)
             if speed > best_rate:
                 best, best_rate = count, speed
-        return best or int(self._num_steps % PROBE == 0)
+        if best:
+            self._num_steps, self._probe = 0, PROBE
+            return best
+        self._num_steps += 1
+        if self._num_steps > self._probe:
+            self._num_steps, self._probe = 0, min(2 * self._probe, LONGEST_PROBE)
+            return 1
+        return int(self._num_steps == self._probe)
 
     def observe(self, batch: ScheduledBatch, result: StepResult) -> None:
-        """What drafting took; prompts in the batch say nothing of it."""
+        """What drafting took; a step with prompts, or tokens to catch up with, does not count."""
         num_sequences = len(batch.sequences)
-        if not result.proposed or batch.num_decodes != batch.num_tokens:
+        if not result.proposed or result.draft_tokens > batch.num_tokens + num_sequences:
+            return
+        if batch.num_decodes != batch.num_tokens:
             return
         pass_s = result.draft_s / result.draft_passes
         size = num_sequences.bit_length()

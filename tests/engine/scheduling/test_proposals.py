@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_engine.scheduling.proposals import PROBE, DraftGain, ProposedGuesser
+from octavo_engine.scheduling.proposals import LONGEST_PROBE, PROBE, DraftGain, ProposedGuesser
 from octavo_engine.state.batch import ScheduledBatch
 from octavo_engine.state.outputs import StepResult
 from tests.fakes.requests import make_sequence
@@ -42,8 +42,22 @@ def test_all_are_drafted_while_no_times_are_known() -> None:
 
 def test_what_does_not_pay_is_looked_at_now_and_then() -> None:
     gain = observed(0.1)
-    counts = [best(gain, 0.1) for _ in range(2 * PROBE)]
-    assert sum(counts) == 2 and max(counts) == 1
+    counts = [best(gain, 0.1) for _ in range(LONGEST_PROBE)]
+    assert [step for step, count in enumerate(counts, 1) if count] == [
+        PROBE, PROBE + 1, 3 * PROBE + 1, 3 * PROBE + 2, 7 * PROBE + 2, 7 * PROBE + 3,
+        15 * PROBE + 3, 15 * PROBE + 4,
+    ]  # fmt: skip
+
+
+def test_steps_that_say_nothing_of_a_pass_are_not_counted() -> None:
+    gain = DraftGain(4)
+    batch = ScheduledBatch(sequences=[make_sequence(5)], counts=[1])
+    result = StepResult([7], proposed={0: [1]}, draft_passes=1, draft_tokens=3, draft_s=0.1)
+    gain.observe(batch, result)
+    assert best(gain, 0.01) == 4, "it had tokens to catch up with"
+    batch.counts = [6]
+    gain.observe(batch, result)
+    assert best(gain, 0.01) == 4, "it was a prompt"
 
 
 def test_a_proposal_is_for_the_tokens_that_it_followed() -> None:
