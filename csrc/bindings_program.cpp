@@ -209,7 +209,10 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
               const IntTable& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
               const IntTables& block_tables, const Ints& logit_rows,
               const std::optional<Ints>& type_ids, const std::optional<Times>& op_times,
-              const std::optional<Ints>& adapters) {
+              const std::optional<Ints>& adapters, const std::optional<Ints>& input_rows,
+              const std::optional<FloatTable>& inputs) {
+    check(input_rows.has_value() == inputs.has_value(),
+          "step: input_rows and inputs come together");
     check(slots.shape(0) == block_tables.shape(0), "step: slots are of ", slots.shape(0),
           " groups, block_tables of ", block_tables.shape(0));
     const Step step{
@@ -226,6 +229,10 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .logit_rows = span_of(logit_rows),
         .type_ids = span_of(type_ids),
         .adapters = span_of(adapters),
+        .input_rows = span_of(input_rows),
+        .inputs = inputs ? inputs->data() : nullptr,
+        .num_inputs = inputs ? static_cast<int64_t>(inputs->shape(0)) : 0,
+        .input_cols = inputs ? static_cast<int64_t>(inputs->shape(1)) : 0,
         .op_times = op_times ? std::span<int64_t>(op_times->data(), op_times->size())
                              : std::span<int64_t>(),
     };
@@ -272,6 +279,7 @@ void bind_program(nb::module_& module) {
                int64_t offset) { self.embed(dst, table, scale, parse_embed_of(of), offset); },
             arg("dst"), arg("table"), arg("scale"), arg("of") = "tokens", arg("offset") = 0,
             nb::keep_alive<1, 3>())
+        .def("input", &Program::input, arg("dst"))
         .def(
             "rms_norm",
             [](Program& self, int dst, int src, const Floats& weight, float eps, int add,
@@ -349,7 +357,9 @@ void bind_program(nb::module_& module) {
              arg("seq_lens").noconvert(), arg("rows").noconvert(), arg("block_tables").noconvert(),
              arg("logit_rows").noconvert(), arg("type_ids").noconvert().none() = nb::none(),
              arg("op_times").noconvert().none() = nb::none(),
-             arg("adapters").noconvert().none() = nb::none())
+             arg("adapters").noconvert().none() = nb::none(),
+             arg("input_rows").noconvert().none() = nb::none(),
+             arg("inputs").noconvert().none() = nb::none())
         .def("read", &read_buffer, arg("buffer"), arg("num_rows"));
 }
 

@@ -82,6 +82,7 @@ class Program {
     // program; vectors are copied.
     int buffer(int64_t offset, int64_t cols, Dtype dtype, Rows rows);
     void embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, int64_t offset);
+    void input(int dst);  // rows that the step brings
     void rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
                   float add_scale);
     void layer_norm(int dst, int src, std::span<const float> weight, std::span<const float> bias,
@@ -119,7 +120,8 @@ class Program {
     };
     struct Embed {
         cpu::EmbedArgs args;
-        bool is_cut;  // only some of the ids are in the table
+        bool is_cut;            // only some of the ids are in the table
+        bool is_input = false;  // there is no table: all rows come with the step
     };
     struct Product {
         cpu::LinearArgs args;

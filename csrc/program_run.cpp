@@ -1,6 +1,7 @@
 // Running a program: what the step fills in, and how the team shares each instruction.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -39,6 +40,17 @@ const int32_t* ids_of(const Step& step, cpu::EmbedOf of) {
 int64_t now_ns() {
     const auto since = std::chrono::steady_clock::now().time_since_epoch();
     return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+// The rows of `dst` that the step brings.
+void take_inputs(const cpu::Matrix& dst, const Step& step, Range rows) {
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const int32_t input = step.input_rows[static_cast<size_t>(r)];
+        if (input >= 0) {
+            std::memcpy(dst.row(r), step.inputs + input * step.input_cols,
+                        static_cast<size_t>(step.input_cols) * sizeof(float));
+        }
+    }
 }
 
 }  // namespace
@@ -243,10 +255,18 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
 void Program::embed_rows(const Embed& embed, const Step& step, int64_t count, int worker) {
     cpu::EmbedArgs args = embed.args;
     args.ids = ids_of(step, args.of);
+    if (embed.is_input) {
+        const Share share = all(worker);
+        take_inputs(args.dst, step, split(count, share.worker, share.workers));
+        return;
+    }
     const Share share = embed.is_cut ? own(worker) : all(worker);
     const Range rows = split(count, share.worker, share.workers);
     if (!embed.is_cut) {
         team_.kernels().embed(args, rows.begin, rows.end);
+        if (args.of == cpu::EmbedOf::Tokens && !step.input_rows.empty()) {
+            take_inputs(args.dst, step, rows);
+        }
         return;
     }
     for (int64_t r = rows.begin; r < rows.end; ++r) {

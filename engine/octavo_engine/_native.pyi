@@ -206,6 +206,8 @@ class Program:
     ) -> None:
         """dst = table[ids + offset] * scale, where ids are the step's "tokens", "positions" or
         "types". dst is f32, rows T."""
+    def input(self, dst: int) -> None:
+        """dst = the step's `inputs[input_rows]`, which all rows then have. dst is f32, rows T."""
     def rms_norm(
         self,
         dst: int,
@@ -324,6 +326,8 @@ class Program:
         type_ids: NDArray[np.int32] | None = None,
         op_times: NDArray[np.int64] | None = None,
         adapters: NDArray[np.int32] | None = None,
+        input_rows: NDArray[np.int32] | None = None,
+        inputs: NDArray[np.float32] | None = None,
     ) -> None:
         """Run a step. Raises ValueError when the arrays do not agree or exceed the plan.
 

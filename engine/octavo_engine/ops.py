@@ -112,7 +112,8 @@ class Ops(Protocol):
     """What a model is composed of."""
 
     def embedding(self, table: Embedding, *, scale: float = 1.0) -> Value:
-        """The step's token ids looked up in `table`, times scale: [T, hidden]."""
+        """The step's token ids looked up in `table`, times scale: [T, hidden]. Of placeholders of
+        pictures the pictures' rows instead, as they are."""
 
     def table(
         self, table: Embedding, of: Literal["positions", "types"], *, offset: int = 0
@@ -173,6 +174,13 @@ class EncoderOps(Ops, Protocol):
     def pool(self, x: Value, how: Pool) -> Value:
         """One row for each text from its tokens' rows: [S, columns]. The k-th of them weighs k in
         a weightedmean."""
+
+
+class VisionOps(EncoderOps, Protocol):
+    """What towers are composed of besides."""
+
+    def input(self, columns: int) -> Value:
+        """Rows that the step brings: [T, columns]."""
 
 
 class Model(Protocol):

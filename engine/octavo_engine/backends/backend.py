@@ -41,6 +41,10 @@ class BackendStep:
     # [R]  how often each row of `block_tables` was written to. None: nobody counted.
     table_versions: NDArray[np.int64] | None = None
     adapters: NDArray[np.int32] | None = None  # [B]  slot of each sequence's adapter; -1: none
+    # [T]  which of `inputs` stands for the token in place of its embedding; -1: none does. None:
+    # of no token.
+    input_rows: NDArray[np.int32] | None = None
+    inputs: NDArray[np.float32] | None = None  # [I, hidden]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.draft_files import check_draft_device, open_draft, open_weights
+from octavo_engine.backends.vision_part import VisionPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.implementation import implementation_of
+from octavo_engine.models.vision_config import read_media_config
+from octavo_engine.weights.open import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_engine.backends.backend import Backend
+    from octavo_engine.backends.media import TakesMedia
     from octavo_engine.backends.native.backend import NativeBackend
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import EngineConfig
@@ -38,6 +43,8 @@ def build_backend(
         return SimBackend(config)
     if files is None:
         raise ConfigError(f"--device {config.device} needs a model")
+    if implementation_of(config, files.config, is_gguf=files.gguf is not None) == "transformers":
+        return _build_transformers(config, files)
     model = ModelConfig.from_hf(files.config)
     max_model_len = config.max_model_len or model.max_position_embeddings
     if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
@@ -120,7 +127,7 @@ def _build_native(
         )
     from octavo_engine.backends.native.backend import NativeBackend
 
-    return NativeBackend(
+    backend = NativeBackend(
         model,
         open_weights(config, model, files),
         max_model_len=max_model_len,
@@ -134,6 +141,9 @@ def _build_native(
         place=place,
         draft=open_draft(config, model),
     )
+    if place is None:
+        _load_media(config, files, backend)
+    return backend
 
 
 def _build_torch(
@@ -153,7 +163,7 @@ def _build_torch(
 
     # The reference computes in float32 whatever is asked for; a 16-bit dtype is that of storage.
     storage = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
-    return TorchBackend(
+    backend = TorchBackend(
         model,
         open_weights(config, model, files),
         max_model_len=max_model_len,
@@ -163,6 +173,26 @@ def _build_torch(
         progress=progress,
         draft=open_draft(config, model),
     )
+    _load_media(config, files, backend)
+    return backend
+
+
+def _load_media(config: EngineConfig, files: ModelFiles, backend: TakesMedia) -> None:
+    """What sees, where the model has such a part."""
+    if files.kind == "gguf":
+        return
+    media = read_media_config(files.config)
+    if media is not None:
+        checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
+        is_dummy = config.load_format == "dummy"  # which has whatever is asked for
+        backend.load_media(media, checkpoint if is_dummy else VisionPart(checkpoint, media))
+
+
+def _build_transformers(config: EngineConfig, files: ModelFiles) -> Backend:
+    from octavo_engine.backends.torch.fallback.backend import TransformersBackend
+
+    device = "cuda" if config.device == "cuda" else "cpu"
+    return TransformersBackend(config, files.path, files.config, device=device)
 
 
 def _build_cuda(

@@ -9,11 +9,12 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_engine.backends.backend import BackendLimits, LaunchesSteps, TakesAdapters
+from octavo_engine.backends.media import TakesMedia
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.draft_tokenizer import check_draft_tokenizer
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
-from octavo_engine.core.identity import architecture_of, format_of, identify
+from octavo_engine.core.identity import architecture_of, format_of, identify, implementation_in
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
@@ -21,6 +22,7 @@ from octavo_engine.core.memory import free_memory
 from octavo_engine.errors import ConfigError
 from octavo_engine.executor.uni import UniExecutor
 from octavo_engine.kv.needs import KVNeeds
+from octavo_engine.scheduling.media import MediaLimits
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MEDIA_CACHE_BYTES = 128 << 20  # for rows of pictures that may come again
+MIN_MEDIA = 4  # of the largest pictures there is room for at least
+
 
 def resolve(
     config: EngineConfig, progress: Callable[[int, int], None] | None = None
@@ -45,7 +50,12 @@ def resolve(
         return None
     from octavo_engine.weights.source import resolve_model
 
-    files = resolve_model(config.model, revision=config.revision, progress=progress)
+    files = resolve_model(
+        config.model,
+        revision=config.revision,
+        progress=progress,
+        with_code=config.trust_remote_code,
+    )
     if config.overrides:
         logger.info("Replaced fields of config.json: %s", ", ".join(sorted(config.overrides)))
     return dataclasses.replace(files, config=files.config | config.overrides)
@@ -131,6 +141,7 @@ def build_engine(
         default_params=identity.default_params,
         load_seconds=time.monotonic() - started,
         architecture=architecture_of(files),
+        implementation=implementation_in(config, files),
         format=format_of(config, files),
         cache_key=cache_key,
     )
@@ -155,6 +166,12 @@ def _build_backend(
     return build_backend(config, files, progress)
 
 
+def _media_bytes(backend: Backend) -> int:
+    """For rows of pictures, beside the KV cache."""
+    limits = media_limits(backend)
+    return 0 if limits is None else limits.cache_bytes
+
+
 def _memory_note(kv_bytes: int, config: EngineConfig) -> str:
     if not kv_bytes:
         return "no memory"
@@ -170,7 +187,7 @@ def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) ->
         length = config.max_model_len or own_max_model_len
         own_memory = backend.kv_memory(_limits(config, length), config.memory_fraction)
         memory = (
-            kv_memory(config, free_memory())
+            kv_memory(config, free_memory() - _media_bytes(backend))
             if own_memory is None
             else config.kv_cache_memory_bytes or own_memory
         )
@@ -207,6 +224,7 @@ def _assemble(
         cache_key=cache_key,
         speculation=config.speculation,
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
+        media=media_limits(backend),
         now=now,
     )
     launches = executor if _runs_ahead(config, executor) else None
@@ -219,6 +237,15 @@ def _assemble(
         )
     )
     return engine
+
+
+def media_limits(backend: Backend) -> MediaLimits | None:
+    """None where the model does not see, or the backend does not compute that."""
+    if not isinstance(backend, TakesMedia) or backend.media is None:
+        return None
+    media = backend.media.config
+    row_bytes = 4 * media.text_size
+    return MediaLimits(row_bytes, max(MEDIA_CACHE_BYTES, MIN_MEDIA * media.num_rows * row_bytes))
 
 
 def _make_adapters(

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from octavo_engine.backends.backend import DraftsTokens, LaunchesSteps, TakesAdapters
+from octavo_engine.backends.media import TakesMedia
 from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.drafter import Drafter
 from octavo_engine.model_runner.inputs import StepInputs
+from octavo_engine.model_runner.media_rows import MediaRows
 from octavo_engine.model_runner.verify import accept_drafts
 from octavo_engine.profile import Lapped
 from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK
@@ -77,14 +79,21 @@ class ModelRunner:
         if isinstance(backend, DraftsTokens) and backend.has_draft:
             has_windows = any(window is not None for window in backend.cache_layout.windows)
             self._drafter = Drafter(backend, self.inputs, limits, has_windows=has_windows)
+        self._media: MediaRows | None = None
+        if isinstance(backend, TakesMedia) and backend.media is not None:
+            self._media = MediaRows(backend.media)
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Compute the batch. Sampled tokens are noted in the rows, ready for the next step."""
+        encode_s = 0.0 if self._media is None else self._media.take(batch)
         built, guided = self._build(batch)
+        if self._media is not None:
+            self._media.add_to(built.step, batch)
         sampled = self.backend.execute(built.step, built.sampling)
         if self.laps is not None:
             self.laps.mark("sample" if isinstance(self.backend, Lapped) else "execute")
         result = self._take(batch, built, guided, sampled)
+        result.encode_s = encode_s
         if self._drafter is not None:
             self._drafter.run(batch, result)
             if self.laps is not None:

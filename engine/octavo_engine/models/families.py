@@ -112,6 +112,18 @@ _GEMMA3 = _GEMMA | {
     "rope_local_base_freq": 1e4,
 }
 _LLAMA = Family(defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048})
+_LLAVA_TEXT = Family(  # files of LLaVA 1.5 leave out what Llama 7B has
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+    }
+)
+_SMOLVLM_TEXT = Family(defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 16384})
 _GEMMA3_FAMILY = Family(
     page="gemma", scales="gemma", windows="pattern", qk_norm=True, local_rope=True, defaults=_GEMMA3
 )
@@ -663,6 +675,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Gemma2ForCausalLM": Family(
             page="gemma", scales="gemma", windows="pattern", defaults=_GEMMA2
         ),
+        "LlavaForConditionalGeneration": _LLAVA_TEXT,
+        "Idefics3ForConditionalGeneration": _SMOLVLM_TEXT,
+        "SmolVLMForConditionalGeneration": _SMOLVLM_TEXT,
         "Gemma3ForCausalLM": _GEMMA3_FAMILY,
         "Gemma3ForConditionalGeneration": _GEMMA3_FAMILY,  # its text part
         **_GPT,

@@ -17,6 +17,7 @@ from octavo_engine.scheduling.admission import AdmissionControl
 from octavo_engine.scheduling.chunks import MIN_CHUNK, demand, is_long, schedule_chunks
 from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
+from octavo_engine.scheduling.media import MediaPlanner
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
 from octavo_engine.scheduling.prefills import Prefills
 from octavo_engine.scheduling.queue_forecast import QueueForecast
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
     from octavo_engine.kv.manager import PrefixMatch
+    from octavo_engine.scheduling.media import MediaLimits
     from octavo_engine.scheduling.speculation import Speculation
     from octavo_engine.state.adapter import HeldAdapter
     from octavo_engine.state.outputs import FinishReason, StepResult
@@ -79,6 +81,7 @@ class Scheduler:
         cache_key: bytes = b"",
         speculation: SpeculationConfig | None = None,
         num_adapter_slots: int = 0,
+        media: MediaLimits | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -111,6 +114,7 @@ class Scheduler:
         )
         self.shares = RequestShares(config, self._step_time)
         self.adapter_slots = AdapterSlots(num_adapter_slots)
+        self.media = None if media is None else MediaPlanner(media)
         self._are_slots_kept = False  # for one that has waited long; others do not overtake it
         self._speculation: Speculation | None = None
         if speculation is not None:
@@ -202,7 +206,8 @@ class Scheduler:
     def expected_s(self, batch: ScheduledBatch) -> float:
         """How long computing it should take; 0 while nothing is known."""
         num_decodes = batch.num_decodes
-        return self._step_time.step_s(num_decodes, batch.num_tokens - num_decodes)
+        step_s = self._step_time.step_s(num_decodes, batch.num_tokens - num_decodes)
+        return step_s if self.media is None else step_s + self.media.expected_s(batch)
 
     @property
     def has_work(self) -> bool:
@@ -238,8 +243,12 @@ class Scheduler:
             budget = self._prefill_budget(budget - num_drafts, num_decodes + num_drafts)
             if can_admit:
                 self._admit(batch, prefills, budget, now)
+            if self.media is not None:
+                budget = self._media_budget(self.media, prefills, budget)
             spare_logits = self.max_num_logits - len(self.running) - num_drafts
             self._schedule_prefills(batch, prefills, budget, spare_logits)
+        if self.media is not None:
+            self.media.finish_step(batch)
         if self.kv.has_windows:
             self._extend_tables(batch)
         if self._speculation is not None:
@@ -272,7 +281,7 @@ class Scheduler:
             if sequence.grammar is not None and sequence.grammar.is_busy:
                 continue  # its mask is late: it sits out
             rest = len(sequence.token_ids) - start
-            if rest > 1:
+            if rest > 1 or start < sequence.media_end:
                 if sequence.grammar is not None and not self._grow_to_end(sequence, batch):
                     break
                 if is_limited and shares.pays_for_prompt(sequence):
@@ -322,18 +331,21 @@ class Scheduler:
         """Add chunks of the sequences that are further behind; of those that a share of the time
         pays for, one at a time."""
         num_before = len(batch.sequences)
-        schedule_chunks(batch, prefills.regular, budget, spare_logits=spare_logits)
+        media = self.media
+        if media is not None:
+            media.start_step()
+        schedule_chunks(batch, prefills.regular, budget, spare_logits=spare_logits, media=media)
         if prefills.shared:
             budget -= sum(batch.counts[num_before:])
             spare_logits -= sum(max(0, num - 1) for num in batch.num_logits[num_before:])
             if budget > 0:
                 first, is_idle = prefills.shared[0], not batch.sequences
                 count = min(budget, self.shares.pay_prompt(first, is_idle=is_idle))
-                schedule_chunks(batch, [first], count, spare_logits=spare_logits)
+                schedule_chunks(batch, [first], count, spare_logits=spare_logits, media=media)
         elif prefills.background and not prefills.regular:
             first = prefills.background[0]
             count = min(budget, self._background.pay_prompt(first))
-            schedule_chunks(batch, [first], count, spare_logits=spare_logits)
+            schedule_chunks(batch, [first], count, spare_logits=spare_logits, media=media)
 
     def _extend_tables(self, batch: ScheduledBatch) -> None:
         """Promised blocks that the step's tokens need."""
@@ -417,6 +429,8 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.take_proposals(batch, result)
         self._admission.after_step()
+        if self.media is not None and batch.encode is not None:
+            step_s -= self._learn_media(self.media, batch, result)
         self._learn(batch, result, step_s)
         self._count(batch, result, num_generated, step_s)
         return outputs
@@ -429,6 +443,15 @@ class Scheduler:
             num_decodes = batch.num_decodes
             model_s = max(0.0, step_s - result.draft_s)
             self._step_time.observe(num_decodes, batch.num_tokens - num_decodes, model_s)
+
+    def _learn_media(self, media: MediaPlanner, batch: ScheduledBatch, result: StepResult) -> float:
+        """The seconds that the step's picture took, which say nothing of tokens."""
+        if result.encode_s:
+            media.observe(result.encode_s)
+        else:
+            media.drop(batch.encode)  # the step failed as a whole
+        self.shares.earn(result.encode_s)
+        return result.encode_s
 
     def _count(
         self, batch: ScheduledBatch, result: StepResult, num_generated: int, step_s: float
@@ -684,6 +707,14 @@ class Scheduler:
             max_step_s *= ALONE
         in_time = self._step_time.prefill_tokens(max_step_s, num_decodes=num_decodes)
         return min(budget, max(in_time, MIN_CHUNK))
+
+    def _media_budget(self, media: MediaPlanner, prefills: Prefills, budget: int) -> int:
+        """What is left of the step's tokens if a picture must be encoded for them."""
+        token_s = self._step_time.prefill_s(1)
+        encode_s = media.encode_s(prefills.all(), budget)
+        if not encode_s or not token_s:
+            return budget
+        return max(min(budget, MIN_CHUNK), budget - int(encode_s / token_s))
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from octavo_engine.state.adapter import AdapterPlacement
+    from octavo_engine.state.media import MediaItem
     from octavo_engine.state.sequence import Sequence
 
 
@@ -61,6 +62,8 @@ class ScheduledBatch:
     # have it in time.
     awaited: list[int] = field(default_factory=list)
     num_proposed: int = 0  # tokens that a draft model is to propose behind each that is sampled
+    encode: MediaItem | None = None  # the picture that is encoded before the step is computed
+    media_dropped: list[bytes] = field(default_factory=list)  # pictures whose rows are given up
     placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 
     @property

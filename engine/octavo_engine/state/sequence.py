@@ -44,6 +44,7 @@ class Sequence:
         "is_background",
         "long_until_step",
         "max_num_tokens",
+        "media_end",
         "min_num_tokens",
         "needs_host",
         "num_admitted_tokens",
@@ -102,6 +103,9 @@ class Sequence:
 
         # Whether its next token cannot be chosen before the host knows the last one.
         self.needs_host = params.needs_host
+
+        # The token behind its last picture; before that, tokens may be rows of pictures.
+        self.media_end = request.media[-1].end if request.media else 0
 
         # When it ends.
         self.max_num_tokens = max_num_tokens

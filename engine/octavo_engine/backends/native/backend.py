@@ -15,6 +15,7 @@ from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
+from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.shard import Shard, own_cache
 from octavo_engine.backends.sampled import sample_rows
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.draft_part import DraftPart
+    from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype, Value
     from octavo_engine.backends.native.recorder import Recorder
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.ops import Model
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
@@ -122,6 +125,7 @@ class NativeBackend:
             draft_model = build_model(draft.config, draft_loader, max_model_len)
             draft_loader.finish()
         self._loaded: _Loaded | None = _Loaded(team, model, draft_model)
+        self.media: MediaEncoder | None = None
         self._compiled: CompiledProgram | None = None
         self._compiled_draft: CompiledProgram | None = None
         self._kv: _native.KVCache | None = None
@@ -185,6 +189,11 @@ class NativeBackend:
             ranks=self.ranks,
         )
 
+    def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
+        self.media = NativeMediaEncoder(
+            config, checkpoint, self._in_memory.team, self.dtype, is_fused=self._is_fused
+        )
+
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         logits = self.logits(step)
         if self.laps is not None:
@@ -213,6 +222,8 @@ class NativeBackend:
             step.logit_rows,
             op_times=times,
             adapters=step.adapters,
+            input_rows=step.input_rows,
+            inputs=step.inputs,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
@@ -261,6 +272,7 @@ class NativeBackend:
     def close(self) -> None:
         self._compiled = None
         self._compiled_draft = None
+        self.media = None
         self._kv = None
         self._loaded = None
 

@@ -63,6 +63,8 @@ def _emit(
     match instruction:
         case g.Embed(table=table, scale=scale, of=of, offset=offset):
             program.embed(out, table, scale, of, offset)
+        case g.InputRows():
+            program.input(out)
         case g.Linear():
             _emit_linear(program, instruction, buffers)
         case g.RmsNorm(x=x, weight=weight, eps=eps, add=add, add_scale=add_scale):

@@ -79,7 +79,8 @@ def _facts(instruction: g.Instruction) -> OpFacts:
 
 
 _NAMES = {
-    g.Embed: "embedding", g.Glu: "glu", g.Activate: "activation", g.Add: "add", g.Scale: "scale",
+    g.Embed: "embedding", g.InputRows: "input",
+    g.Glu: "glu", g.Activate: "activation", g.Add: "add", g.Scale: "scale",
     g.GateNode: "gate", g.SoftCap: "soft_cap", g.Clamp: "clamp", g.Convert: "convert",
     g.SelectRows: "select_rows",
     g.PoolRows: "pool",

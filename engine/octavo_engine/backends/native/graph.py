@@ -62,6 +62,13 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True)
+class InputRows:
+    """out = rows that the step brings."""
+
+    out: Value
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """out = x · weightᵀ + bias, and what adapters add to x · weightᵀ.
 
@@ -209,6 +216,7 @@ class PoolRows:
 
 Instruction: TypeAlias = (
     Embed
+    | InputRows
     | Linear
     | RmsNorm
     | LayerNorm

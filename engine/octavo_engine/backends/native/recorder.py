@@ -15,6 +15,7 @@ from octavo_engine.backends.native.graph import (
     GateNode,
     Glu,
     Graph,
+    InputRows,
     LayerNorm,
     Linear,
     Moe,
@@ -45,7 +46,7 @@ def record(forward: Callable[[Recorder], Value]) -> Graph:
 
 
 class Recorder:
-    """EncoderOps over values without numbers."""
+    """VisionOps over values without numbers."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -57,6 +58,9 @@ class Recorder:
         self, table: _native.Packed, of: Literal["positions", "types"], *, offset: int = 0
     ) -> Value:
         return self._add(Embed(self._value(table.cols, None), table, 1.0, of, offset))
+
+    def input(self, columns: int) -> Value:
+        return self._add(InputRows(self._value(columns, None)))
 
     def linear(self, x: Value, weight: NativeLinear) -> Value:
         out, u = self._value(weight.weight.total_rows, x), None

@@ -11,6 +11,7 @@ from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.draft_part import forward_later, layout_with
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.loader import TorchLoader
+from octavo_engine.backends.torch.media import TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps, TorchPart
 from octavo_engine.config import BLOCK_SIZE
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.draft_part import DraftPart
+    from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
@@ -62,6 +65,7 @@ class TorchBackend:
             draft_loader.finish()
         self._sites = loader.sites
         self._adapters: dict[int, TorchAdapter] = {}  # by slot
+        self.media: MediaEncoder | None = None
         self._kv: PagedKV | None = None
         self._team: _native.Team | None = None
 
@@ -89,6 +93,9 @@ class TorchBackend:
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._kv = PagedKV(self.cache_layout, num_blocks, self.precision.dtype)
+
+    def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
+        self.media = TorchMediaEncoder(config, checkpoint, self.precision)
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         return self._sample(self.logits(step), sampling)
@@ -147,5 +154,6 @@ class TorchBackend:
     def close(self) -> None:
         self._model = None
         self._draft_model = None
+        self.media = None
         self._kv = None
         self._team = None

@@ -90,13 +90,21 @@ class ReferenceOps:
         self._slots = torch.from_numpy(step.slots).long()
         self._logit_rows = torch.from_numpy(step.logit_rows).long()
         self._adapters = adapters
+        self._inputs: Tensor | None = None
+        if step.input_rows is not None and step.inputs is not None:
+            self._input_rows = torch.from_numpy(step.input_rows).long()
+            self._inputs = torch.from_numpy(step.inputs)
         self._row_slots: Tensor | None = None  # of the rows of values, as far as it got
         if step.adapters is not None:
             counts = np.diff(step.seq_starts)
             self._row_slots = torch.from_numpy(np.repeat(step.adapters, counts))
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
-        return table[self._token_ids] * scale
+        x = table[self._token_ids] * scale
+        if self._inputs is None:
+            return x
+        is_input = (self._input_rows >= 0)[:, None]
+        return torch.where(is_input, self._inputs[self._input_rows.clamp(min=0)].to(x.dtype), x)
 
     def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
         assert of == "positions", "texts of a pair are of models that pool"

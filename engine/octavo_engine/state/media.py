@@ -1,0 +1,31 @@
+"""Pictures in a request: where in the prompt they stand, which they are, and their pixels."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [first, first + length) of a prompt are placeholders of one picture."""
+
+    digest: bytes  # 16 bytes of its pixels and of how they were made; equal ones are one picture
+    first: int
+    length: int
+    kind: str = "image"
+
+    @property
+    def end(self) -> int:
+        return self.first + self.length
+
+
+class MediaItem(msgspec.Struct, frozen=True):
+    """What the encoder reads: pixels as they were prepared, and how they become numbers:
+    (pixel * scale - mean) / std of its colour."""
+
+    digest: bytes
+    height: int
+    width: int
+    pixels: bytes  # RGB, a byte each, row by row
+    scale: float = 1.0 / 255.0
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
