@@ -18,6 +18,7 @@
 #include "experts.h"
 #include "kv_cache.h"
 #include "packed.h"
+#include "state_cache.h"
 #include "step.h"
 
 namespace octavo {
@@ -68,6 +69,29 @@ struct MoeBuffers {
     int dst, src, scores, gathered, hidden, results;
 };
 
+struct ConvOptions {
+    int64_t layer;  // of those that have a state
+    int64_t kernel;
+    std::span<const float> weight;  // [kernel, channels]
+    std::span<const float> bias;    // or empty
+    cpu::Activation activation;
+};
+
+struct SsdOptions {
+    int64_t layer;
+    int64_t offset;  // of its state in the layer's
+    int64_t heads, head_dim, groups, state_size;
+    std::span<const float> a, d, dt_bias;  // [heads]
+    float dt_min, dt_max;
+};
+
+struct DeltaOptions {
+    int64_t layer;
+    int64_t offset;
+    int64_t key_heads, value_heads, key_dim, value_dim;
+    std::span<const float> a, dt_bias;  // [value_heads]
+};
+
 // So many rows each worker quantises for itself: sooner done than waiting for the others' share.
 constexpr int64_t kOwnRows = 3;
 
@@ -99,6 +123,12 @@ class Program {
     void soft_cap(int dst, int src, float cap);
     void clamp(int dst, int src, float limit);
     void gate(int dst, int src, int scores);
+    void columns(int dst, int src, int64_t first);
+    void multiply(int dst, int x, int y, cpu::Activation activation);
+    void group_norm(int dst, int src, std::span<const float> weight, float eps, int64_t size);
+    void short_conv(int dst, int src, const ConvOptions& options);
+    void ssd_scan(int dst, int xbc, int dt, const SsdOptions& options);
+    void delta_rule(int dst, int qkv, int gates, const DeltaOptions& options);
     void convert(int dst, int src);
     void select_rows(int dst, int src);
     void pool(int dst, int src, cpu::PoolKind kind);
@@ -157,10 +187,17 @@ class Program {
         Experts gate_up, down;
         cpu::Activation activation;
     };
+    template <class Args>
+    struct Recurrent {
+        Args args;
+        int64_t layer;   // of those that have a state
+        int64_t values;  // that it must have at least
+    };
     struct Instruction {
         Rows rows;
         std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Shrink, Product, cpu::RowOpArgs,
-                     cpu::PoolArgs, Attention, Gate, Moe>
+                     cpu::PoolArgs, Attention, Gate, Moe, cpu::GroupNormArgs,
+                     Recurrent<cpu::ConvArgs>, Recurrent<cpu::SsdArgs>, Recurrent<cpu::DeltaArgs>>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };
@@ -187,6 +224,10 @@ class Program {
     static Experts experts_of(const std::vector<const Packed*>& weights);
     void for_each_expert(const Experts& experts, const cpu::Matrix& src, const cpu::Matrix& dst,
                          cpu::Activation activation, bool shares_rows, int worker);
+
+    // program_states.cpp
+    const Buffer& f32_of_tokens(const char* name, const char* which, int index) const;
+    void check_states(const Step& step) const;
 
     // program_run.cpp
     void prepare(const KVCache& kv, const Step& step);

@@ -55,6 +55,29 @@ void take_inputs(const cpu::Matrix& dst, const Step& step, Range rows) {
 
 }  // namespace
 
+namespace {
+
+// A unit at a time for whoever is free: the sequences of a step differ in length.
+template <class Op, class Kernel>
+void scan(const Op& op, const Step& step, std::atomic<int64_t>& next_part, Kernel kernel) {
+    auto args = op.args;
+    const StateCache& states = *step.states;
+    args.state = {
+        states.layer(op.layer),  states.stride(),
+        step.state_slots.data(), step.state_saves.empty() ? nullptr : step.state_saves.data(),
+        step.seq_starts.data(),  step.seq_lens.data()};
+    const int64_t num_units = step.num_seqs() * args.units();
+    while (true) {
+        const int64_t unit = next_part.fetch_add(1, std::memory_order_relaxed);
+        if (unit >= num_units) {
+            return;
+        }
+        kernel(args, unit, unit + 1);
+    }
+}
+
+}  // namespace
+
 void Program::run(const KVCache& kv, const Step& step) {
     prepare(kv, step);
     if (!step.op_times.empty()) {
@@ -81,6 +104,7 @@ void Program::prepare(const KVCache& kv, const Step& step) {
     limits_.windows = kv.windows();
     check_step(step, limits_);
     place_adapters(step);
+    check_states(step);
     for (const Instruction& instruction : instructions_) {
         if (const auto* attention = std::get_if<Attention>(&instruction.args)) {
             check_cache(*attention, kv);
@@ -240,6 +264,18 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 },
                 [&](const Attention& attention) { attend(attention, kv, step, next_part, worker); },
                 [&](const Moe& moe) { run_moe(moe, count, worker); },
+                [&](const cpu::GroupNormArgs& args) {
+                    kernels.group_norm(args, rows.begin, rows.end);
+                },
+                [&](const Recurrent<cpu::ConvArgs>& conv) {
+                    scan(conv, step, next_part, kernels.short_conv);
+                },
+                [&](const Recurrent<cpu::SsdArgs>& ssd) {
+                    scan(ssd, step, next_part, kernels.ssd_scan);
+                },
+                [&](const Recurrent<cpu::DeltaArgs>& delta) {
+                    scan(delta, step, next_part, kernels.delta_rule);
+                },
             },
             instruction.args);
         if (!(shares_rows && instruction.feeds_own_rows)) {

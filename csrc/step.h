@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "state_cache.h"
+
 namespace octavo {
 
 struct Step {
@@ -26,6 +28,11 @@ struct Step {
     const float* inputs = nullptr;             // [num_inputs, input_cols]
     int64_t num_inputs = 0;
     int64_t input_cols = 0;
+    // Where the recurrent state of each sequence is read and left [B], and where it is saved too
+    // behind a token [T], -1: nowhere; empty: nothing is saved.
+    StateCache* states = nullptr;
+    std::span<const int32_t> state_slots = {};
+    std::span<const int32_t> state_saves = {};
     // When the step began, then when each instruction was done; empty: nobody asks. Instructions
     // without rows stay 0.
     std::span<int64_t> op_times = {};

@@ -28,10 +28,16 @@ def open_weights(config: EngineConfig, model: ModelConfig, files: ModelFiles) ->
     return checkpoint if files.kind == "gguf" else under_our_names(model, checkpoint)
 
 
-def check_draft_device(config: EngineConfig) -> None:
-    """Raises ConfigError where a draft model is named that the device does not compute."""
+def check_draft_device(config: EngineConfig, *, is_fallback: bool = False) -> None:
+    """Raises ConfigError where a draft model is named that the device does not compute, or
+    transformers, the fallback."""
     if config.speculation is None or config.speculation.method == "ngram":
         return
+    if is_fallback:
+        raise ConfigError(
+            "--speculative-config: a model that transformers computes takes no draft model; use "
+            "the method ngram"
+        )
     if config.device not in ("auto", "cpu", "torch"):
         raise ConfigError(
             f"--speculative-config: a draft model is computed by --device cpu and torch only; with "
@@ -55,6 +61,12 @@ def open_draft(config: EngineConfig, model: ModelConfig) -> DraftPart | None:
     check_draft_device(config)
     files = resolve_model(speculation.model, revision=speculation.revision)
     draft = ModelConfig.from_hf(files.config)
+    for one in (model, draft):
+        if one.recurrent is not None:
+            raise ConfigError(
+                f"--speculative-config: {one.architecture} has layers with recurrent states, which "
+                "draft models are not computed with: use the method ngram"
+            )
     if draft.vocab_size != model.vocab_size:
         raise ConfigError(
             f"--speculative-config: the draft model {speculation.model} has {draft.vocab_size} "

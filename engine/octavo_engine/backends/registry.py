@@ -44,8 +44,10 @@ def build_backend(
     if files is None:
         raise ConfigError(f"--device {config.device} needs a model")
     if implementation_of(config, files.config, is_gguf=files.gguf is not None) == "transformers":
+        check_draft_device(config, is_fallback=True)
         return _build_transformers(config, files)
     model = ModelConfig.from_hf(files.config)
+    _check_states(config, model)
     max_model_len = config.max_model_len or model.max_position_embeddings
     if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
         raise ConfigError(
@@ -69,6 +71,7 @@ def build_rank(
     _check_kv_cache_dtype(config)
     check_activation_bits(config)
     model = ModelConfig.from_hf(files.config)
+    _check_states(config, model)
     max_model_len = config.max_model_len or model.max_position_embeddings
     return _build_native(
         config, model, files, max_model_len=max_model_len, progress=progress, place=place
@@ -81,6 +84,20 @@ def _check_kv_cache_dtype(config: EngineConfig) -> None:
         raise ConfigError(
             f"--kv-cache-dtype {asked} is computed by --device cpu only; --device {device} takes "
             "auto, or what --dtype names"
+        )
+
+
+def _check_states(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises ConfigError where recurrent states are not computed."""
+    if model.recurrent is None:
+        return
+    what = f"{model.architecture} has layers with recurrent states, which"
+    if config.device in ("cuda", "plugin"):
+        raise ConfigError(f"{what} --device {config.device} does not compute yet: use --device cpu")
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"{what} --tensor-parallel-size {config.tensor_parallel_size} cannot divide yet: "
+            "leave it out"
         )
 
 

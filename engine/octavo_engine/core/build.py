@@ -19,9 +19,11 @@ from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
 from octavo_engine.core.memory import free_memory
+from octavo_engine.core.state_capacity import MAX_EMPTY_BLOCKS, StateCapacity, settle_states
 from octavo_engine.errors import ConfigError
 from octavo_engine.executor.uni import UniExecutor
 from octavo_engine.kv.needs import KVNeeds
+from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.scheduling.media import MediaLimits
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 
@@ -181,24 +183,40 @@ def _memory_note(kv_bytes: int, config: EngineConfig) -> str:
 
 def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) -> Capacity:
     """Measured now, after loading: what is free is what is really there."""
+    length = config.max_model_len or own_max_model_len
+    states = StateCapacity(config.scheduler.max_num_seqs, 0, 0)
     if config.device == "sim":
         max_blocks, where = config.sim.kv_blocks, "the simulated KV pool"
     else:
-        length = config.max_model_len or own_max_model_len
         own_memory = backend.kv_memory(_limits(config, length), config.memory_fraction)
         memory = (
             kv_memory(config, free_memory() - _media_bytes(backend))
             if own_memory is None
             else config.kv_cache_memory_bytes or own_memory
         )
-        max_blocks = memory // backend.kv_bytes_per_block
+        block_bytes = backend.kv_bytes_per_block
+        states = settle_states(
+            config.scheduler,
+            memory,
+            state_bytes=backend.cache_layout.state_bytes,
+            length=length,
+            has_pages=block_bytes > 0,
+        )
+        max_blocks = states.memory // block_bytes if block_bytes else MAX_EMPTY_BLOCKS
         where = f"the KV cache of {gib(memory)}"
     needs = KVNeeds(
         backend.cache_layout.windows,
         _max_under_way(config, backend) * config.scheduler.max_num_batched_tokens,
     )
-    return settle_capacity(
+    capacity = settle_capacity(
         config, needs, own_max_model_len=own_max_model_len, max_blocks=max_blocks, where=where
+    )
+    if not states.note:
+        return capacity
+    return capacity._replace(
+        note=f"{capacity.note}, {states.note}",
+        max_num_seqs=states.max_num_seqs,
+        num_snapshots=states.num_snapshots,
     )
 
 
@@ -211,8 +229,26 @@ def _assemble(
     make_tokenizer: Callable[[], Tokenizer],
     eos_token_ids: tuple[int, ...],
 ) -> Engine:
-    settings = dataclasses.replace(config.scheduler, max_model_len=capacity.max_model_len)
+    settings = dataclasses.replace(
+        config.scheduler,
+        max_model_len=capacity.max_model_len,
+        max_num_seqs=capacity.max_num_seqs or config.scheduler.max_num_seqs,
+    )
     limits = _limits(config, capacity.max_model_len)
+    states = None
+    if capacity.max_num_seqs:
+        states = StateSnapshots(capacity.max_num_seqs, capacity.num_snapshots)
+        limits = dataclasses.replace(
+            limits,
+            max_seqs=capacity.max_num_seqs,
+            num_state_slots=capacity.max_num_seqs + capacity.num_snapshots,
+        )
+        if config.speculation is not None:
+            logger.warning(
+                "Speculation is off: the model has recurrent states, which cannot go back behind "
+                "a rejected token"
+            )
+            config = config.replace(speculation=None)
     executor = UniExecutor(
         backend, scheduler_config=settings, limits=limits, num_blocks=capacity.num_blocks
     )
@@ -220,6 +256,7 @@ def _assemble(
         settings,
         num_blocks=capacity.num_blocks,
         windows=backend.cache_layout.windows,
+        states=states,
         max_under_way=_max_under_way(config, backend),
         cache_key=cache_key,
         speculation=config.speculation,

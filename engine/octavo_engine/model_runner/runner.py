@@ -73,6 +73,7 @@ class ModelRunner:
             max_num_seqs=scheduler_config.max_num_seqs,
             max_model_len=limits.max_model_len,
             num_groups=len(backend.cache_layout.groups),
+            has_states=bool(backend.cache_layout.states),
             processors=processors,
         )
         self._drafter: Drafter | None = None

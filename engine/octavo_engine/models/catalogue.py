@@ -25,6 +25,7 @@ class FamilyEntry(NamedTuple):
 
 
 _PLAIN_ATTENTION = "CUDA by `--kernels plain` only"
+_RECURRENT = "no CUDA, no tensor parallelism: [recurrent states](recurrent.md)"
 
 CATALOGUE = (
     FamilyEntry("Arcee", ("ArceeForCausalLM",), "arcee-ai/AFM-4.5B"),
@@ -90,6 +91,7 @@ CATALOGUE = (
         ("LlavaForConditionalGeneration",),
         "llava-hf/llava-1.5-7b-hf",
     ),
+    FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
     FamilyEntry("Llama 1 to 3", ("LlamaForCausalLM",), "meta-llama/Llama-3.2-1B-Instruct"),
     FamilyEntry("MiniCPM 1, 2", ("MiniCPMForCausalLM",), "openbmb/MiniCPM-2B-sft-bf16", "Granite"),
     FamilyEntry("Mistral", ("MistralForCausalLM",), "mistralai/Mistral-7B-Instruct-v0.3"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from octavo_engine.errors import ModelError
 from octavo_engine.models import block as b
+from octavo_engine.models import recurrent_config as r
 from octavo_engine.models.block import BlockConfig
 from octavo_engine.models.plugins import find_plugin, plugin_architectures
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
+    "lfm2",
 ]  # fmt: skip
 
 
@@ -33,7 +35,8 @@ class Page(Protocol):
 class Family:
     """How to read a family's config.json, and on which page of this package it is written."""
 
-    page: Literal["llama", "gemma", "gpt"] | Page = "llama"  # of this package, or another's
+    # Of this package, or another's.
+    page: Literal["llama", "gemma", "gpt", "hybrid"] | Page = "llama"
     block: BlockConfig = b.PLAIN  # of the gpt page
     # The family's own names for fields that others share; a dot leads into an object.
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -211,6 +214,29 @@ _GPT: dict[str, Family] = {
             "tie_word_embeddings": True,
             "max_position_embeddings": 1024,
             "multi_query": True,
+        },
+    ),
+    "Lfm2ForCausalLM": Family(
+        page="hybrid",
+        naming="lfm2",
+        qk_norm=True,
+        aliases={
+            "rms_norm_eps": "norm_eps",
+            "intermediate_size": "block_ff_dim",
+            "tie_word_embeddings": "tie_embedding",
+        },
+        read=r.read_lfm2,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "intermediate_size": 12288,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128_000,
+            "rope_theta": 1e6,
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "tie_word_embeddings": True,
         },
     ),
     "OPTForCausalLM": Family(

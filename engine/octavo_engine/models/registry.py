@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.models.gemma import Gemma
 from octavo_engine.models.gpt import Gpt
+from octavo_engine.models.hybrid import Hybrid
 from octavo_engine.models.llama import Llama
 
 if TYPE_CHECKING:
@@ -25,3 +26,5 @@ def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Mode
             return Gemma(config, loader, max_model_len)
         case "gpt":
             return Gpt(config, loader, max_model_len)
+        case "hybrid":
+            return Hybrid(config, loader, max_model_len)

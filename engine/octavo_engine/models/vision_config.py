@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from octavo_engine.models.config import (
     ACTIVATIONS,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.ops import Activation
 
 ImageFamily = Literal["llava", "idefics3"]
-TowerActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu", "relu", "relu2", "tanh"]
+TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
 
 MAX_IMAGE_SIZE = 4096  # pixels of a side that a tower reads at once
 # Model classes that see, and the language models that may be inside them.

@@ -22,6 +22,7 @@ from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_lin
 from octavo_engine.scheduling.prefills import Prefills
 from octavo_engine.scheduling.queue_forecast import QueueForecast
 from octavo_engine.scheduling.request_shares import RequestShares
+from octavo_engine.scheduling.snapshots import plan_saves
 from octavo_engine.scheduling.speculation import count_drafts, make_speculation
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.batch import ScheduledBatch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
     from octavo_engine.kv.manager import PrefixMatch
+    from octavo_engine.kv.states import StateSnapshots
     from octavo_engine.scheduling.media import MediaLimits
     from octavo_engine.scheduling.speculation import Speculation
     from octavo_engine.state.adapter import HeldAdapter
@@ -68,7 +70,8 @@ class Scheduler:
     are planned and not reported. If computing a batch fails as a whole, update() it with every
     entry failed; no other sequence was touched by it.
 
-    `windows` are those of the groups of the model's layers (`caches.CacheLayout`).
+    `windows` are those of the groups of the model's layers (`caches.CacheLayout`); `states` are
+    there if some layers have recurrent states.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Scheduler:
         *,
         num_blocks: int,
         windows: List[int | None] = (None,),
+        states: StateSnapshots | None = None,
         max_under_way: int = 1,
         cache_key: bytes = b"",
         speculation: SpeculationConfig | None = None,
@@ -92,6 +96,7 @@ class Scheduler:
             max_step_tokens=max_under_way * config.max_num_batched_tokens,
             cache_key=cache_key,
             caching=config.enable_prefix_caching,
+            states=states,
         )
         self.sequences: dict[str, Sequence] = {}  # all live ones: waiting or running
         self.waiting = WaitingQueue()
@@ -253,6 +258,8 @@ class Scheduler:
             self._extend_tables(batch)
         if self._speculation is not None:
             self._speculation.plan_proposals(batch, self.kv, self._step_time)
+        if self.kv.states is not None and self.config.enable_prefix_caching:
+            plan_saves(batch, self.kv.states)
         self._behind = prefills.all()
         batch.placed = self.adapter_slots.take_placed()
         self._forecast.after_schedule(self.waiting, len(self.running), now)
@@ -428,12 +435,21 @@ class Scheduler:
             outputs.append(output)
         if self._speculation is not None:
             self._speculation.take_proposals(batch, result)
+        if deferred and self.kv.states is not None:
+            self._recompute(batch, deferred)
         self._admission.after_step()
         if self.media is not None and batch.encode is not None:
             step_s -= self._learn_media(self.media, batch, result)
         self._learn(batch, result, step_s)
         self._count(batch, result, num_generated, step_s)
         return outputs
+
+    def _recompute(self, batch: ScheduledBatch, deferred: set[int]) -> None:
+        """A recurrent state stands behind their last token already: it cannot be computed twice. So
+        they begin again from a snapshot."""
+        for index in deferred:
+            if batch.sequences[index].row >= 0:
+                self._preempt(batch.sequences[index])
 
     def _learn(self, batch: ScheduledBatch, result: StepResult, step_s: float) -> None:
         """What the length of a step says of the next ones, and the shares of time it earns."""
@@ -589,6 +605,8 @@ class Scheduler:
                 continue
             if self._awaits_prefix(sequence, sequence.awaits):
                 continue
+            if self.kv.states is not None and sequence.grammar and sequence.grammar.is_busy:
+                continue  # its last token would be computed in vain
             if sequence.adapter is not None and self._lacks_slot(sequence, sequence.adapter, now):
                 continue
             has_no_place = num_long >= MAX_LONG
@@ -674,6 +692,9 @@ class Scheduler:
         self.waiting.remove(sequence)
         batch.copies += self.kv.admit(sequence, match)
         sequence.row = self.free_rows.pop()
+        if self.kv.states is not None and match.num_tokens:
+            source = self.kv.states.use(sequence.digests[match.prefix.num_full - 1])
+            batch.state_loads.append((source, sequence.row))
         sequence.blocked_at = sequence.slot_blocked_at = sequence.awaits = None
         if sequence.adapter is not None:
             self.adapter_slots.acquire(sequence)

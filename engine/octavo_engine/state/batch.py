@@ -30,6 +30,14 @@ class BlockCopy(NamedTuple):
     num_tokens: int
 
 
+class StateSave(NamedTuple):
+    """Behind the first `num_tokens` tokens of an entry, its recurrent state goes to `slot`."""
+
+    entry: int
+    num_tokens: int
+    slot: int
+
+
 @dataclass(slots=True)
 class ScheduledBatch:
     """Parallel lists, one entry a scheduled sequence, and what changed since the last step.
@@ -64,6 +72,8 @@ class ScheduledBatch:
     num_proposed: int = 0  # tokens that a draft model is to propose behind each that is sampled
     encode: MediaItem | None = None  # the picture that is encoded before the step is computed
     media_dropped: list[bytes] = field(default_factory=list)  # pictures whose rows are given up
+    state_loads: list[tuple[int, int]] = field(default_factory=list)  # source slot, row
+    state_saves: list[StateSave] = field(default_factory=list)
     placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 
     @property

@@ -66,6 +66,7 @@ class Sequence:
         "root",
         "row",
         "slot_blocked_at",
+        "state_saves",
         "stop_ids",
         "tail_digest",
         "token_ids",
@@ -122,6 +123,8 @@ class Sequence:
         self.tail_digest: bytes | None = (
             None  # of the partly filled block at the end, if there is one
         )
+        # Slots of snapshots of its state that a step under way saves, by their number of tokens.
+        self.state_saves: dict[int, int] = {}
         self.num_published_blocks = 0
         self.num_promised_blocks = 0  # that it will take for the rest of its chunks
         self.num_admitted_tokens = 0  # tokens to catch up with, when it last began to run

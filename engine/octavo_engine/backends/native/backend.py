@@ -12,6 +12,7 @@ from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.backend import draft_limits
 from octavo_engine.backends.draft_part import forward_later, layout_with
 from octavo_engine.backends.native.compiled import compile_forward
+from octavo_engine.backends.native.emit import CachePlaces
 from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
@@ -19,6 +20,7 @@ from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.shard import Shard, own_cache
 from octavo_engine.backends.sampled import sample_rows
+from octavo_engine.caches import KVSpec, StateSpec
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 
@@ -82,7 +84,7 @@ class NativeBackend:
     ) -> None:
         self.cache_layout = layout_with(config, draft)
         for spec in self.cache_layout.specs:
-            if spec.head_dim % HEAD_DIM_MULTIPLE:
+            if isinstance(spec, KVSpec) and spec.head_dim % HEAD_DIM_MULTIPLE:
                 raise ModelError(
                     f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this "
                     f"device; got {spec.head_dim}; --device torch takes it"
@@ -129,7 +131,8 @@ class NativeBackend:
         self._compiled: CompiledProgram | None = None
         self._compiled_draft: CompiledProgram | None = None
         self._kv: _native.KVCache | None = None
-        self._num_blocks = 0
+        self._states: _native.StateCache | None = None
+        self._num_blocks = self._num_slots = 0
         self.laps: Laps | None = None  # while steps are recorded
 
     @property
@@ -166,8 +169,8 @@ class NativeBackend:
                 self._compiled_draft = self._compile(
                     lambda ops: forward_later(draft_model, ops, first_layer), draft_limits(limits)
                 )
-            self._kv = self._make_kv(num_blocks)
-            self._num_blocks = num_blocks
+            self._num_blocks, self._num_slots = num_blocks, limits.num_state_slots
+            self.restore_kv()
         except MemoryError as error:
             kv_bytes = num_blocks * self.kv_bytes_per_block
             raise ConfigError(
@@ -183,7 +186,10 @@ class NativeBackend:
             forward,
             self._in_memory.team,
             limits,
-            groups=[place.group for place in self.cache_layout.places()],
+            places=CachePlaces(
+                [place.group for place in self.cache_layout.places()],
+                self.cache_layout.ordinals(),
+            ),
             is_fused=self._is_fused,
             activation_bits=self._activation_bits,
             ranks=self.ranks,
@@ -208,6 +214,10 @@ class NativeBackend:
         assert self._compiled is not None and self._kv is not None, "prepare() comes first"
         if len(step.copies):
             self._kv.copy(step.copies)
+        states = step.states
+        if states is not None and len(states.copies):
+            assert self._states is not None, "a model with states has slots for them"
+            self._states.copy(states.copies)
         program, logits, ops = self._compiled
         times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
         program.run(
@@ -224,6 +234,9 @@ class NativeBackend:
             adapters=step.adapters,
             input_rows=step.input_rows,
             inputs=step.inputs,
+            states=self._states,
+            state_slots=None if states is None else states.slots,
+            state_saves=None if states is None else states.saves,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
@@ -262,18 +275,27 @@ class NativeBackend:
         assert self._kv is not None, "prepare() comes first"
         self._kv.poison(block_ids)
 
+    def poison_states(self, slots: list[int]) -> None:
+        assert self._states is not None, "prepare() comes first"
+        self._states.poison(slots)
+
     def release_kv(self) -> None:
         self._kv = None
+        self._states = None
 
     def restore_kv(self) -> None:
         if self._kv is None:
             self._kv = self._make_kv(self._num_blocks)
+            if self.cache_layout.states:
+                values = [spec.num_values for spec in self.cache_layout.states]
+                self._states = _native.StateCache(self._num_slots, values)
 
     def close(self) -> None:
         self._compiled = None
         self._compiled_draft = None
         self.media = None
         self._kv = None
+        self._states = None
         self._loaded = None
 
     @property
@@ -282,8 +304,13 @@ class NativeBackend:
         return self._loaded
 
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
-        own = [own_cache(s, self.config.num_heads, self._shard) for s in self.cache_layout.specs]
+        own = [
+            s if isinstance(s, StateSpec) else own_cache(s, self.config.num_heads, self._shard)
+            for s in self.cache_layout.specs
+        ]
         layout = dataclasses.replace(self.cache_layout, specs=tuple(own))
         kv = make_kv_cache(layout, num_blocks, self.kv_format)
-        assert kv.bytes_per_block == layout.page_bytes(self.kv_format.bytes_of)
+        assert not layout.paged() or kv.bytes_per_block == layout.page_bytes(
+            self.kv_format.bytes_of
+        )
         return kv

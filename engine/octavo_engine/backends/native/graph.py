@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Pool
+    from octavo_engine.ops import (
+        Activation,
+        AttentionSpec,
+        ConvSpec,
+        DeltaSpec,
+        ExpertsSpec,
+        Pool,
+        SsdSpec,
+    )
 
 Dtype = Literal["f32", "bf16"]
 
@@ -194,6 +202,55 @@ class Clamp:
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    out: Value
+    x: Value
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """out = x * activation(y)."""
+
+    out: Value
+    x: Value
+    y: Value
+    activation: Activation | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupNorm:
+    out: Value
+    x: Value
+    weight: NDArray[np.float32]
+    eps: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShortConv:
+    out: Value
+    x: Value
+    spec: ConvSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SsdScan:
+    out: Value
+    xbc: Value
+    dt: Value
+    spec: SsdSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaRule:
+    out: Value
+    qkv: Value
+    gates: Value
+    spec: DeltaSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Convert:
     """The same numbers rounded to another dtype."""
 
@@ -232,6 +289,12 @@ Instruction: TypeAlias = (
     | Convert
     | SelectRows
     | PoolRows
+    | Columns
+    | Multiply
+    | GroupNorm
+    | ShortConv
+    | SsdScan
+    | DeltaRule
 )
 
 

@@ -11,19 +11,25 @@ from octavo_engine.backends.native.graph import (
     Add,
     AttentionNode,
     Clamp,
+    Columns,
+    DeltaRule,
     Embed,
     GateNode,
     Glu,
     Graph,
+    GroupNorm,
     InputRows,
     LayerNorm,
     Linear,
     Moe,
+    Multiply,
     PoolRows,
     RmsNorm,
     Scale,
     SelectRows,
+    ShortConv,
     SoftCap,
+    SsdScan,
     Value,
 )
 
@@ -35,7 +41,15 @@ if TYPE_CHECKING:
 
     from octavo_engine import _native
     from octavo_engine.backends.native.graph import Dtype, Instruction, NativeExperts, NativeLinear
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Pool
+    from octavo_engine.ops import (
+        Activation,
+        AttentionSpec,
+        ConvSpec,
+        DeltaSpec,
+        ExpertsSpec,
+        Pool,
+        SsdSpec,
+    )
 
 
 def record(forward: Callable[[Recorder], Value]) -> Graph:
@@ -46,7 +60,7 @@ def record(forward: Callable[[Recorder], Value]) -> Graph:
 
 
 class Recorder:
-    """VisionOps over values without numbers."""
+    """VisionOps and RecurrentOps over values without numbers."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -133,6 +147,25 @@ class Recorder:
 
     def pool(self, x: Value, how: Pool) -> Value:
         return self._add(PoolRows(Value(len(self.instructions), x.cols, "S"), x, how))
+
+    def columns(self, x: Value, first: int, count: int) -> Value:
+        return self._add(Columns(self._value(count, x), x, first))
+
+    def multiply(self, x: Value, y: Value, activation: Activation | None = None) -> Value:
+        return self._add(Multiply(self._value(x.cols, x), x, y, activation))
+
+    def group_norm(self, x: Value, weight: NDArray[np.float32], eps: float, size: int) -> Value:
+        return self._add(GroupNorm(self._value(x.cols, x), x, weight, eps, size))
+
+    def short_conv(self, x: Value, spec: ConvSpec) -> Value:
+        return self._add(ShortConv(self._value(x.cols, x), x, spec))
+
+    def ssd_scan(self, xbc: Value, dt: Value, spec: SsdSpec) -> Value:
+        return self._add(SsdScan(self._value(spec.num_heads * spec.head_dim, xbc), xbc, dt, spec))
+
+    def delta_rule(self, qkv: Value, gates: Value, spec: DeltaSpec) -> Value:
+        out = self._value(spec.num_value_heads * spec.value_dim, qkv)
+        return self._add(DeltaRule(out, qkv, gates, spec))
 
     def _value(self, cols: int, like: Value | None) -> Value:
         return Value(len(self.instructions), cols, "T" if like is None else like.rows)

@@ -13,6 +13,7 @@ from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.media import TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
+from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchStates
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps, TorchPart
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.models.registry import build_model
@@ -67,6 +68,7 @@ class TorchBackend:
         self._adapters: dict[int, TorchAdapter] = {}  # by slot
         self.media: MediaEncoder | None = None
         self._kv: PagedKV | None = None
+        self._states: TorchStates | None = None
         self._team: _native.Team | None = None
 
     @property
@@ -93,6 +95,10 @@ class TorchBackend:
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._kv = PagedKV(self.cache_layout, num_blocks, self.precision.dtype)
+        if self.cache_layout.states:
+            self._states = TorchStates(
+                self.cache_layout, limits.num_state_slots, self.precision.dtype
+            )
 
     def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
         self.media = TorchMediaEncoder(config, checkpoint, self.precision)
@@ -124,9 +130,15 @@ class TorchBackend:
         with torch.inference_mode():
             for source, target, num_tokens in step.copies.tolist():
                 self._kv.copy(source, target, num_tokens)
-            ops = ReferenceOps(step, self._kv, self.precision, self._adapters)
+            ops = self._ops(step, self._kv)
             logits = self._model.forward(ops)
             return np.ascontiguousarray(logits.float().numpy())
+
+    def _ops(self, step: BackendStep, kv: PagedKV) -> ReferenceOps:
+        if self._states is None or step.states is None:
+            return ReferenceOps(step, kv, self.precision, self._adapters)
+        self._states.copy(step.states.copies.tolist())
+        return ReferenceRecurrentOps(step, kv, self._states, self.precision, self._adapters)
 
     def pack_adapter(self, files: AdapterFiles) -> TorchAdapter:
         return {
@@ -151,9 +163,14 @@ class TorchBackend:
         assert self._kv is not None, "prepare() comes first"
         self._kv.poison(block_ids)
 
+    def poison_states(self, slots: list[int]) -> None:
+        assert self._states is not None, "prepare() comes first"
+        self._states.poison(slots)
+
     def close(self) -> None:
         self._model = None
         self._draft_model = None
         self.media = None
         self._kv = None
+        self._states = None
         self._team = None

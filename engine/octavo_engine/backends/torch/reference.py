@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.torch.loader import TorchExperts, TorchLinear
     from octavo_engine.backends.torch.precision import Precision
-    from octavo_engine.caches import CacheLayout, CacheSpec
+    from octavo_engine.caches import CacheLayout, PagedSpec
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Rope
 
 
@@ -30,15 +30,16 @@ class PagedKV:
     def __init__(self, layout: CacheLayout, num_blocks: int, dtype: torch.dtype) -> None:
         places = layout.places()
         sizes: dict[int, int] = {}
-        for spec, place in zip(layout.specs, places, strict=True):
+        for spec, place in layout.paged():
             sizes[place.region] = max(sizes.get(place.region, 0), _values(spec))
         self._regions = {
             region: torch.zeros((num_blocks, size), dtype=dtype) for region, size in sizes.items()
         }
         self.groups = [place.group for place in places]
-        # Of each layer: [2 (K, V), blocks, 16, KV heads, head_dim].
+        # Of each paged layer: [2 (K, V), blocks, 16, KV heads, head_dim].
         self.layers: list[Tensor] = []
-        for spec, place in zip(layout.specs, places, strict=True):
+        self.ordinals = layout.ordinals()
+        for spec, place in layout.paged():
             region = self._regions[place.region]
             shape = (2, num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
             token = spec.num_kv_heads * spec.head_dim
@@ -54,7 +55,7 @@ class PagedKV:
             region[block_ids] = torch.nan
 
 
-def _values(spec: CacheSpec) -> int:
+def _values(spec: PagedSpec) -> int:
     """Numbers that a layer has in a block."""
     return 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim
 
@@ -169,6 +170,8 @@ class ReferenceOps:
                 return functional.relu(x).square()
             case "tanh":
                 return torch.tanh(x)
+            case "sigmoid":
+                return torch.sigmoid(x)
 
     def add(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
         return x + scale * y
@@ -191,7 +194,7 @@ class ReferenceOps:
     def attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
         q, k, v = self._heads(qkv, spec)
         slots = self._slots[self._kv.groups[spec.layer]]
-        k_cache, v_cache = self._kv.layers[spec.layer]
+        k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]]
         k_cache[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = self._precision.stored(k)
         v_cache[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = self._precision.stored(v)
         outputs = [
@@ -246,7 +249,7 @@ class ReferenceOps:
         blocks = torch.from_numpy(table[first_block : -(-length // BLOCK_SIZE)]).long()
         seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
         group = spec.num_heads // spec.num_kv_heads
-        k_cache, v_cache = self._kv.layers[spec.layer]
+        k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]]
         k = k_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
         v = v_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
         positions = torch.arange(first, length)
