@@ -31,6 +31,7 @@ KernelChoice = Literal["auto", "triton", "plain"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
 ExecutorBackend = Literal["auto", "uni", "mp"]
 Quantization = Literal["auto", "none", "int8", "int4"]
+SpeculationMethod = Literal["ngram", "draft_model"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
 KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
@@ -108,39 +109,78 @@ class KVEventsConfig:
 class SpeculationConfig:
     """How tokens are guessed ahead, under vLLM's names."""
 
+    method: SpeculationMethod = "ngram"
     num_speculative_tokens: int = 4  # the most that are guessed for a sequence in a step
     prompt_lookup_min: int = 5  # tokens that must have come before for what followed to be guessed
     prompt_lookup_max: int = 5  # tokens looked for first; the longest that was there counts
+    model: str = ""  # the draft model, as --model names one
+    revision: str | None = None  # of the draft model
+    quantization: Quantization = "auto"  # of the draft model's weights
 
     @classmethod
     def parse(cls, text: str) -> SpeculationConfig:
         """From JSON. Raises ConfigError that names the field."""
         flag = "--speculative-config"
         given = _json_object(flag, text)
-        method = given.pop("method", None)
-        if method != "ngram":
+        method = given.get("method", "draft_model" if "model" in given else None)
+        method = method if isinstance(method, str) else None
+        if method in _OTHER_METHODS:
+            raise ConfigError(f"{flag}: method {method} is not supported: {_OTHER_METHODS[method]}")
+        if method not in _SPECULATION_FIELDS:
             raise ConfigError(
-                f'{flag}: method must be "ngram", the only one supported; got {method!r:.60}'
+                f'{flag} must have a method, "ngram" or "draft_model", or the model that drafts; '
+                f"got method {method!r:.60}"
             )
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = _SPECULATION_FIELDS[method]
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(
-                    f"{flag} has a field {name}, which the method ngram does not take; "
-                    f"known: method, {', '.join(known)}"
+                    f"{flag} has a field {name}, which the method {method} does not take; "
+                    f"known: {', '.join(known)}"
                 )
-            if type(value) is not int:
-                raise ConfigError(f"{flag}: {name} must be a whole number; got {value!r:.60}")
-            _check(1 <= value <= MAX_SPECULATION,
-                   f"{flag}: {name} must be from 1 to {MAX_SPECULATION}", value)  # fmt: skip
-        lookups = [given[name] for name in known[1:] if name in given]
-        if len(lookups) == 1:  # one of the two is both, as vLLM has it
-            given |= dict.fromkeys(known[1:], lookups[0])
+            _check_speculation_field(flag, name, value)
+        given["method"] = method
+        if method == "draft_model" and not given.get("model"):
+            raise ConfigError(f"{flag}: method draft_model needs the field model")
+        lookups = ("prompt_lookup_min", "prompt_lookup_max")
+        values = [given[name] for name in lookups if name in given]
+        if len(values) == 1:  # one of the two is both, as vLLM has it
+            given |= dict.fromkeys(lookups, values[0])
         config = cls(**given)
         _check(config.prompt_lookup_min <= config.prompt_lookup_max,
                f"{flag}: prompt_lookup_min must not be above prompt_lookup_max",
                f"{config.prompt_lookup_min} and {config.prompt_lookup_max}")  # fmt: skip
         return config
+
+
+# What each method takes.
+_SPECULATION_FIELDS = {
+    "ngram": ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
+    "draft_model": ("method", "model", "num_speculative_tokens", "revision", "quantization"),
+}
+_USE_OTHERS = "use a draft model, or the method ngram"
+_OTHER_METHODS = {
+    "eagle": f"its heads are not computed; {_USE_OTHERS}",
+    "eagle3": f"its heads are not computed; {_USE_OTHERS}",
+    "medusa": f"its heads are not computed; {_USE_OTHERS}",
+    "mlp_speculator": f"its heads are not computed; {_USE_OTHERS}",
+    "mtp": f"a model's own prediction layers are not computed; {_USE_OTHERS}",
+    "deepseek_mtp": f"a model's own prediction layers are not computed; {_USE_OTHERS}",
+    "suffix": "use the method ngram, which looks tokens up in the request's own text",
+}
+
+
+def _check_speculation_field(flag: str, name: str, value: object) -> None:
+    if name in ("method", "model", "revision"):
+        is_text = isinstance(value, str) or (value is None and name == "revision")
+        _check(is_text, f"{flag}: {name} must be a string", repr(value)[:60])
+    elif name == "quantization":
+        _check_choice(f"{flag}: quantization", value, Quantization)
+    else:
+        if type(value) is not int:
+            raise ConfigError(f"{flag}: {name} must be a whole number; got {value!r:.60}")
+        _check(1 <= value <= MAX_SPECULATION,
+               f"{flag}: {name} must be from 1 to {MAX_SPECULATION}", value)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

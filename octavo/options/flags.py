@@ -99,7 +99,7 @@ ENGINE_FLAGS = (
          "tokens per event of a stream, after the first; higher values cost less"),
     Flag("chat_template", "file or text that replaces the model's chat template"),
     Flag("kv_events_config", "KV events in vLLM's format: JSON with vLLM's fields"),
-    Flag("speculative_config", 'speculative decoding: {"method": "ngram", …}'),
+    Flag("speculative_config", 'speculative decoding: {"method": "ngram", …} or {"model": …}'),
     Flag("enable_lora", "let requests name LoRA adapters as their model"),
     Flag("max_loras", "maximum LoRA adapters per step; requests for more wait"),
     Flag("max_cpu_loras",

@@ -71,6 +71,9 @@ def test_speculation_reads_as_vllms() -> None:
             num_speculative_tokens=3, prompt_lookup_min=2, prompt_lookup_max=2
         )
     both = '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
+    assert speculation('{"model": "m", "num_speculative_tokens": 3}') == SpeculationConfig(
+        method="draft_model", model="m", num_speculative_tokens=3
+    )
     assert speculation(both) == SpeculationConfig(prompt_lookup_min=2, prompt_lookup_max=4)
 
 
@@ -79,8 +82,14 @@ def test_speculation_reads_as_vllms() -> None:
     [
         ("ngram", "--speculative-config is not valid JSON"),
         ("[]", "--speculative-config must be a JSON object"),
-        ("{}", 'method must be "ngram", the only one supported; got None'),
-        ('{"method": "eagle3"}', 'method must be "ngram", the only one supported; got \'eagle3\''),
+        ("{}", "must have a method, \"ngram\" or \"draft_model\", or the model that drafts"),
+        ('{"method": "guess"}', "must have a method, .* got method 'guess'"),
+        ('{"method": "eagle3", "model": "m"}', "method eagle3 is not supported: its heads are not"),
+        ('{"method": "suffix"}', "method suffix is not supported: use the method ngram, which"),
+        ('{"method": "draft_model"}', "method draft_model needs the field model"),
+        ('{"model": 3}', "model must be a string; got 3"),
+        ('{"model": "m", "prompt_lookup_min": 3}', "prompt_lookup_min, which the method draft_mod"),
+        ('{"model": "m", "quantization": "awq"}', "quantization must be one of auto, none, int8"),
         ('{"method": "ngram", "model": "m"}', "a field model, which the method ngram does not"),
         ('{"method": "ngram", "num_speculative_tokens": "4"}', "must be a whole number; got '4'"),
         ('{"method": "ngram", "num_speculative_tokens": true}', "a whole number; got True"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -66,6 +67,13 @@ class BackendLimits:
     max_logit_rows: int
     max_model_len: int
     num_state_slots: int = 0  # of recurrent states
+
+
+def draft_limits(limits: BackendLimits) -> BackendLimits:
+    """Of a draft model's step: it sees each sequence's newest token beside those of the step."""
+    return dataclasses.replace(
+        limits, max_tokens=limits.max_tokens + limits.max_seqs, max_logit_rows=limits.max_seqs
+    )
 
 
 class Backend(Protocol):
@@ -140,6 +148,18 @@ class TakesAdapters(Protocol):
 
     def set_adapter(self, slot: int, packed: PackedAdapter | None) -> None:
         """What the slot holds from the next step on; None: nothing."""
+
+
+@runtime_checkable
+class DraftsTokens(Protocol):
+    """A backend that can hold a draft model, whose layers have a place in the same blocks."""
+
+    @property
+    def has_draft(self) -> bool: ...
+
+    def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        """Compute the step in the draft model, and sample its logits. Steps may be as large as
+        `draft_limits` says; their copies and adapters are not looked at."""
 
 
 class CompileListener(Protocol):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.backends.adapters import AdapterLimits
-from octavo_engine.backends.text_part import TextPart
+from octavo_engine.backends.draft_files import check_draft_device, open_draft, open_weights
 from octavo_engine.backends.vision_part import VisionPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
-from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.models.implementation import implementation_of
 from octavo_engine.models.vision_config import read_media_config
 from octavo_engine.weights.open import open_checkpoint
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.backend import NativeBackend
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import EngineConfig
-    from octavo_engine.weights.checkpoint import Checkpoint
     from octavo_engine.weights.source import ModelFiles
 
 
@@ -38,6 +36,7 @@ def build_backend(
     _check_kv_cache_dtype(config)
     check_activation_bits(config)
     _check_lora(config)
+    check_draft_device(config)
     if config.device == "sim":
         from octavo_engine.backends.sim.backend import SimBackend
 
@@ -45,6 +44,7 @@ def build_backend(
     if files is None:
         raise ConfigError(f"--device {config.device} needs a model")
     if implementation_of(config, files.config, is_gguf=files.gguf is not None) == "transformers":
+        check_draft_device(config, is_fallback=True)
         return _build_transformers(config, files)
     model = ModelConfig.from_hf(files.config)
     _check_states(config, model)
@@ -146,7 +146,7 @@ def _build_native(
 
     backend = NativeBackend(
         model,
-        _open(config, model, files),
+        open_weights(config, model, files),
         max_model_len=max_model_len,
         dtype="f32" if config.dtype == "float32" else "bf16",
         quantization=config.quantization,
@@ -156,6 +156,7 @@ def _build_native(
         adapters=_adapter_limits(config),
         progress=progress,
         place=place,
+        draft=open_draft(config, model),
     )
     if place is None:
         _load_media(config, files, backend)
@@ -181,12 +182,13 @@ def _build_torch(
     storage = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
     backend = TorchBackend(
         model,
-        _open(config, model, files),
+        open_weights(config, model, files),
         max_model_len=max_model_len,
         precision=Precision(storage=storage),
         num_threads=config.num_threads,
         adapters=_adapter_limits(config),
         progress=progress,
+        draft=open_draft(config, model),
     )
     _load_media(config, files, backend)
     return backend
@@ -229,17 +231,7 @@ def _build_cuda(
     return build(
         config,
         model,
-        _open(config, model, files),
+        open_weights(config, model, files),
         max_model_len=max_model_len,
         progress=progress,
     )
-
-
-def _open(config: EngineConfig, model: ModelConfig, files: ModelFiles) -> Checkpoint:
-    checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
-    if config.load_format == "dummy":
-        return checkpoint  # has whatever is asked for
-    if model.is_part:
-        checkpoint = TextPart(checkpoint)
-    # A GGUF's names are ours already.
-    return checkpoint if files.kind == "gguf" else under_our_names(model, checkpoint)

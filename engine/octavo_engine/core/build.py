@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.backends.backend import BackendLimits, LaunchesSteps, TakesAdapters
 from octavo_engine.backends.media import TakesMedia
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
+from octavo_engine.core.draft_tokenizer import check_draft_tokenizer
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.expected_files import check_files
 from octavo_engine.core.extension import require_extension
@@ -106,6 +107,7 @@ def build_engine(
     files = resolve(config)
     identity = identify(config, files)
     check_context(config, identity.own_max_model_len)
+    check_draft_tokenizer(config, files)
     if backend is None:
         if config.device in ("auto", "cpu"):
             require_extension()

@@ -105,6 +105,37 @@ class StepInputs:
         self._add_row_params(batch, built)
         return built
 
+    def draft_step(
+        self, rows: Ints, firsts: Ints, counts: Ints, wants: NDArray[np.bool_]
+    ) -> tuple[BackendStep, SamplingBatch]:
+        """The tokens [first, first + count) of some rows, for the draft model. Those that want it
+        sample the token behind their last one."""
+        seq_starts = _offsets(counts)
+        positions = _ranges(firsts, counts, seq_starts)
+        token_rows = np.repeat(rows, counts)
+        ends = firsts + counts
+        step = BackendStep(
+            token_ids=self.token_ids[token_rows, positions],
+            positions=positions,
+            slots=self._slots(token_rows, positions),
+            seq_starts=seq_starts,
+            seq_lens=ends,
+            rows=rows,
+            block_tables=self.block_tables,
+            logit_rows=(seq_starts[1:] - 1)[wants],
+            copies=self._no_copies,
+            table_versions=self.table_versions,
+        )
+        sampling = SamplingBatch(
+            table=self.table,
+            rows=rows[wants],
+            positions=ends[wants],
+            targets=self._no_targets[: np.count_nonzero(wants)],
+            history=self.token_ids,
+            fills=self.fills,
+        )
+        return step, sampling
+
     def store(self, rows: Ints, positions: Ints, tokens: Ints) -> None:
         """Append sampled tokens to their rows; the next step computes them."""
         self.token_ids[rows, positions] = tokens

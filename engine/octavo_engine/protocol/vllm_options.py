@@ -193,7 +193,7 @@ UNSUPPORTED_PYTHON: Mapping[str, UnsupportedOption] = {
     "skip_tokenizer_init": _value("texts need the tokenizer; leave it out", "false"),
     "hf_token": _value("set the environment variable HF_TOKEN", "false"),
     "override_generation_config": _value("give the values in SamplingParams", "{}"),
-    "speculative_model": _value("use speculative_config={'method': 'ngram'}"),
+    "speculative_model": _value("use speculative_config={'model': …}"),
 }  # fmt: skip
 
 UNSUPPORTED_SAMPLING: Mapping[str, UnsupportedOption] = {

@@ -18,13 +18,12 @@ from octavo_engine.scheduling.chunks import MIN_CHUNK, demand, is_long, schedule
 from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.scheduling.media import MediaPlanner
-from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
 from octavo_engine.scheduling.prefills import Prefills
 from octavo_engine.scheduling.queue_forecast import QueueForecast
 from octavo_engine.scheduling.request_shares import RequestShares
 from octavo_engine.scheduling.snapshots import plan_saves
-from octavo_engine.scheduling.speculation import Speculation, count_drafts
+from octavo_engine.scheduling.speculation import count_drafts, make_speculation
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.batch import ScheduledBatch
 from octavo_engine.state.outputs import EngineStats, SequenceOutput
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from octavo_engine.kv.manager import PrefixMatch
     from octavo_engine.kv.states import StateSnapshots
     from octavo_engine.scheduling.media import MediaLimits
+    from octavo_engine.scheduling.speculation import Speculation
     from octavo_engine.state.adapter import HeldAdapter
     from octavo_engine.state.outputs import FinishReason, StepResult
     from octavo_engine.state.request import EngineRequest
@@ -123,7 +123,7 @@ class Scheduler:
         self._are_slots_kept = False  # for one that has waited long; others do not overtake it
         self._speculation: Speculation | None = None
         if speculation is not None:
-            self._speculation = Speculation(lambda _: NgramGuesser(speculation))
+            self._speculation = make_speculation(speculation)
         self._stats = EngineStats(kv_blocks_total=num_blocks)
 
     # -- requests come and go --------------------------------------------------------------------
@@ -256,6 +256,8 @@ class Scheduler:
             self.media.finish_step(batch)
         if self.kv.has_windows:
             self._extend_tables(batch)
+        if self._speculation is not None:
+            self._speculation.plan_proposals(batch, self.kv, self._step_time)
         if self.kv.states is not None and self.config.enable_prefix_caching:
             plan_saves(batch, self.kv.states)
         self._behind = prefills.all()
@@ -431,12 +433,14 @@ class Scheduler:
             elif not output.prompt_logprobs:
                 continue
             outputs.append(output)
+        if self._speculation is not None:
+            self._speculation.take_proposals(batch, result)
         if deferred and self.kv.states is not None:
             self._recompute(batch, deferred)
         self._admission.after_step()
         if self.media is not None and batch.encode is not None:
             step_s -= self._learn_media(self.media, batch, result)
-        self._learn(batch, step_s)
+        self._learn(batch, result, step_s)
         self._count(batch, result, num_generated, step_s)
         return outputs
 
@@ -447,13 +451,14 @@ class Scheduler:
             if batch.sequences[index].row >= 0:
                 self._preempt(batch.sequences[index])
 
-    def _learn(self, batch: ScheduledBatch, step_s: float) -> None:
+    def _learn(self, batch: ScheduledBatch, result: StepResult, step_s: float) -> None:
         """What the length of a step says of the next ones, and the shares of time it earns."""
         self.shares.earn(step_s)
         if step_s > 0.0:
             self._background.earn_step(step_s)
             num_decodes = batch.num_decodes
-            self._step_time.observe(num_decodes, batch.num_tokens - num_decodes, step_s)
+            model_s = max(0.0, step_s - result.draft_s)
+            self._step_time.observe(num_decodes, batch.num_tokens - num_decodes, model_s)
 
     def _learn_media(self, media: MediaPlanner, batch: ScheduledBatch, result: StepResult) -> float:
         """The seconds that the step's picture took, which say nothing of tokens."""

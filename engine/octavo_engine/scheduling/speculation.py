@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.scheduling.ngrams import NgramGuesser
+from octavo_engine.scheduling.proposals import DraftGain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo_engine.config import SpeculationConfig
     from octavo_engine.kv.manager import KVManager
     from octavo_engine.scheduling.step_time import StepTimeModel
     from octavo_engine.state.batch import ScheduledBatch
@@ -58,8 +61,12 @@ class Speculation:
     step if prompts wait for them, and blocks that are left once every sequence could have one.
     """
 
-    def __init__(self, make_guesser: Callable[[Sequence], Guesser]) -> None:
+    def __init__(
+        self, make_guesser: Callable[[Sequence], Guesser], drafting: DraftGain | None = None
+    ) -> None:
+        """`drafting`: where a draft model proposes."""
         self._make_guesser = make_guesser
+        self._drafting = drafting
 
     def add_drafts(
         self,
@@ -106,6 +113,34 @@ class Speculation:
                 batch.num_logits[index] += len(drafts)
                 max_tokens -= len(drafts)
 
+    def plan_proposals(
+        self, batch: ScheduledBatch, kv: KVManager, step_time: StepTimeModel
+    ) -> None:
+        """How many tokens a draft model is to propose in this step, and blocks for them."""
+        if self._drafting is None:
+            return
+        sampling = [s for s, samples in zip(batch.sequences, batch.samples, strict=True) if samples]
+        num_sequences = len(sampling)
+        rates = [self._drafting.rate if s.guesser is None else s.guesser.rate for s in sampling]
+        count = self._drafting.count(
+            num_sequences=num_sequences,
+            rate=sum(rates) / max(1, num_sequences),
+            step_s=step_time.decode_s(num_sequences),
+            row_s=step_time.row_s(),
+        )
+        batch.num_proposed = count
+        for index, sequence in enumerate(batch.sequences if count else ()):
+            is_decode = batch.counts[index] == 1 or index in batch.drafts
+            if is_decode and batch.samples[index]:
+                end = batch.starts[index] + batch.counts[index] + count
+                _grow_to(sequence, min(end, sequence.max_num_tokens), batch, kv, num_sequences)
+
+    def take_proposals(self, batch: ScheduledBatch, result: StepResult) -> None:
+        """Once a step's tokens are the sequences' own."""
+        if self._drafting is not None:
+            self._drafting.take(batch, result)
+            self._drafting.observe(batch, result)
+
 
 def _most(sequence: Sequence) -> int:
     """Guesses that could be of use. None to a sequence that has just caught up, whose first token
@@ -130,13 +165,28 @@ def _with_room(
 ) -> list[int]:
     """Blocks for the drafts, or fewer drafts. No sequence is preempted for a guess."""
     length = len(sequence.token_ids)
-    while len(sequence.block_table) * BLOCK_SIZE < length + len(drafts):
+    _grow_to(sequence, length + len(drafts), batch, kv, num_decodes)
+    return drafts[: len(sequence.block_table) * BLOCK_SIZE - length]
+
+
+def _grow_to(
+    sequence: Sequence, length: int, batch: ScheduledBatch, kv: KVManager, num_decodes: int
+) -> None:
+    """Blocks for so many tokens, or as many as there are beyond one for each other sequence."""
+    while len(sequence.block_table) * BLOCK_SIZE < length:
         has_room = kv.num_available > num_decodes * kv.num_groups
         grown = kv.grow(sequence) if has_room else []
         if not grown:
-            return drafts[: len(sequence.block_table) * BLOCK_SIZE - length]
+            return
         batch.grown += grown
-    return drafts
+
+
+def make_speculation(config: SpeculationConfig) -> Speculation:
+    """Guesses from the text itself, or proposals of a draft model."""
+    if config.method == "ngram":
+        return Speculation(lambda _: NgramGuesser(config))
+    drafting = DraftGain(config.num_speculative_tokens)
+    return Speculation(lambda _: drafting.guesser(), drafting)
 
 
 def count_drafts(stats: EngineStats, batch: ScheduledBatch, result: StepResult) -> None:

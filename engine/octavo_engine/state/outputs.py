@@ -37,6 +37,10 @@ class StepResult:
     forced: dict[int, list[int]] = field(default_factory=dict)  # what must follow the sampled token
     encode_s: float = 0.0  # that the picture of the step took
     deferred: list[int] = field(default_factory=list)  # entries whose mask was late: not sampled
+    proposed: dict[int, list[int]] = field(default_factory=dict)  # by entry: what may come next
+    draft_passes: int = 0  # of a draft model, which took
+    draft_tokens: int = 0  # in the first of them
+    draft_s: float = 0.0  # so many seconds
 
 
 class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -9,6 +9,8 @@ import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.adapters import match_sites
+from octavo_engine.backends.backend import draft_limits
+from octavo_engine.backends.draft_part import forward_later, layout_with
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.emit import CachePlaces
 from octavo_engine.backends.native.facts import timed
@@ -22,7 +24,7 @@ from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.shard import Shard, own_cache
 from octavo_engine.backends.sampled import sample_rows
-from octavo_engine.caches import KVSpec, StateSpec, group_layers
+from octavo_engine.caches import KVSpec, StateSpec
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.draft_part import DraftPart
     from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.native.emit import CompiledProgram
-    from octavo_engine.backends.native.graph import Dtype
+    from octavo_engine.backends.native.graph import Dtype, Value
+    from octavo_engine.backends.native.recorder import Recorder
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
@@ -54,6 +58,7 @@ class _Loaded(NamedTuple):
 
     team: _native.Team
     model: Model
+    draft_model: Model | None
 
 
 class NativeBackend:
@@ -79,15 +84,16 @@ class NativeBackend:
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
         place: RankPlace | None = None,
+        draft: DraftPart | None = None,
     ) -> None:
-        for spec in config.caches():
+        self.cache_layout = layout_with(config, draft)
+        for spec in self.cache_layout.specs:
             if isinstance(spec, KVSpec) and spec.head_dim % HEAD_DIM_MULTIPLE:
                 raise ModelError(
                     f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this "
                     f"device; got {spec.head_dim}; --device torch takes it"
                 )
         self.config = config
-        self.cache_layout = group_layers(config.caches())
         self.dtype = dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         check_kv_format(self.cache_layout, self.kv_format)
@@ -113,13 +119,22 @@ class NativeBackend:
             shard=shard,
             adapters=self._adapters,
         )
-        self._loaded: _Loaded | None = _Loaded(team, build_model(config, loader, max_model_len))
+        model = build_model(config, loader, max_model_len)
         loader.finish()
         if activation_bits == 8:
             loader.check_integers()
         self._sites = loader.sites
+        draft_model = None
+        if draft is not None:
+            draft_loader = NativeLoader(
+                draft.checkpoint, team, dtype, quantization=draft.quantization
+            )
+            draft_model = build_model(draft.config, draft_loader, max_model_len)
+            draft_loader.finish()
+        self._loaded: _Loaded | None = _Loaded(team, model, draft_model)
         self.media: MediaEncoder | None = None
         self._compiled: CompiledProgram | None = None
+        self._compiled_draft: CompiledProgram | None = None
         self._kv: _native.KVCache | None = None
         self._states: _native.StateCache | None = None
         self._num_blocks = self._num_slots = 0
@@ -146,21 +161,19 @@ class NativeBackend:
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
+    @property
+    def has_draft(self) -> bool:
+        return self._in_memory.draft_model is not None
+
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        team, model = self._in_memory
+        _, model, draft_model = self._in_memory
         try:
-            self._compiled = compile_forward(
-                model.forward,
-                team,
-                limits,
-                places=CachePlaces(
-                    [place.group for place in self.cache_layout.places()],
-                    self.cache_layout.ordinals(),
-                ),
-                is_fused=self._is_fused,
-                activation_bits=self._activation_bits,
-                ranks=self.ranks,
-            )
+            self._compiled = self._compile(model.forward, limits)
+            if draft_model is not None:
+                first_layer = len(self.config.layers)
+                self._compiled_draft = self._compile(
+                    lambda ops: forward_later(draft_model, ops, first_layer), draft_limits(limits)
+                )
             self._num_blocks, self._num_slots = num_blocks, limits.num_state_slots
             self.restore_kv()
         except MemoryError as error:
@@ -170,6 +183,22 @@ class NativeBackend:
                 f"{limits.max_tokens} tokens; lower --kv-cache-memory-bytes or "
                 "--max-num-batched-tokens"
             ) from error
+
+    def _compile(
+        self, forward: Callable[[Recorder], Value], limits: BackendLimits
+    ) -> CompiledProgram:
+        return compile_forward(
+            forward,
+            self._in_memory.team,
+            limits,
+            places=CachePlaces(
+                [place.group for place in self.cache_layout.places()],
+                self.cache_layout.ordinals(),
+            ),
+            is_fused=self._is_fused,
+            activation_bits=self._activation_bits,
+            ranks=self.ranks,
+        )
 
     def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
         self.media = NativeMediaEncoder(
@@ -218,6 +247,23 @@ class NativeBackend:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
         return program.read(logits, len(step.logit_rows))
 
+    def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        assert self._compiled_draft is not None and self._kv is not None, "made without a draft"
+        program, logits, _ = self._compiled_draft
+        program.run(
+            self._kv,
+            step.token_ids,
+            step.positions,
+            step.slots,
+            step.seq_starts,
+            step.seq_lens,
+            step.rows,
+            step.block_tables,
+            step.logit_rows,
+        )
+        rows = program.read(logits, len(step.logit_rows))
+        return sample_rows(self._in_memory.team, rows, sampling)
+
     def pack_adapter(self, files: AdapterFiles) -> _native.PackedAdapter:
         assert self._adapters is not None, "made without adapters"
         packed = _native.PackedAdapter(self._adapters)
@@ -251,6 +297,7 @@ class NativeBackend:
 
     def close(self) -> None:
         self._compiled = None
+        self._compiled_draft = None
         self.media = None
         self._kv = None
         self._states = None

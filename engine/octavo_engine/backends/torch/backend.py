@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from octavo_engine.backends.adapters import match_sites
+from octavo_engine.backends.draft_part import forward_later, layout_with
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.media import TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchStates
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps, TorchPart, block_values
-from octavo_engine.caches import group_layers
 from octavo_engine.models.registry import build_model
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from octavo_engine import _native
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.draft_part import DraftPart
     from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
@@ -48,14 +49,20 @@ class TorchBackend:
         num_threads: int | None = None,
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
+        draft: DraftPart | None = None,
     ) -> None:
         self.config = config
-        self.cache_layout = group_layers(config.caches())
+        self.cache_layout = layout_with(config, draft)
         self.precision = precision or Precision()
         self._num_threads = num_threads
         loader = TorchLoader(checkpoint, self.precision, progress)
         self._model: Model | None = build_model(config, loader, max_model_len)
         loader.finish()
+        self._draft_model: Model | None = None
+        if draft is not None:
+            draft_loader = TorchLoader(draft.checkpoint, self.precision)
+            self._draft_model = build_model(draft.config, draft_loader, max_model_len)
+            draft_loader.finish()
         self._sites = loader.sites
         self._adapters: dict[int, TorchAdapter] = {}  # by slot
         self.media: MediaEncoder | None = None
@@ -94,11 +101,25 @@ class TorchBackend:
         self.media = TorchMediaEncoder(config, checkpoint, self.precision)
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        return self._sample(self.logits(step), sampling)
+
+    @property
+    def has_draft(self) -> bool:
+        return self._draft_model is not None
+
+    def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        assert self._draft_model is not None and self._kv is not None, "made without a draft"
+        with torch.inference_mode():
+            ops = ReferenceOps(step, self._kv, self.precision)
+            logits = forward_later(self._draft_model, ops, len(self.config.layers))
+        return self._sample(np.ascontiguousarray(logits.float().numpy()), sampling)
+
+    def _sample(self, logits: NDArray[np.float32], sampling: SamplingBatch) -> Sampled:
         from octavo_engine import _native
 
         if self._team is None:
             self._team = _native.Team(self._num_threads or _native.available_cores())
-        return sample_rows(self._team, self.logits(step), sampling)
+        return sample_rows(self._team, logits, sampling)
 
     def logits(self, step: BackendStep) -> NDArray[np.float32]:
         """Compute the step; the logits of the wanted rows, [S, vocabulary]."""
@@ -145,6 +166,7 @@ class TorchBackend:
 
     def close(self) -> None:
         self._model = None
+        self._draft_model = None
         self.media = None
         self._kv = None
         self._states = None

@@ -1,0 +1,48 @@
+"""A draft model beside the model that it drafts for, with its layers behind in the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from octavo_engine.caches import group_layers
+
+if TYPE_CHECKING:
+    from octavo_engine.caches import CacheLayout
+    from octavo_engine.config import Quantization
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.ops import AttentionSpec, Model, Ops, Value
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+
+class DraftPart(NamedTuple):
+    """What a backend loads a draft model from."""
+
+    config: ModelConfig
+    checkpoint: Checkpoint
+    quantization: Quantization = "auto"
+
+
+class LaterLayers:
+    """Ops for a model whose layers are not the first ones of the cache."""
+
+    def __init__(self, ops: Ops, first_layer: int) -> None:
+        self._ops = ops
+        self._first_layer = first_layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
+        later = dataclasses.replace(spec, layer=self._first_layer + spec.layer)
+        return self._ops.attention(qkv, later)
+
+
+def forward_later(model: Model, ops: Ops, first_layer: int) -> Value:
+    """The logits of a model whose first layer is layer `first_layer` of the cache."""
+    return model.forward(cast("Ops", LaterLayers(ops, first_layer)))
+
+
+def layout_with(config: ModelConfig, draft: DraftPart | None) -> CacheLayout:
+    """Of the model's layers, and behind them those of its draft model."""
+    return group_layers([*config.caches(), *(draft.config.caches() if draft else ())])

@@ -1,0 +1,123 @@
+"""Draft tokens that a draft model proposes: their way to the next step, and when they pay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.outputs import StepResult
+
+FIRST_RATE = 0.5  # how often a proposal is right, before any was seen
+WEIGHT = 1 / 16  # of a new proposal in a sequence's rate
+SHARED_WEIGHT = 1 / 128  # and in the rate that new sequences begin with
+FORGET = 0.9  # weight of the past in what a pass takes
+PROBE = 64  # steps between looks at whether proposals that did not pay do so now, at first
+LONGEST_PROBE = 1024  # and at last
+
+
+class ProposedGuesser:
+    """Holds what was proposed for one sequence until its next step."""
+
+    __slots__ = ("_guess", "_length", "rate")
+
+    def __init__(self, rate: float = FIRST_RATE) -> None:
+        self.rate = rate  # of guesses that are right, given that those before them were
+        self._guess: list[int] = []
+        self._length = 0  # tokens that it follows
+
+    def propose(self, length: int, guess: list[int]) -> None:
+        """What may follow the first `length` tokens."""
+        self._length, self._guess = length, guess
+
+    def guess(self, tokens: list[int]) -> list[int]:
+        return self._guess if len(tokens) == self._length else []
+
+    def compare(self, tokens: list[int]) -> tuple[int, int]:
+        """With what came: how many were looked at and how many of them were right. What was
+        proposed is forgotten."""
+        num_seen = num_right = 0
+        for place, guessed in enumerate(self._guess, self._length):
+            if place == len(tokens):
+                break
+            is_right = guessed == tokens[place]
+            self.rate += (is_right - self.rate) * WEIGHT
+            num_seen += 1
+            num_right += is_right
+            if not is_right:
+                break
+        self._guess = []
+        return num_seen, num_right
+
+
+class DraftGain:
+    """Decides how many tokens to draft in a step: those with which tokens come fastest.
+
+    A pass of the draft model drafts one token for each sequence. What a pass takes is measured, by
+    the number of sequences to the next power of two; how often a token is right is known from those
+    that were proposed. Where none pays, one is drafted in two steps now and then, to notice when
+    that changes: the first lets the draft model catch up, the second shows what a pass takes.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._pass_s: dict[int, float] = {}
+        self._num_steps = 0  # since one last paid, or the last look
+        self._probe = PROBE
+        self.rate = FIRST_RATE
+
+    def guesser(self) -> ProposedGuesser:
+        return ProposedGuesser(self.rate)
+
+    def count(self, *, num_sequences: int, rate: float, step_s: float, row_s: float) -> int:
+        """How many tokens to draft for each. While no times are known: all."""
+        if not num_sequences:
+            return 0
+        pass_s = self._pass_s.get(num_sequences.bit_length())
+        if pass_s is None or step_s == 0.0:
+            return self._num_tokens
+        token_s = pass_s + num_sequences * row_s
+        best, best_rate = 0, 1.0 / step_s
+        tokens, chance = 1.0, rate
+        for count in range(1, self._num_tokens + 1):
+            tokens += chance
+            chance *= rate
+            speed = tokens / (step_s + count * token_s)
+            if speed > best_rate:
+                best, best_rate = count, speed
+        if best:
+            self._num_steps, self._probe = 0, PROBE
+            return best
+        self._num_steps += 1
+        if self._num_steps > self._probe:
+            self._num_steps, self._probe = 0, min(2 * self._probe, LONGEST_PROBE)
+            return 1
+        return int(self._num_steps == self._probe)
+
+    def observe(self, batch: ScheduledBatch, result: StepResult) -> None:
+        """What drafting took; a step with prompts, or tokens to catch up with, does not count."""
+        num_sequences = len(batch.sequences)
+        if not result.proposed or result.draft_tokens > batch.num_tokens + num_sequences:
+            return
+        if batch.num_decodes != batch.num_tokens:
+            return
+        pass_s = result.draft_s / result.draft_passes
+        size = num_sequences.bit_length()
+        known = self._pass_s.get(size)
+        self._pass_s[size] = (
+            pass_s if known is None else known + (min(pass_s, 3 * known) - known) * (1 - FORGET)
+        )
+
+    def take(self, batch: ScheduledBatch, result: StepResult) -> None:
+        """Compare what was proposed with what came, and hand on what is proposed now."""
+        for index, sequence in enumerate(batch.sequences):
+            guesser = sequence.guesser
+            if guesser is None and batch.samples[index]:
+                guesser = sequence.guesser = self.guesser()
+            if not isinstance(guesser, ProposedGuesser):
+                continue
+            num_seen, num_right = guesser.compare(sequence.token_ids)
+            for place in range(num_seen):
+                self.rate += ((place < num_right) - self.rate) * SHARED_WEIGHT
+            if (guess := result.proposed.get(index)) is not None:
+                guesser.propose(len(sequence.token_ids), guess)

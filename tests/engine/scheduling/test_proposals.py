@@ -1,0 +1,80 @@
+"""How many tokens are drafted: as many as make tokens come faster, and none where none does."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo_engine.scheduling.proposals import LONGEST_PROBE, PROBE, DraftGain, ProposedGuesser
+from octavo_engine.state.batch import ScheduledBatch
+from octavo_engine.state.outputs import StepResult
+from tests.fakes.requests import make_sequence
+
+
+def observed(pass_s: float, *, num_sequences: int = 1, num_tokens: int = 4) -> DraftGain:
+    gain = DraftGain(num_tokens)
+    sequences = [make_sequence(5) for _ in range(num_sequences)]
+    batch = ScheduledBatch(sequences=sequences, counts=[1] * num_sequences)
+    result = StepResult([7] * num_sequences, proposed={0: [1, 2]}, draft_passes=2)
+    result.draft_s = 2 * pass_s
+    gain.observe(batch, result)
+    return gain
+
+
+def best(gain: DraftGain, rate: float, *, row_s: float = 0.0, num_sequences: int = 1) -> int:
+    return gain.count(num_sequences=num_sequences, rate=rate, step_s=0.010, row_s=row_s)
+
+
+def test_as_many_are_drafted_as_pay() -> None:
+    # With a tenth of a step for a pass and half of the tokens right: 1.5 / 1.1, 1.75 / 1.2,
+    # 1.875 / 1.3, 1.9375 / 1.4.
+    assert best(observed(0.001), 0.5) == 2
+    assert best(observed(0.001), 0.9) == 4
+    assert best(observed(0.001), 0.09) == 0
+    assert best(observed(0.001), 0.5, row_s=0.004) == 0, "verification is too dear"
+    assert best(observed(0.006), 0.5) == 0
+
+
+def test_all_are_drafted_while_no_times_are_known() -> None:
+    assert best(DraftGain(4), 0.01) == 4
+    assert observed(0.001).count(num_sequences=1, rate=0.01, step_s=0.0, row_s=0.0) == 4
+    assert best(observed(0.001), 0.01, num_sequences=9) == 4, "known of one sequence only"
+
+
+def test_what_does_not_pay_is_looked_at_now_and_then() -> None:
+    gain = observed(0.1)
+    counts = [best(gain, 0.1) for _ in range(LONGEST_PROBE)]
+    assert [step for step, count in enumerate(counts, 1) if count] == [
+        PROBE, PROBE + 1, 3 * PROBE + 1, 3 * PROBE + 2, 7 * PROBE + 2, 7 * PROBE + 3,
+        15 * PROBE + 3, 15 * PROBE + 4,
+    ]  # fmt: skip
+
+
+def test_steps_that_say_nothing_of_a_pass_are_not_counted() -> None:
+    gain = DraftGain(4)
+    batch = ScheduledBatch(sequences=[make_sequence(5)], counts=[1])
+    result = StepResult([7], proposed={0: [1]}, draft_passes=1, draft_tokens=3, draft_s=0.1)
+    gain.observe(batch, result)
+    assert best(gain, 0.01) == 4, "it had tokens to catch up with"
+    batch.counts = [6]
+    gain.observe(batch, result)
+    assert best(gain, 0.01) == 4, "it was a prompt"
+
+
+def test_a_proposal_is_for_the_tokens_that_it_followed() -> None:
+    guesser = ProposedGuesser()
+    guesser.propose(3, [7, 8, 9])
+    assert guesser.guess([1, 2, 3]) == [7, 8, 9]
+    assert guesser.guess([1, 2, 3, 4]) == []
+    assert guesser.compare([1, 2, 3, 7, 5]) == (2, 1)
+    assert guesser.guess([1, 2, 3]) == [], "it is compared once"
+    assert guesser.rate == pytest.approx((0.5 + 0.5 / 16) * 15 / 16)
+
+
+def test_new_sequences_begin_with_the_rate_of_those_before() -> None:
+    gain = DraftGain(2)
+    for _ in range(600):
+        sequence = make_sequence(5)
+        guesser = sequence.guesser = gain.guesser()
+        guesser.propose(4, [sequence.token_ids[4], 400])
+        gain.take(ScheduledBatch(sequences=[sequence], samples=[True]), StepResult([1]))
+    assert gain.rate > 0.95 and gain.guesser().rate == gain.rate
