@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from octavo_engine.state.adapter import AdapterRef
+    from octavo_engine.state.media import MediaItem, MediaSpan
 
 _numbers = itertools.count()
 
@@ -29,6 +30,8 @@ def make_request(
     seed: int = 0,
     group: str = "",
     adapter: AdapterRef | None = None,
+    media: tuple[MediaSpan, ...] = (),
+    media_items: tuple[MediaItem, ...] = (),
     **params: Any,
 ) -> EngineRequest:
     """A request. A number as prompt gives so many tokens; `params` are sampling parameters."""
@@ -45,6 +48,8 @@ def make_request(
         seed=seed,
         group=group,
         adapter=adapter,
+        media=media,
+        media_items=media_items,
     )
 
 

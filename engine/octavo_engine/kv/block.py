@@ -7,15 +7,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from octavo_engine.kv.media_names import MediaPart
+
 
 class Block:
     """Sixteen token positions of KV memory: how many use it, and under which name it is cached.
 
     `parent` and `tokens` are set while it is published in a prefix cache, that of `group`; `digest`
-    too if it is full.
+    too if it is full, and `media` if pictures are in it.
     """
 
-    __slots__ = ("digest", "group", "id", "next", "parent", "previous", "ref_count", "tokens")
+    __slots__ = (
+        "digest",
+        "group",
+        "id",
+        "media",
+        "next",
+        "parent",
+        "previous",
+        "ref_count",
+        "tokens",
+    )
 
     def __init__(self, block_id: int) -> None:
         self.id = block_id
@@ -24,6 +36,7 @@ class Block:
         self.parent: bytes | None = None
         self.tokens = b""
         self.digest: bytes | None = None
+        self.media: tuple[MediaPart, ...] = ()
         self.previous: Block | None = None  # both None when it is in no queue
         self.next: Block | None = None
 

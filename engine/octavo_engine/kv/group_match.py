@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.kv.media_names import parts_of
 from octavo_engine.kv.prefix_cache import CachedPrefix
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.kv.needs import GroupNeeds
     from octavo_engine.kv.prefix_cache import PrefixCache
+    from octavo_engine.state.media import MediaSpan
 
 
 def match_groups(
@@ -21,15 +23,17 @@ def match_groups(
     digests: Sequence[bytes],
     token_ids: Sequence[int],
     limit: int,
+    media: Sequence[MediaSpan] = (),
 ) -> list[CachedPrefix]:
     """Of the first `limit` tokens; of each group the blocks that what comes next would see, all of
     equally many tokens."""
     if len(caches) == 1 and needs[0].behind is None:
-        return [caches[0].match(root, digests, token_ids, limit)]
+        return [caches[0].match(root, digests, token_ids, limit, media)]
     end = _common_end(caches, needs, digests[: limit // BLOCK_SIZE])
     parent = digests[end - 1] if end else root
     following = token_ids[end * BLOCK_SIZE : min((end + 1) * BLOCK_SIZE, limit)]
-    sources = [cache.longest(parent, following) for cache in caches]
+    parts = parts_of(media, end) if media else ()
+    sources = [cache.longest(parent, following, parts) for cache in caches]
     num_copied = min(count for _, count in sources)
     matches = []
     for cache, need, (source, _) in zip(caches, needs, sources, strict=True):

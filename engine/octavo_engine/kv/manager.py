@@ -6,6 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.group_match import match_groups
+from octavo_engine.kv.media_names import (
+    extras_of,
+    name_full_blocks,
+    named_tokens,
+    packed_block,
+    parts_of,
+)
 from octavo_engine.kv.needs import KVNeeds
 from octavo_engine.kv.pool import BlockPool
 from octavo_engine.kv.prefix_cache import CachedPrefix
@@ -103,11 +110,14 @@ class KVManager:
         # All that a block's content depends on beside its tokens and those before it.
         adapter = "" if request.adapter is None else request.adapter.digest
         sequence.root = root_digest(self._cache_key, salt=request.cache_salt, adapter=adapter)
-        if not sequence.digests and self._named is not None:
+        if not sequence.digests and self._named is not None and not request.media:
             prompt, root, digests = self._named
             # The answers to one prompt share it, and come one after the other.
             if prompt is request.prompt_token_ids and root == sequence.root:
                 sequence.digests = digests[:]
+        if request.media:
+            self._name_with_media(sequence)
+            return
         known = len(sequence.digests)
         parent = sequence.digests[-1] if known else sequence.root
         tokens = sequence.token_ids
@@ -120,6 +130,14 @@ class KVManager:
         tail = tokens[len(sequence.digests) * BLOCK_SIZE :]
         parent = sequence.digests[-1] if sequence.digests else sequence.root
         sequence.tail_digest = block_digest(parent, pack_tokens(tail)) if tail else None
+
+    def _name_with_media(self, sequence: Sequence) -> None:
+        sequence.digests = digests = name_full_blocks(sequence, sequence.digests)
+        index = len(digests)
+        tail = self._tokens(sequence, index)
+        parent = digests[-1] if digests else sequence.root
+        extras = extras_of(parts_of(sequence.request.media, index))
+        sequence.tail_digest = block_digest(parent, tail, extras=extras) if tail else None
 
     def match(self, sequence: Sequence) -> PrefixMatch:
         """What it would find cached now, what that would cost, and whether it had better wait."""
@@ -136,8 +154,9 @@ class KVManager:
             self.needs.groups,
             sequence.root,
             sequence.digests,
-            sequence.token_ids,
+            named_tokens(sequence),
             limit,
+            sequence.request.media,
         )
         num_blocks = self._cost(prefixes, total)
         if prefixes[0].source is not None:
@@ -242,12 +261,13 @@ class KVManager:
         num_full = sequence.num_computed_tokens // BLOCK_SIZE
         for index in range(sequence.num_published_blocks, num_full):
             tokens = self._tokens(sequence, index)
+            media = parts_of(sequence.request.media, index)
             parent = digests[index - 1] if index else sequence.root
             if index == len(digests):
-                digests.append(block_digest(parent, tokens))
+                digests.append(block_digest(parent, tokens, extras=extras_of(media)))
             for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
                 block = self.pool.blocks[table[index]]
-                if not cache.publish(block, parent, tokens, digests[index]):
+                if not cache.publish(block, parent, tokens, digests[index], media):
                     continue
                 for listener in cache.listeners:  # of the first group only there are any
                     listener.stored(sequence, index)
@@ -339,11 +359,12 @@ class KVManager:
         # till then, holds the same tokens, and the cache keeps only what adds something.
         parent = sequence.digests[index - 1] if index else sequence.root
         tokens = self._tokens(sequence, index)[: num_filled * 4]
+        media = parts_of(sequence.request.media, index)
         for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
-            cache.publish(self.pool.blocks[table[index]], parent, tokens, None)
+            cache.publish(self.pool.blocks[table[index]], parent, tokens, None, media)
 
     def _tokens(self, sequence: Sequence, index: int) -> bytes:
-        return pack_tokens(sequence.token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
+        return packed_block(sequence, index)
 
     def _uncomputed(self, sequence: Sequence) -> list[bytes]:
         """Names of the blocks it has yet to compute."""

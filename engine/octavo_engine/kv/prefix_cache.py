@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.kv.media_names import num_agreeing, parts_of
 from octavo_engine.protocol.prefix_hash import TOKEN_BYTES, pack_tokens
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from octavo_engine.kv.block import Block
     from octavo_engine.kv.listener import CacheListener
+    from octavo_engine.kv.media_names import MediaPart
+    from octavo_engine.state.media import MediaSpan
 
 
 class CachedPrefix(NamedTuple):
@@ -59,7 +62,14 @@ class PrefixCache:
         siblings = self._siblings.get(digest, ())
         return [block.digest for _, _, block in siblings if block.digest is not None]
 
-    def publish(self, block: Block, parent: bytes, tokens: bytes, digest: bytes | None) -> bool:
+    def publish(
+        self,
+        block: Block,
+        parent: bytes,
+        tokens: bytes,
+        digest: bytes | None,
+        media: tuple[MediaPart, ...] = (),
+    ) -> bool:
         """Offer a block whose tokens are computed; `digest` if it is full. False if it adds nothing
         new.
 
@@ -74,6 +84,7 @@ class PrefixCache:
         elif self._is_covered(parent, tokens):
             return False
         block.parent, block.tokens, block.digest = parent, tokens, digest
+        block.media = media
         insort(self._siblings.setdefault(parent, []), (tokens, block.id, block))
         return True
 
@@ -103,7 +114,12 @@ class PrefixCache:
             listener.cleared()
 
     def match(
-        self, root: bytes, digests: Sequence[bytes], token_ids: Sequence[int], limit: int
+        self,
+        root: bytes,
+        digests: Sequence[bytes],
+        token_ids: Sequence[int],
+        limit: int,
+        media: Sequence[MediaSpan] = (),
     ) -> CachedPrefix:
         """What is cached of the first `limit` tokens."""
         blocks: list[Block] = []
@@ -115,10 +131,14 @@ class PrefixCache:
             blocks.append(block)
             parent = digest
         start = len(blocks) * BLOCK_SIZE
-        source, num_copied = self.longest(parent, token_ids[start : min(start + BLOCK_SIZE, limit)])
+        following = token_ids[start : min(start + BLOCK_SIZE, limit)]
+        parts = parts_of(media, len(blocks)) if media else ()
+        source, num_copied = self.longest(parent, following, parts)
         return CachedPrefix(blocks, source, num_copied)
 
-    def longest(self, parent: bytes, token_ids: Sequence[int]) -> tuple[Block | None, int]:
+    def longest(
+        self, parent: bytes, token_ids: Sequence[int], media: tuple[MediaPart, ...] = ()
+    ) -> tuple[Block | None, int]:
         """The block behind `parent` that begins like `token_ids` for longest, and for how long."""
         siblings = self._siblings.get(parent)
         if siblings is None or not token_ids:
@@ -128,7 +148,7 @@ class PrefixCache:
         best: Block | None = None
         best_length = 0
         for tokens, _, block in siblings[max(place - 1, 0) : place + 1]:
-            length = _common_tokens(tokens, wanted)
+            length = num_agreeing(block.media, media, _common_tokens(tokens, wanted))
             if length > best_length:
                 best, best_length = block, length
         return best, best_length

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.manager import GIVEN_BACK
-from octavo_engine.protocol.prefix_hash import block_digest, pack_tokens
+from octavo_engine.kv.media_names import extras_of, packed_block
+from octavo_engine.protocol.prefix_hash import block_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,7 +117,9 @@ def check_cache(kv: KVManager) -> None:
         assert block.parent is not None
         if block.digest is not None:
             assert len(block.tokens) == 4 * BLOCK_SIZE
-            assert block.digest == block_digest(block.parent, block.tokens)
+            assert block.digest == block_digest(
+                block.parent, block.tokens, extras=extras_of(block.media)
+            )
             assert kv.pool.caches[block.group].get(block.digest) is block
 
 
@@ -150,4 +153,4 @@ def check_table(kv: KVManager, sequence: Sequence, group: int) -> None:
             assert end <= sequence.num_computed_tokens, (
                 f"{block} was published before it was computed"
             )
-            assert block.tokens == pack_tokens(sequence.token_ids[begin:end])
+            assert block.tokens == packed_block(sequence, index)[: 4 * (end - begin)]

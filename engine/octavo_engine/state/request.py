@@ -6,6 +6,7 @@ import msgspec
 
 from octavo_engine.state.adapter import AdapterRef  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
+from octavo_engine.state.media import MediaItem, MediaSpan  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.sampling_params import SamplingParams  # noqa: TC001  (msgspec reads it)
 
 BACKGROUND = 2**31  # a priority that no client may ask for: only what no other request needs
@@ -29,4 +30,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cache_salt: str = ""  # separates prefix caches of tenants
     adapter: AdapterRef | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
+    media: tuple[MediaSpan, ...] = ()  # pictures in the prompt, by their place; they do not overlap
+    media_items: tuple[MediaItem, ...] = ()  # what they are made from, each picture once
     group: str = ""  # the client's request, where it has several sequences; else empty

@@ -43,6 +43,8 @@ class KVEventRecorder:
         if isinstance(last, BlockStored) and index and last.block_hashes[-1] == parent_id:
             last.block_hashes.append(vllm_event_id(digest))
             last.token_ids += tokens
+            if extra is not None and last.extra_keys is None:
+                last.extra_keys = [None] * (len(last.block_hashes) - 1)
             if last.extra_keys is not None:
                 last.extra_keys.append(extra)
             return
@@ -104,4 +106,9 @@ def _extra_keys(sequence: Sequence, index: int) -> tuple[Any, ...] | None:
         keys.append(("lora", request.adapter.name, request.adapter.path))
     if request.cache_salt and index == 0:
         keys.append(("cache_salt", request.cache_salt))
+    keys += [
+        (part.kind, part.digest.hex())
+        for part in request.media
+        if part.first < (index + 1) * BLOCK_SIZE and part.end > index * BLOCK_SIZE
+    ]
     return tuple(keys) or None

@@ -1,0 +1,27 @@
+"""Pictures in a request: where in the prompt they stand, which they are, and their pixels."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [first, first + length) of a prompt are placeholders of one picture."""
+
+    digest: bytes  # 16 bytes of its pixels and of how they were made; equal ones are one picture
+    first: int
+    length: int
+    kind: str = "image"
+
+    @property
+    def end(self) -> int:
+        return self.first + self.length
+
+
+class MediaItem(msgspec.Struct, frozen=True):
+    """What the encoder reads: pixels as they were prepared, not yet normalised."""
+
+    digest: bytes
+    shape: tuple[int, int, int]  # tiles, height, width
+    pixels: bytes  # RGB, a byte each: [tiles, height, width, 3]
+    num_rows: int  # of the language model's input that come of it
