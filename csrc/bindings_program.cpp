@@ -209,7 +209,9 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
               const IntTable& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
               const IntTables& block_tables, const Ints& logit_rows,
               const std::optional<Ints>& type_ids, const std::optional<Times>& op_times,
-              const std::optional<Ints>& adapters) {
+              const std::optional<Ints>& adapters, const KVCache* cross,
+              const std::optional<Ints>& cross_slots, const std::optional<FloatTable>& features,
+              int64_t first_instruction, int64_t end_instruction) {
     check(slots.shape(0) == block_tables.shape(0), "step: slots are of ", slots.shape(0),
           " groups, block_tables of ", block_tables.shape(0));
     const Step step{
@@ -226,11 +228,15 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .logit_rows = span_of(logit_rows),
         .type_ids = span_of(type_ids),
         .adapters = span_of(adapters),
+        .features = span_of(features),
+        .cross_slots = span_of(cross_slots),
+        .first_instruction = first_instruction,
+        .end_instruction = end_instruction,
         .op_times = op_times ? std::span<int64_t>(op_times->data(), op_times->size())
                              : std::span<int64_t>(),
     };
     const nb::gil_scoped_release release;
-    program.run(kv, step);
+    program.run(kv, step, cross);
 }
 
 // A view where the buffer holds floats, else a widened copy.
@@ -349,7 +355,28 @@ void bind_program(nb::module_& module) {
              arg("seq_lens").noconvert(), arg("rows").noconvert(), arg("block_tables").noconvert(),
              arg("logit_rows").noconvert(), arg("type_ids").noconvert().none() = nb::none(),
              arg("op_times").noconvert().none() = nb::none(),
-             arg("adapters").noconvert().none() = nb::none())
+             arg("adapters").noconvert().none() = nb::none(), arg("cross").none() = nb::none(),
+             arg("cross_slots").noconvert().none() = nb::none(),
+             arg("features").noconvert().none() = nb::none(), arg("first_instruction") = 0,
+             arg("end_instruction") = -1)
+        .def_prop_ro("num_instructions", &Program::num_instructions)
+        .def(
+            "cross_attention",
+            [](Program& self, int dst, int q, int64_t layer, int64_t num_heads, int64_t head_dim,
+               int64_t length, float scale) {
+                self.cross_attention(dst, q, {layer, num_heads, head_dim, length, scale});
+            },
+            arg("dst"), arg("q"), arg("layer"), arg("num_heads"), arg("head_dim"), arg("length"),
+            arg("scale"))
+        .def(
+            "store_cross",
+            [](Program& self, int src, int64_t layer, int64_t num_heads, int64_t head_dim,
+               int64_t length) {
+                self.store_cross(src, {layer, num_heads, head_dim, length, 1.0F});
+            },
+            arg("src"), arg("layer"), arg("num_heads"), arg("head_dim"), arg("length"))
+        .def("features", &Program::features, arg("dst"))
+        .def("shift_rows", &Program::shift_rows, arg("dst"), arg("src"))
         .def("read", &read_buffer, arg("buffer"), arg("num_rows"));
 }
 

@@ -142,7 +142,8 @@ struct RowOpArgs {
     Matrix other = {};  // Add
     Activation activation = Activation::None;
     float factor = 1.0F;            // Add, Scale; the cap of SoftCap, the limit of Clamp
-    const int32_t* rows = nullptr;  // Select: which row of src becomes row i of dst
+    // Select: which row of src becomes row i of dst; -1: zeros do.
+    const int32_t* rows = nullptr;
 };
 
 // What a table is looked up by.
@@ -200,10 +201,13 @@ struct AttentionArgs {
     bool norm_after_rope = false;
     bool norm_by_head = false;  // each head has weights of its own
     bool is_causal = true;      // else a token sees later ones too, as far as its window
+    bool has_queries_only = false;  // a row of qkv has no k and v: others wrote them
 
     int64_t group() const { return num_heads / kv.num_kv_heads; }
     // Work of prepare_heads: each q head and each KV head of each token.
-    int64_t head_units() const { return num_heads + kv.num_kv_heads; }
+    int64_t head_units() const {
+        return num_heads + (has_queries_only ? 0 : kv.num_kv_heads);
+    }
 };
 
 // Some neighbouring tokens of one sequence, for all heads that share a KV head.

@@ -40,6 +40,8 @@ class BackendStep:
     # [R]  how often each row of `block_tables` was written to. None: nobody counted.
     table_versions: NDArray[np.int64] | None = None
     adapters: NDArray[np.int32] | None = None  # [B]  slot of each sequence's adapter; -1: none
+    # [B]  slot of each sequence's audio, of models that read some; -1: it has none.
+    audio_slots: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,29 @@ class TakesAdapters(Protocol):
 
     def set_adapter(self, slot: int, packed: PackedAdapter | None) -> None:
         """What the slot holds from the next step on; None: nothing."""
+
+
+@runtime_checkable
+class EncodesAudio(Protocol):
+    """A backend with an encoder of audio. What it makes of a window stays in a slot until the slot
+    gets another one."""
+
+    @property
+    def feature_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of a window's features; None: the model reads no audio."""
+
+    @property
+    def audio_slot_bytes(self) -> int:
+        """What a slot takes of the host's memory."""
+
+    def prepare_audio(self, num_slots: int) -> None:
+        """Room for so many windows. Called once, after `prepare`."""
+
+    def encode_audio(
+        self, slot: int, features: NDArray[np.float32], part: int, num_parts: int
+    ) -> None:
+        """One of the parts of the work, of equal size and in their order; the last one fills the
+        slot. Parts of two windows are never mixed."""
 
 
 class CompileListener(Protocol):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo_engine.models.families import Family
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
+    from octavo_engine.models.speech_config import SpeechConfig
     from octavo_engine.ops import Activation
 
 TorchDType = Literal["float32", "float16", "bfloat16"]
@@ -92,6 +93,7 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     block: BlockConfig = PLAIN  # of the gpt page
     is_whole: bool = False  # texts are read whole, for a vector or a score: nothing is cached
+    speech: SpeechConfig | None = None  # of models that read audio, their encoder
     is_part: bool = False  # the text part of a model that also sees pictures
 
     @property

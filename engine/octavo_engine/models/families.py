@@ -10,6 +10,7 @@ from octavo_engine.errors import ModelError
 from octavo_engine.models import block as b
 from octavo_engine.models.block import BlockConfig
 from octavo_engine.models.plugins import find_plugin, plugin_architectures
+from octavo_engine.models.speech_config import read_speech
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
+    "whisper",
 ]  # fmt: skip
 
 
@@ -33,7 +35,9 @@ class Page(Protocol):
 class Family:
     """How to read a family's config.json, and on which page of this package it is written."""
 
-    page: Literal["llama", "gemma", "gpt"] | Page = "llama"  # of this package, or another's
+    page: Literal["llama", "gemma", "gpt", "whisper"] | Page = (
+        "llama"  # of this package, or another's
+    )
     block: BlockConfig = b.PLAIN  # of the gpt page
     # The family's own names for fields that others share; a dot leads into an object.
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +118,26 @@ _GEMMA3 = _GEMMA | {
 _LLAMA = Family(defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048})
 _GEMMA3_FAMILY = Family(
     page="gemma", scales="gemma", windows="pattern", qk_norm=True, local_rope=True, defaults=_GEMMA3
+)
+_WHISPER = Family(
+    page="whisper",
+    naming="whisper",
+    block=BlockConfig(positions="table"),
+    read=read_speech,
+    aliases={
+        "hidden_size": "d_model",
+        "intermediate_size": "decoder_ffn_dim",
+        "num_hidden_layers": "decoder_layers",
+        "num_attention_heads": "decoder_attention_heads",
+        "max_position_embeddings": "max_target_positions",
+        "hidden_act": "activation_function",
+    },
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "gelu",
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 448,
+    },
 )
 _GRANITE = {
     "rms_norm_eps": 1e-6,
@@ -665,6 +689,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "Gemma3ForCausalLM": _GEMMA3_FAMILY,
         "Gemma3ForConditionalGeneration": _GEMMA3_FAMILY,  # its text part
+        "WhisperForConditionalGeneration": _WHISPER,
         **_GPT,
         **_LIKE_LLAMA,
     }

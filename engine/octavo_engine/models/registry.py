@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.models.gemma import Gemma
 from octavo_engine.models.gpt import Gpt
 from octavo_engine.models.llama import Llama
+from octavo_engine.models.whisper import Whisper
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -25,3 +26,5 @@ def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Mode
             return Gemma(config, loader, max_model_len)
         case "gpt":
             return Gpt(config, loader, max_model_len)
+        case "whisper":
+            return Whisper(config, loader, max_model_len)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.adapters import match_sites
+from octavo_engine.backends.native.audio import NativeAudio, feature_shape, slot_bytes
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
-    from octavo_engine.ops import Model
+    from octavo_engine.ops import EncoderDecoder, Model
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
@@ -113,6 +114,7 @@ class NativeBackend:
         self._kv: _native.KVCache | None = None
         self._num_blocks = 0
         self.laps: Laps | None = None  # while steps are recorded
+        self._audio: NativeAudio | None = None
 
     @property
     def name(self) -> str:
@@ -185,6 +187,8 @@ class NativeBackend:
             step.logit_rows,
             op_times=times,
             adapters=step.adapters,
+            cross=None if self._audio is None else self._audio.cache,
+            cross_slots=step.audio_slots,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
@@ -202,6 +206,32 @@ class NativeBackend:
         assert self._adapters is not None, "made without adapters"
         self._adapters.set(slot, packed)
 
+    @property
+    def feature_shape(self) -> tuple[int, int] | None:
+        return feature_shape(self.config)
+
+    @property
+    def audio_slot_bytes(self) -> int:
+        return slot_bytes(self.config, self.kv_format)
+
+    def prepare_audio(self, num_slots: int) -> None:
+        team, model = self._in_memory
+        self._audio = NativeAudio(
+            self.config,
+            cast("EncoderDecoder", model),
+            team,
+            num_slots,
+            self.kv_format,
+            is_fused=self._is_fused,
+            activation_bits=self._activation_bits,
+        )
+
+    def encode_audio(
+        self, slot: int, features: NDArray[np.float32], part: int, num_parts: int
+    ) -> None:
+        assert self._audio is not None, "prepare_audio() comes first"
+        self._audio.encode(slot, features, part, num_parts)
+
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._kv is not None, "prepare() comes first"
         self._kv.poison(block_ids)
@@ -215,6 +245,7 @@ class NativeBackend:
 
     def close(self) -> None:
         self._compiled = None
+        self._audio = None
         self._kv = None
         self._loaded = None
 

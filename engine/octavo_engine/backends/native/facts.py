@@ -82,5 +82,6 @@ _NAMES = {
     g.Embed: "embedding", g.Glu: "glu", g.Activate: "activation", g.Add: "add", g.Scale: "scale",
     g.GateNode: "gate", g.SoftCap: "soft_cap", g.Clamp: "clamp", g.Convert: "convert",
     g.SelectRows: "select_rows",
-    g.PoolRows: "pool",
+    g.PoolRows: "pool", g.FeaturesNode: "features", g.ShiftRows: "shift_rows",
+    g.StoreCross: "store_cross", g.CrossAttentionNode: "cross_attention",
 }  # fmt: skip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Pool
+    from octavo_engine.ops import Activation, AttentionSpec, CrossSpec, ExpertsSpec, Pool
 
 Dtype = Literal["f32", "bf16"]
 
@@ -201,6 +201,36 @@ class SelectRows:
 
 
 @dataclass(frozen=True, slots=True)
+class FeaturesNode:
+    out: Value
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftRows:
+    """Each row is the one before it of its sequence, the first zeros."""
+
+    out: Value
+    x: Value
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCross:
+    """What x has of keys and values goes to the cross cache; `out` is a column that no other
+    instruction reads."""
+
+    out: Value
+    x: Value
+    spec: CrossSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttentionNode:
+    out: Value
+    q: Value
+    spec: CrossSpec
+
+
+@dataclass(frozen=True, slots=True)
 class PoolRows:
     out: Value
     x: Value
@@ -224,6 +254,10 @@ Instruction: TypeAlias = (
     | Convert
     | SelectRows
     | PoolRows
+    | FeaturesNode
+    | ShiftRows
+    | StoreCross
+    | CrossAttentionNode
 )
 
 

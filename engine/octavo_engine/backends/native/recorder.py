@@ -11,7 +11,9 @@ from octavo_engine.backends.native.graph import (
     Add,
     AttentionNode,
     Clamp,
+    CrossAttentionNode,
     Embed,
+    FeaturesNode,
     GateNode,
     Glu,
     Graph,
@@ -22,7 +24,9 @@ from octavo_engine.backends.native.graph import (
     RmsNorm,
     Scale,
     SelectRows,
+    ShiftRows,
     SoftCap,
+    StoreCross,
     Value,
 )
 
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 
     from octavo_engine import _native
     from octavo_engine.backends.native.graph import Dtype, Instruction, NativeExperts, NativeLinear
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, Pool
+    from octavo_engine.ops import Activation, AttentionSpec, CrossSpec, ExpertsSpec, Pool
 
 
 def record(forward: Callable[[Recorder], Value]) -> Graph:
@@ -45,7 +49,7 @@ def record(forward: Callable[[Recorder], Value]) -> Graph:
 
 
 class Recorder:
-    """EncoderOps over values without numbers."""
+    """CrossOps over values without numbers."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -129,6 +133,18 @@ class Recorder:
 
     def pool(self, x: Value, how: Pool) -> Value:
         return self._add(PoolRows(Value(len(self.instructions), x.cols, "S"), x, how))
+
+    def features(self, columns: int) -> Value:
+        return self._add(FeaturesNode(self._value(columns, None)))
+
+    def shift_rows(self, x: Value) -> Value:
+        return self._add(ShiftRows(self._value(x.cols, x), x))
+
+    def store_cross(self, kv: Value, spec: CrossSpec) -> None:
+        self._add(StoreCross(self._value(1, kv), kv, spec))
+
+    def cross_attention(self, q: Value, spec: CrossSpec) -> Value:
+        return self._add(CrossAttentionNode(self._value(q.cols, q), q, spec))
 
     def _value(self, cols: int, like: Value | None) -> Value:
         return Value(len(self.instructions), cols, "T" if like is None else like.rows)
