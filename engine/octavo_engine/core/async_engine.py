@@ -414,7 +414,7 @@ class AsyncEngine:
         """Validated, tokenised, with its seed. Raises a RequestError."""
         arrival_at = time.monotonic()
         self._check_open()
-        check_task("generate", self.info)
+        check_task("generate" if submission.audio is None else "transcribe", self.info)
         deadline_s, prompt = submission.deadline_s, submission.prompt
         if submission.priority < BACKGROUND and not submission.resumed:
             self._check_queue(deadline_s)
@@ -440,6 +440,7 @@ class AsyncEngine:
             is_whole=(not submission.stream or params.output_kind is RequestOutputKind.FINAL_ONLY),
             cache_salt=submission.cache_salt,
             adapter=submission.adapter,
+            audio=submission.audio,
             labels=submission.labels,
             group=submission.group,
         )

@@ -7,10 +7,13 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from octavo_engine.core.info import SpeechInfo
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.config import EngineConfig
+    from octavo_engine.models.config import ModelConfig
     from octavo_engine.weights.source import ModelFiles
 
 _SIM_EOS = 257  # of ByteTokenizer
@@ -33,6 +36,7 @@ class ModelIdentity(NamedTuple):
     own_max_model_len: int
     eos_token_ids: tuple[int, ...]
     default_params: dict[str, int | float]
+    speech: SpeechInfo | None
     digest: bytes  # 16 bytes; covers whatever makes two models' KV differ
 
 
@@ -41,7 +45,7 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
     if files is None:
         facts = {"sim": config.names[0], "vocab": config.sim.vocab_size}
         own = config.max_model_len or config.scheduler.max_model_len
-        return ModelIdentity(own, (_SIM_EOS,), {}, _digest(facts))
+        return ModelIdentity(own, (_SIM_EOS,), {}, None, _digest(facts))
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.weights.fingerprint import fingerprint
 
@@ -63,7 +67,20 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         shape.max_position_embeddings,
         tuple(dict.fromkeys((*shape.eos_token_ids, *generation_eos))),
         default_params(files.generation_config),
+        _speech(shape, files),
         _digest(facts),
+    )
+
+
+def _speech(shape: ModelConfig, files: ModelFiles) -> SpeechInfo | None:
+    if shape.speech is None:
+        return None
+    given = files.generation_config or files.config
+    return SpeechInfo(
+        num_mels=shape.speech.num_mels,
+        num_frames=shape.speech.num_frames,
+        suppressed=_ids(given.get("suppress_tokens")),
+        suppressed_at_begin=_ids(given.get("begin_suppress_tokens")),
     )
 
 

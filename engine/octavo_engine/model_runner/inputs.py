@@ -114,7 +114,8 @@ class StepInputs:
         self.fills[row] += 1
         self._num_adapted += int(sequence.adapter_slot >= 0) - int(self.adapters[row] >= 0)
         self.adapters[row] = sequence.adapter_slot
-        self.audio_slots[row] = slot = sequence.request.audio_slot
+        audio = sequence.request.audio
+        self.audio_slots[row] = slot = -1 if audio is None else audio.slot
         self._has_audio = self._has_audio or slot >= 0
         self.token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
         for group, table in enumerate(sequence.block_tables):

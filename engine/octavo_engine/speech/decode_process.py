@@ -1,4 +1,4 @@
-"""`python -m octavo_engine.speech.decode_process SECONDS CPU_SECONDS`: a file on stdin, samples out.
+"""`python -m octavo_engine.speech.decode_process SECONDS CPU_SECONDS`: file on stdin, samples out.
 
 Writes float32 samples, mono at 16 kHz. Ends with 1 and a line on stderr where the file is no audio.
 """

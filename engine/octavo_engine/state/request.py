@@ -34,5 +34,4 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     media: tuple[MediaSpan, ...] = ()  # pictures in the prompt, by their place; they do not overlap
     media_items: tuple[MediaItem, ...] = ()  # what they are made from, each picture once
     audio: AudioWindow | None = None  # of models that read audio; the core puts it in a slot
-    audio_slot: int = -1  # of the backend; -1: none
     group: str = ""  # the client's request, where it has several sequences; else empty

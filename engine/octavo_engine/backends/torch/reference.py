@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -237,7 +238,7 @@ class ReferenceOps:
     def _own(self) -> list[tuple[int, int]]:
         """The rows of each sequence."""
         starts = self._step.seq_starts.tolist()
-        return list(zip(starts[:-1], starts[1:], strict=True))
+        return list(pairwise(starts))
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         rounded = self._precision.multiplied

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.text.outputs import PromptLogprobs
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.adapter import AdapterRef
+    from octavo_engine.state.audio import AudioWindow
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
     from octavo_engine.state.sampling_params import SamplingParams
@@ -75,6 +76,7 @@ class SettledSubmission:
     is_whole: bool = False  # nothing is read before its end
     cache_salt: str = ""
     adapter: AdapterRef | None = None
+    audio: AudioWindow | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     group: str = ""  # the client's request, where it has several prompts; else empty
 
@@ -434,6 +436,7 @@ class OutputProcessor:
             is_whole=submission.is_whole,
             cache_salt=submission.cache_salt,
             adapter=submission.adapter,
+            audio=submission.audio,
             labels=submission.labels,
             group=submission.group,
         )

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.adapter import AdapterRef
+    from octavo_engine.state.audio import AudioWindow
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.sampling_params import SamplingParams
 
@@ -26,6 +27,7 @@ class Submission:
     cache_salt: str = ""
     resumed: Sequence[ResumedOutput] = ()  # one an answer, if another engine began it
     adapter: AdapterRef | None = None
+    audio: AudioWindow | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     stream: bool = True  # false: one output, at the end
     # Submissions of one group are parts of one request, which shares the engine with others.
