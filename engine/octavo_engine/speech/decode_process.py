@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 def _decode(data: bytes, max_samples: int) -> int:
     total = 0
     # No other file is opened, whatever a playlist in the bytes names.
-    with av.open(io.BytesIO(data), options={"protocol_whitelist": "pipe"}) as container:
+    with av.open(io.BytesIO(data), "r", options={"protocol_whitelist": "pipe"}) as container:
         if not container.streams.audio:
             raise ValueError("it has no audio stream")
         resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)

@@ -32,7 +32,8 @@ def log_mel(samples: NDArray[np.float32], num_mels: int, num_frames: int) -> NDA
     power = np.abs(np.fft.rfft(frames * _hann(), axis=1)) ** 2
     spectrum = np.log10(np.maximum(power @ _filters(num_mels), _FLOOR))
     spectrum = np.maximum(spectrum, spectrum.max() - _DYNAMIC_RANGE)
-    return ((spectrum + 4.0) / 4.0).astype(np.float32)
+    result: NDArray[np.float32] = ((spectrum + 4.0) / 4.0).astype(np.float32)
+    return result
 
 
 def feature_rows(frames: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -46,4 +46,5 @@ def _taps(fraction: float, reach: int, cut: float) -> NDArray[np.float32]:
     inside = np.clip(1.0 - (distance * cut / _ZERO_CROSSINGS) ** 2, 0.0, None)
     window = np.i0(_BETA * np.sqrt(inside)) / np.i0(_BETA)
     weights = cut * np.sinc(distance * cut) * window
-    return (weights / weights.sum()).astype(np.float32)
+    taps: NDArray[np.float32] = (weights / weights.sum()).astype(np.float32)
+    return taps

@@ -49,8 +49,8 @@ class AudioFields(NamedTuple):
     stream: bool
 
 
-async def read_form(exchange: Exchange) -> AudioFields:
-    """Raises RequestError: 400, 408, 413 or 415."""
+def check_media_type(exchange: Exchange) -> str:
+    """The whole content type of a form. Raises HttpError (415)."""
     content_type = exchange.header(b"content-type")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "multipart/form-data":
@@ -59,8 +59,13 @@ async def read_form(exchange: Exchange) -> AudioFields:
             f"content-type must be multipart/form-data; got {media_type or 'none'}",
             code="unsupported_media_type",
         )
-    parts = await _received(exchange, FormReader(boundary_of(content_type)))
-    return check_fields(parts)
+    return content_type
+
+
+async def read_form(exchange: Exchange) -> AudioFields:
+    """Raises RequestError: 400, 408, 413 or 415."""
+    reader = FormReader(boundary_of(check_media_type(exchange)))
+    return check_fields(await _received(exchange, reader))
 
 
 async def _received(exchange: Exchange, reader: FormReader) -> dict[str, list[bytes]]:
