@@ -141,7 +141,7 @@ struct RowOpArgs {
     Matrix src = {};
     Matrix other = {};  // Add
     Activation activation = Activation::None;
-    float factor = 1.0F;            // Add, Scale; the cap of SoftCap, the limit of Clamp
+    float factor = 1.0F;  // Add, Scale; the cap of SoftCap, the limit of Clamp
     // Select: which row of src becomes row i of dst; -1: zeros do.
     const int32_t* rows = nullptr;
 };
@@ -199,15 +199,13 @@ struct AttentionArgs {
     float norm_eps = 0.0F;
     HeadNorm norm = HeadNorm::Rms;
     bool norm_after_rope = false;
-    bool norm_by_head = false;  // each head has weights of its own
-    bool is_causal = true;      // else a token sees later ones too, as far as its window
+    bool norm_by_head = false;      // each head has weights of its own
+    bool is_causal = true;          // else a token sees later ones too, as far as its window
     bool has_queries_only = false;  // a row of qkv has no k and v: others wrote them
 
     int64_t group() const { return num_heads / kv.num_kv_heads; }
     // Work of prepare_heads: each q head and each KV head of each token.
-    int64_t head_units() const {
-        return num_heads + (has_queries_only ? 0 : kv.num_kv_heads);
-    }
+    int64_t head_units() const { return num_heads + (has_queries_only ? 0 : kv.num_kv_heads); }
 };
 
 // Some neighbouring tokens of one sequence, for all heads that share a KV head.

@@ -6,7 +6,6 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from octavo_engine.backends.native.backend import NativeBackend
@@ -24,6 +23,8 @@ from octavo_engine.state.sampling_params import SamplingParams
 from tests.engine.models.tiny_speech import VOCABULARY, random_frames, tiny_speech
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from octavo_engine.core.engine import Engine
 
 SHAPE = (50, 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ RULES = TranscriptRules(END, FIRST, NO_TIMES, max_initial_timestamp=20)
 
 
 def library() -> WhisperTimeStampLogitsProcessor:
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         no_timestamps_token_id=NO_TIMES, eos_token_id=END, bos_token_id=51,
         forced_decoder_ids=None, max_initial_timestamp_index=20,
     )  # fmt: skip

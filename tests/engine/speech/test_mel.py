@@ -14,8 +14,8 @@ from octavo_engine.speech.mel import feature_rows, log_mel
 def test_equals_the_library(num_mels: int, seconds: float) -> None:
     random = np.random.default_rng(int(seconds * 10))
     times = np.arange(int(seconds * 16000)) / 16000
-    samples = 0.3 * np.sin(2 * np.pi * (200 + 900 * times) * times)
-    samples = (samples + random.normal(0, 0.01, len(times))).astype(np.float32)
+    tones = 0.3 * np.sin(2 * np.pi * (200 + 900 * times) * times)
+    samples = np.float32(tones + random.normal(0, 0.01, len(times)))
     extractor = WhisperFeatureExtractor(feature_size=num_mels)
     padded = np.zeros(480_000, np.float32)
     padded[: len(samples)] = samples[:480_000]

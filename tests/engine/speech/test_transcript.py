@@ -84,8 +84,10 @@ def test_doubt_and_silence() -> None:
 
 
 def test_special_tokens_are_found_by_name() -> None:
-    names = {"<|startoftranscript|>": 1, "<|endoftext|>": 2, "<|transcribe|>": 3, "<|translate|>": 4,
-             "<|nocaptions|>": 5, "<|notimestamps|>": 6, "<|startofprev|>": 7, "<|en|>": 8}  # fmt: skip
+    names = {"<|startoftranscript|>": 1, "<|endoftext|>": 2, "<|transcribe|>": 3,
+             "<|translate|>": 4,
+             "<|nocaptions|>": 5, "<|notimestamps|>": 6, "<|startofprev|>": 7,
+             "<|en|>": 8}  # fmt: skip
     found = transcript.find_tokens(names.get, 51864)
     assert found == SpeechTokens(1, 2, 3, 4, 5, 6, 7, {})
     assert found.first_timestamp == 7

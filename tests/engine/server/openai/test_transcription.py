@@ -1,10 +1,11 @@
-"""Speech to text over HTTP with real weights: Whisper tiny.en, beside faster-whisper on the same."""
+"""Speech to text over HTTP with real weights: Whisper tiny.en, beside faster-whisper."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import openai
 import pytest
 
 from octavo_engine.speech.decode import decode_audio
+from tests.engine.speech.test_decode import wav
 from tests.fakes.process import ServeProcess, serving
 from tests.fakes.whisper_files import model_source, real_whisper
 
@@ -78,10 +80,10 @@ def test_the_same_words_as_faster_whisper(client: openai.OpenAI, sounds: list[Pa
 
 
 def test_every_format(client: openai.OpenAI, sounds: list[Path]) -> None:
+    create: Any = client.audio.transcriptions.create
+
     def ask(response_format: str) -> Any:
-        return client.audio.transcriptions.create(
-            model="whisper", file=sounds[1], response_format=response_format
-        )
+        return create(model="whisper", file=sounds[1], response_format=response_format)
 
     text = ask("text").strip()
     verbose = ask("verbose_json")
@@ -114,13 +116,24 @@ def test_eight_at_once_say_what_each_says_alone(client: openai.OpenAI, sounds: l
     assert together == (alone * 3)[:8]
 
 
-def test_silence_has_no_words(server: ServeProcess, tmp_path: Path) -> None:
-    import wave
+def test_the_command_line_writes_the_text(
+    server: ServeProcess, client: openai.OpenAI, sounds: list[Path], tmp_path: Path
+) -> None:
+    def run(path: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "octavo.cli", "transcribe", str(path), "--url", server.url]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
+    text = client.audio.transcriptions.create(model="whisper", file=sounds[2]).text
+    done = run(sounds[2])
+    assert (done.returncode, done.stdout) == (0, f"{text}\n")
+    (tmp_path / "empty.wav").write_bytes(b"")
+    failed = run(tmp_path / "empty.wav")
+    assert (failed.returncode, failed.stderr) == (1, "octavo transcribe: file is empty\n")
+
+
+def test_silence_has_no_words(server: ServeProcess, tmp_path: Path) -> None:
     path = tmp_path / "silence.wav"
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1), file.setsampwidth(2), file.setframerate(8000)
-        file.writeframes(bytes(16000 * 3))
+    path.write_bytes(wav(np.zeros(24_000, np.float32), 8000))
     with server.client() as http:
         answer = http.post("/v1/audio/transcriptions", files={"file": path.read_bytes()})
     assert answer.status_code == 200
