@@ -19,20 +19,21 @@ Rows parse_rows(const std::string& name) {
 
 cpu::Activation parse_activation(const std::string& name) {
     using enum cpu::Activation;
-    constexpr std::array<std::pair<const char*, cpu::Activation>, 7> known{{{"", None},
+    constexpr std::array<std::pair<const char*, cpu::Activation>, 8> known{{{"", None},
                                                                             {"silu", Silu},
                                                                             {"gelu", Gelu},
                                                                             {"gelu_tanh", GeluTanh},
                                                                             {"relu", Relu},
                                                                             {"relu2", Relu2},
-                                                                            {"tanh", Tanh}}};
+                                                                            {"tanh", Tanh},
+                                                                            {"sigmoid", Sigmoid}}};
     for (const auto& [known_name, activation] : known) {
         if (name == known_name) {
             return activation;
         }
     }
     fail("activation '", name, "' is not known; there are: silu, gelu, gelu_tanh, relu, relu2, ",
-         "tanh");
+         "tanh, sigmoid");
 }
 
 cpu::HeadNorm parse_head_norm(const std::string& name) {
@@ -203,15 +204,105 @@ void bind_adapters(nb::module_& module) {
         .def("set", &AdapterSlots::set, arg("slot"), arg("adapter").none());
 }
 
+void copy_states(StateCache& states, const IntTable& copies) {
+    check(copies.shape(1) == 2, "copy: copies has ", copies.shape(1), " columns; it must have 2");
+    const nb::gil_scoped_release release;
+    for (size_t i = 0; i < copies.shape(0); ++i) {
+        states.copy(copies.data()[2 * i], copies.data()[2 * i + 1]);
+    }
+}
+
+void poison_states(StateCache& states, const std::vector<int64_t>& slots) {
+    for (const int64_t slot : slots) {
+        states.poison(slot);
+    }
+}
+
+void bind_states(nb::module_& module) {
+    nb::class_<StateCache>(module, "StateCache")
+        .def(nb::init<int64_t, std::vector<int64_t>>(), arg("num_slots"), arg("values"))
+        .def_prop_ro("bytes_per_slot", &StateCache::bytes_per_slot)
+        .def("copy", &copy_states, arg("copies").noconvert())
+        .def("poison", &poison_states, arg("slots"));
+}
+
+// `sizes`: heads, head_dim, groups, state_size.
+void add_ssd(Program& program, int dst, int xbc, int dt, int64_t layer, int64_t offset,
+             const std::array<int64_t, 4>& sizes, const Floats& a, const Floats& d,
+             const Floats& dt_bias, float dt_min, float dt_max) {
+    program.ssd_scan(dst, xbc, dt,
+                     {.layer = layer,
+                      .offset = offset,
+                      .heads = sizes[0],
+                      .head_dim = sizes[1],
+                      .groups = sizes[2],
+                      .state_size = sizes[3],
+                      .a = span_of(a),
+                      .d = span_of(d),
+                      .dt_bias = span_of(dt_bias),
+                      .dt_min = dt_min,
+                      .dt_max = dt_max});
+}
+
+// `sizes`: key heads, value heads, key_dim, value_dim.
+void add_delta(Program& program, int dst, int qkv, int gates, int64_t layer, int64_t offset,
+               const std::array<int64_t, 4>& sizes, const Floats& a, const Floats& dt_bias) {
+    program.delta_rule(dst, qkv, gates,
+                       {.layer = layer,
+                        .offset = offset,
+                        .key_heads = sizes[0],
+                        .value_heads = sizes[1],
+                        .key_dim = sizes[2],
+                        .value_dim = sizes[3],
+                        .a = span_of(a),
+                        .dt_bias = span_of(dt_bias)});
+}
+
+void bind_recurrent(nb::class_<Program>& program) {
+    program.def("columns", &Program::columns, arg("dst"), arg("src"), arg("first"))
+        .def(
+            "multiply",
+            [](Program& self, int dst, int x, int y, const std::string& activation) {
+                self.multiply(dst, x, y, parse_activation(activation));
+            },
+            arg("dst"), arg("x"), arg("y"), arg("activation") = "")
+        .def(
+            "group_norm",
+            [](Program& self, int dst, int src, const Floats& weight, float eps, int64_t size) {
+                self.group_norm(dst, src, span_of(weight), eps, size);
+            },
+            arg("dst"), arg("src"), arg("weight").noconvert(), arg("eps"), arg("size"))
+        .def(
+            "short_conv",
+            [](Program& self, int dst, int src, int64_t layer, int64_t kernel, const Floats& weight,
+               const std::optional<Floats>& bias, const std::string& activation) {
+                self.short_conv(
+                    dst, src,
+                    {layer, kernel, span_of(weight), span_of(bias), parse_activation(activation)});
+            },
+            arg("dst"), arg("src"), arg("layer"), arg("kernel"), arg("weight").noconvert(),
+            arg("bias").noconvert().none() = nb::none(), arg("activation") = "")
+        .def("ssd_scan", &add_ssd, arg("dst"), arg("xbc"), arg("dt"), arg("layer"), arg("offset"),
+             arg("sizes"), arg("a").noconvert(), arg("d").noconvert(), arg("dt_bias").noconvert(),
+             arg("dt_min"), arg("dt_max"))
+        .def("delta_rule", &add_delta, arg("dst"), arg("qkv"), arg("gates"), arg("layer"),
+             arg("offset"), arg("sizes"), arg("a").noconvert(), arg("dt_bias").noconvert());
+}
+
 using Times = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const Ints& positions,
               const IntTable& slots, const Ints& seq_starts, const Ints& seq_lens, const Ints& rows,
               const IntTables& block_tables, const Ints& logit_rows,
               const std::optional<Ints>& type_ids, const std::optional<Times>& op_times,
-              const std::optional<Ints>& adapters, const KVCache* cross,
-              const std::optional<Ints>& cross_slots, const std::optional<FloatTable>& features,
-              int64_t first_instruction, int64_t end_instruction) {
+              const std::optional<Ints>& adapters, const std::optional<Ints>& input_rows,
+              const std::optional<FloatTable>& inputs, StateCache* states,
+              const std::optional<Ints>& state_slots, const std::optional<Ints>& state_saves,
+              const KVCache* cross, const std::optional<Ints>& cross_slots,
+              const std::optional<FloatTable>& features, int64_t first_instruction,
+              int64_t end_instruction) {
+    check(input_rows.has_value() == inputs.has_value(),
+          "step: input_rows and inputs come together");
     check(slots.shape(0) == block_tables.shape(0), "step: slots are of ", slots.shape(0),
           " groups, block_tables of ", block_tables.shape(0));
     const Step step{
@@ -228,6 +319,13 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .logit_rows = span_of(logit_rows),
         .type_ids = span_of(type_ids),
         .adapters = span_of(adapters),
+        .input_rows = span_of(input_rows),
+        .inputs = inputs ? inputs->data() : nullptr,
+        .num_inputs = inputs ? static_cast<int64_t>(inputs->shape(0)) : 0,
+        .input_cols = inputs ? static_cast<int64_t>(inputs->shape(1)) : 0,
+        .states = states,
+        .state_slots = span_of(state_slots),
+        .state_saves = span_of(state_saves),
         .features = span_of(features),
         .cross_slots = span_of(cross_slots),
         .first_instruction = first_instruction,
@@ -260,7 +358,10 @@ nb::object read_buffer(nb::handle self, int index, int64_t num_rows) {
 void bind_program(nb::module_& module) {
     bind_kv_cache(module);
     bind_adapters(module);
-    nb::class_<Program>(module, "Program", nb::is_weak_referenceable())
+    bind_states(module);
+    nb::class_<Program> program(module, "Program", nb::is_weak_referenceable());
+    bind_recurrent(program);
+    program
         .def(nb::init<Team&, int64_t, int64_t, int64_t, int, Ranks*>(), arg("team"),
              arg("arena_bytes"), arg("max_tokens"), arg("max_logit_rows"),
              arg("activation_bits") = 16, arg("ranks").none() = nb::none(), nb::keep_alive<1, 2>(),
@@ -278,6 +379,7 @@ void bind_program(nb::module_& module) {
                int64_t offset) { self.embed(dst, table, scale, parse_embed_of(of), offset); },
             arg("dst"), arg("table"), arg("scale"), arg("of") = "tokens", arg("offset") = 0,
             nb::keep_alive<1, 3>())
+        .def("input", &Program::input, arg("dst"))
         .def(
             "rms_norm",
             [](Program& self, int dst, int src, const Floats& weight, float eps, int add,
@@ -355,7 +457,12 @@ void bind_program(nb::module_& module) {
              arg("seq_lens").noconvert(), arg("rows").noconvert(), arg("block_tables").noconvert(),
              arg("logit_rows").noconvert(), arg("type_ids").noconvert().none() = nb::none(),
              arg("op_times").noconvert().none() = nb::none(),
-             arg("adapters").noconvert().none() = nb::none(), arg("cross").none() = nb::none(),
+             arg("adapters").noconvert().none() = nb::none(),
+             arg("input_rows").noconvert().none() = nb::none(),
+             arg("inputs").noconvert().none() = nb::none(), arg("states").none() = nb::none(),
+             arg("state_slots").noconvert().none() = nb::none(),
+             arg("state_saves").noconvert().none() = nb::none(),
+             arg("cross").none() = nb::none(),
              arg("cross_slots").noconvert().none() = nb::none(),
              arg("features").noconvert().none() = nb::none(), arg("first_instruction") = 0,
              arg("end_instruction") = -1)

@@ -83,9 +83,23 @@ void Program::embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, 
                      : of == cpu::EmbedOf::Positions ? limits_.max_positions
                                                      : limits_.num_types;
     limit = std::min(limit, cut.total_rows - offset);
+    if (of == cpu::EmbedOf::Tokens && !table.is_cut()) {
+        limits_.input_cols = to.matrix.cols;
+    }
     instructions_.push_back(
         {to.rows, Embed{{to.matrix, table.panels(), nullptr, scale, of, offset - cut.first_row},
                         table.is_cut()}});
+}
+
+void Program::input(int dst) {
+    const Buffer& to = at("input", dst);
+    check_dtype("input", "dst", to.matrix.dtype, Dtype::F32);
+    check_rows("input", to.rows, Rows::Tokens);
+    check(limits_.input_cols == 0, "input: the step's rows are taken already");
+    limits_.input_cols = to.matrix.cols;
+    limits_.is_input = true;
+    instructions_.push_back(
+        {to.rows, Embed{.args = {.dst = to.matrix}, .is_cut = false, .is_input = true}});
 }
 
 void Program::rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,

@@ -18,6 +18,7 @@
 #include "experts.h"
 #include "kv_cache.h"
 #include "packed.h"
+#include "state_cache.h"
 #include "step.h"
 
 namespace octavo {
@@ -77,6 +78,29 @@ struct MoeBuffers {
     int dst, src, scores, gathered, hidden, results;
 };
 
+struct ConvOptions {
+    int64_t layer;  // of those that have a state
+    int64_t kernel;
+    std::span<const float> weight;  // [kernel, channels]
+    std::span<const float> bias;    // or empty
+    cpu::Activation activation;
+};
+
+struct SsdOptions {
+    int64_t layer;
+    int64_t offset;  // of its state in the layer's
+    int64_t heads, head_dim, groups, state_size;
+    std::span<const float> a, d, dt_bias;  // [heads]
+    float dt_min, dt_max;
+};
+
+struct DeltaOptions {
+    int64_t layer;
+    int64_t offset;
+    int64_t key_heads, value_heads, key_dim, value_dim;
+    std::span<const float> a, dt_bias;  // [value_heads]
+};
+
 // So many rows each worker quantises for itself: sooner done than waiting for the others' share.
 constexpr int64_t kOwnRows = 3;
 
@@ -91,6 +115,7 @@ class Program {
     // program; vectors are copied.
     int buffer(int64_t offset, int64_t cols, Dtype dtype, Rows rows);
     void embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, int64_t offset);
+    void input(int dst);  // rows that the step brings
     void rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
                   float add_scale);
     void layer_norm(int dst, int src, std::span<const float> weight, std::span<const float> bias,
@@ -107,6 +132,12 @@ class Program {
     void soft_cap(int dst, int src, float cap);
     void clamp(int dst, int src, float limit);
     void gate(int dst, int src, int scores);
+    void columns(int dst, int src, int64_t first);
+    void multiply(int dst, int x, int y, cpu::Activation activation);
+    void group_norm(int dst, int src, std::span<const float> weight, float eps, int64_t size);
+    void short_conv(int dst, int src, const ConvOptions& options);
+    void ssd_scan(int dst, int xbc, int dt, const SsdOptions& options);
+    void delta_rule(int dst, int qkv, int gates, const DeltaOptions& options);
     void convert(int dst, int src);
     void select_rows(int dst, int src);
     void pool(int dst, int src, cpu::PoolKind kind);
@@ -136,7 +167,8 @@ class Program {
     };
     struct Embed {
         cpu::EmbedArgs args;
-        bool is_cut;  // only some of the ids are in the table
+        bool is_cut;            // only some of the ids are in the table
+        bool is_input = false;  // there is no table: all rows come with the step
     };
     struct Product {
         cpu::LinearArgs args;
@@ -182,10 +214,18 @@ class Program {
         Experts gate_up, down;
         cpu::Activation activation;
     };
+    template <class Args>
+    struct Recurrent {
+        Args args;
+        int64_t layer;   // of those that have a state
+        int64_t values;  // that it must have at least
+    };
     struct Instruction {
         Rows rows;
         std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Shrink, Product, cpu::RowOpArgs,
-                     cpu::PoolArgs, Attention, Gate, Moe, StoreCross, Features, Shift>
+                     cpu::PoolArgs, Attention, Gate, Moe, cpu::GroupNormArgs,
+                     Recurrent<cpu::ConvArgs>, Recurrent<cpu::SsdArgs>, Recurrent<cpu::DeltaArgs>,
+                     StoreCross, Features, Shift>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };
@@ -219,6 +259,10 @@ class Program {
     void place_cross(Step& step, const KVCache* cross);
     void run_instruction(const StoreCross& store, const Step& step, int worker);
     void run_instruction(const Features& features, const Step& step, Range rows);
+
+    // program_states.cpp
+    const Buffer& f32_of_tokens(const char* name, const char* which, int index) const;
+    void check_states(const Step& step) const;
 
     // program_run.cpp
     void prepare(const KVCache& kv, Step& step, const KVCache* cross);

@@ -1,6 +1,7 @@
 // Running a program: what the step fills in, and how the team shares each instruction.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -41,6 +42,40 @@ int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
+// The rows of `dst` that the step brings.
+void take_inputs(const cpu::Matrix& dst, const Step& step, Range rows) {
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const int32_t input = step.input_rows[static_cast<size_t>(r)];
+        if (input >= 0) {
+            std::memcpy(dst.row(r), step.inputs + input * step.input_cols,
+                        static_cast<size_t>(step.input_cols) * sizeof(float));
+        }
+    }
+}
+
+}  // namespace
+
+namespace {
+
+// A unit at a time for whoever is free: the sequences of a step differ in length.
+template <class Op, class Kernel>
+void scan(const Op& op, const Step& step, std::atomic<int64_t>& next_part, Kernel kernel) {
+    auto args = op.args;
+    const StateCache& states = *step.states;
+    args.state = {
+        states.layer(op.layer),  states.stride(),
+        step.state_slots.data(), step.state_saves.empty() ? nullptr : step.state_saves.data(),
+        step.seq_starts.data(),  step.seq_lens.data()};
+    const int64_t num_units = step.num_seqs() * args.units();
+    while (true) {
+        const int64_t unit = next_part.fetch_add(1, std::memory_order_relaxed);
+        if (unit >= num_units) {
+            return;
+        }
+        kernel(args, unit, unit + 1);
+    }
+}
+
 }  // namespace
 
 void Program::run(const KVCache& kv, const Step& given, const KVCache* cross) {
@@ -71,6 +106,7 @@ void Program::prepare(const KVCache& kv, Step& step, const KVCache* cross) {
     check_step(step, limits_);
     place_adapters(step);
     place_cross(step, cross);
+    check_states(step);
     for (const Instruction& instruction : instructions_) {
         if (const auto* attention = std::get_if<Attention>(&instruction.args)) {
             check_cache(*attention, kv);
@@ -244,6 +280,18 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     args.rows = shifted_rows_.data();
                     kernels.row_op(args, rows.begin, rows.end);
                 },
+                [&](const cpu::GroupNormArgs& args) {
+                    kernels.group_norm(args, rows.begin, rows.end);
+                },
+                [&](const Recurrent<cpu::ConvArgs>& conv) {
+                    scan(conv, step, next_part, kernels.short_conv);
+                },
+                [&](const Recurrent<cpu::SsdArgs>& ssd) {
+                    scan(ssd, step, next_part, kernels.ssd_scan);
+                },
+                [&](const Recurrent<cpu::DeltaArgs>& delta) {
+                    scan(delta, step, next_part, kernels.delta_rule);
+                },
             },
             instruction.args);
         if (!(shares_rows && instruction.feeds_own_rows)) {
@@ -259,10 +307,18 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
 void Program::embed_rows(const Embed& embed, const Step& step, int64_t count, int worker) {
     cpu::EmbedArgs args = embed.args;
     args.ids = ids_of(step, args.of);
+    if (embed.is_input) {
+        const Share share = all(worker);
+        take_inputs(args.dst, step, split(count, share.worker, share.workers));
+        return;
+    }
     const Share share = embed.is_cut ? own(worker) : all(worker);
     const Range rows = split(count, share.worker, share.workers);
     if (!embed.is_cut) {
         team_.kernels().embed(args, rows.begin, rows.end);
+        if (args.of == cpu::EmbedOf::Tokens && !step.input_rows.empty()) {
+            take_inputs(args.dst, step, rows);
+        }
         return;
     }
     for (int64_t r = rows.begin; r < rows.end; ++r) {

@@ -79,6 +79,23 @@ void check_seq(const Step& step, const StepLimits& limits, int64_t seq) {
     }
 }
 
+void check_inputs(const Step& step, const StepLimits& limits) {
+    check(!limits.is_input || !step.input_rows.empty() || step.num_tokens() == 0,
+          "step: this program takes rows from outside only; input_rows is missing");
+    if (step.input_rows.empty()) {
+        return;
+    }
+    check_size("input_rows", step.input_rows, step.num_tokens());
+    check(step.input_cols == limits.input_cols, "step: inputs has ", step.input_cols,
+          " columns; the program takes ", limits.input_cols);
+    const int32_t least = limits.is_input ? 0 : -1;
+    for (size_t i = 0; i < step.input_rows.size(); ++i) {
+        check(step.input_rows[i] >= least && step.input_rows[i] < step.num_inputs,
+              "step: input_rows[", i, "] is ", step.input_rows[i], "; inputs has ", step.num_inputs,
+              " rows");
+    }
+}
+
 }  // namespace
 
 void check_step(const Step& step, const StepLimits& limits) {
@@ -113,6 +130,7 @@ void check_step(const Step& step, const StepLimits& limits) {
                   limits.num_adapter_slots, " slots");
         }
     }
+    check_inputs(step, limits);
     if (limits.is_pooled) {
         check_size("logit_rows", step.logit_rows, seqs);
     }

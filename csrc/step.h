@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "state_cache.h"
+
 namespace octavo {
 
 struct Step {
@@ -20,6 +22,17 @@ struct Step {
     std::span<const int32_t> logit_rows;     // [S]
     std::span<const int32_t> type_ids;       // [T], or empty: all zero
     std::span<const int32_t> adapters = {};  // [B] slots, -1: none; or empty: none at all
+    // Rows that come from outside instead of a table, such as a picture's: of each token its row of
+    // `inputs`, -1: none; or empty: none at all.
+    std::span<const int32_t> input_rows = {};  // [T]
+    const float* inputs = nullptr;             // [num_inputs, input_cols]
+    int64_t num_inputs = 0;
+    int64_t input_cols = 0;
+    // Where the recurrent state of each sequence is read and left [B], and where it is saved too
+    // behind a token [T], -1: nowhere; empty: nothing is saved.
+    StateCache* states = nullptr;
+    std::span<const int32_t> state_slots = {};
+    std::span<const int32_t> state_saves = {};
     std::span<const float> features = {};    // [T, columns] of programs that read some
     // [B] where in the cross cache each sequence's keys and values are; empty: no cross-attention.
     std::span<const int32_t> cross_slots = {};
@@ -57,6 +70,8 @@ struct StepLimits {
     bool is_whole;                          // each sequence from its first token on
     bool is_pooled;                         // one logit row for each sequence
     std::span<const int64_t> windows = {};  // of the cache's groups: tokens that they hold; 0: all
+    int64_t input_cols = 0;                 // that rows from outside must have; 0: none are taken
+    bool is_input = false;                  // all rows come from outside
 };
 
 // Throws ValueError unless the arrays agree with one another and with the limits: a wrong index

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
+    "run": "chat with a model, which is fetched if it is not here",
+    "list": "list the models on this machine, or the catalogue",
+    "pull": "download a model, to serve it by its name",
+    "rm": "delete models from this machine",
+    "ps": "show the servers on this machine",
+    "show": "show what is known of a model",
     "serve": "serve a model through the OpenAI API",
     "router": "route requests to the engines that hold their prefixes",
     "up": "run replicas and router on this machine, from a cluster's YAML",

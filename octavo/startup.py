@@ -14,6 +14,8 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.protocol.loading import LOADING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from octavo_engine.core.info import CoreHealth, ModelInfo
     from octavo_engine.server.settings import ServerSettings
 
@@ -24,8 +26,15 @@ class StartupReporter:
     """Shows the progress of the start, and then how to use what was started."""
 
     def __init__(
-        self, url: str, settings: ServerSettings, began_at: float, out: IO[str] | None = None
+        self,
+        url: str,
+        settings: ServerSettings,
+        began_at: float,
+        out: IO[str] | None = None,
+        *,
+        on_ready: Callable[[tuple[str, ...]], None] = lambda names: None,
     ) -> None:
+        self._on_ready = on_ready
         self._url = url
         self._settings = settings
         self._out = out or sys.stderr
@@ -52,6 +61,7 @@ class StartupReporter:
 
     def ready(self, info: ModelInfo) -> None:
         self.close()
+        self._on_ready(info.names)
         took_s = time.monotonic() - self._began_at
         if self._is_terminal:
             is_bold = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -62,6 +72,7 @@ class StartupReporter:
             "Ready", url=self._url, model=info.names[0], backend=info.backend,
             kv_blocks=info.num_blocks, kv_bytes=info.kv_bytes,
             kv_tokens=info.num_blocks * BLOCK_SIZE, max_model_len=info.max_model_len,
+            implementation=info.implementation,
             seconds=round(took_s, 2),
         )  # fmt: skip
 
@@ -87,11 +98,13 @@ def banner(
     lines = [f"{strong}Octavo serves {', '.join(info.names)}{plain} (ready in {took_s:.1f} s)", ""]
     facts = {"API": f"{url}{root}/v1"}
     if settings.docs and not settings.uds:
-        facts["Docs"] = f"{url}{root}/docs"
+        facts["Page"] = f"{url}{root}/ (chat) · {url}{root}/docs"
     weights = f" · {info.format}" if info.format else ""
     facts["Engine"] = f"{info.backend}{weights} · context {info.max_model_len:,} tokens"
     if "generate" in info.tasks:
         facts["KV cache"] = kv_capacity(info)
+    if info.implementation == "transformers":
+        facts["Model"] = "computed by transformers: results may depend on the batch"
     lines += [f"  {strong}{name:9}{plain}{value}" for name, value in facts.items()]
     lines += ["", *(f"  {line}" for line in example_request(info, url + root, settings)), ""]
     if "generate" in info.tasks and not settings.uds:

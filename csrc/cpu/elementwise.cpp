@@ -33,6 +33,18 @@ void compute_row(const RowOpArgs& args, std::byte* dst, const std::byte* src, in
             });
             return;
         }
+        case RowOp::Multiply: {
+            const auto* y = reinterpret_cast<const float*>(args.other.row(row));
+            fill_row<To>(dst, cols, [=, &args](int64_t i, int64_t n) {
+                return load_some(x + i, n) * activate(args.activation, load_some(y + i, n));
+            });
+            return;
+        }
+        case RowOp::Columns: {
+            const auto* from = x + args.first;
+            fill_row<To>(dst, cols, [=](int64_t i, int64_t n) { return load_some(from + i, n); });
+            return;
+        }
         case RowOp::Scale:
             fill_row<To>(dst, cols,
                          [=](int64_t i, int64_t n) { return load_some(x + i, n) * factor; });

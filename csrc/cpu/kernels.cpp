@@ -11,6 +11,7 @@
 #include "cpu/norm.h"
 #include "cpu/pool.h"
 #include "cpu/quantize.h"
+#include "cpu/recurrent.h"
 #include "cpu/softmax_weights.h"
 
 #define OCTAVO_STRING(name) #name
@@ -40,6 +41,10 @@ const Kernels& kernels() {
         .attend_scratch_bytes = attend_scratch_bytes,
         .attend = attend,
         .merge = merge,
+        .short_conv = short_conv,
+        .ssd_scan = ssd_scan,
+        .delta_rule = delta_rule,
+        .group_norm = group_norm,
         .scan_row = scan_row,
         .sum_softmax_weights = sum_softmax_weights,
     };

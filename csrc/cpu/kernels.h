@@ -15,7 +15,7 @@
 
 namespace octavo::cpu {
 
-enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Relu2, Tanh };
+enum class Activation : uint8_t { None, Silu, Gelu, GeluTanh, Relu, Relu2, Tanh, Sigmoid };
 
 // Rows of a buffer lie one behind the other: a matrix [rows, cols].
 struct Matrix {
@@ -133,13 +133,25 @@ struct NormArgs {
     const float* bias = nullptr;  // layer_norm only; null: none
 };
 
-enum class RowOp : uint8_t { Convert, Select, Add, Scale, SoftCap, Clamp, Activation, Glu };
+enum class RowOp : uint8_t {
+    Convert,
+    Select,
+    Add,
+    Scale,
+    SoftCap,
+    Clamp,
+    Activation,
+    Glu,
+    Columns,
+    Multiply
+};
 
 struct RowOpArgs {
     RowOp op = RowOp::Convert;
     Matrix dst = {};
     Matrix src = {};
-    Matrix other = {};  // Add
+    Matrix other = {};  // Add; Multiply: by activation(other)
+    int64_t first = 0;  // Columns: of src
     Activation activation = Activation::None;
     float factor = 1.0F;  // Add, Scale; the cap of SoftCap, the limit of Clamp
     // Select: which row of src becomes row i of dst; -1: zeros do.
@@ -244,6 +256,91 @@ struct AttendItem {
     int32_t partition;  // of a tile with partials; else all of them
 };
 
+// Where a layer's recurrent states are: of each sequence in the slot where it is read and left, and
+// behind some tokens in another slot too.
+struct StateArgs {
+    float* data = nullptr;  // of slot 0
+    int64_t stride = 0;     // floats from slot to slot
+    const int32_t* slots = nullptr;
+    const int32_t* saves = nullptr;  // of each token, -1: none; null: no token has one
+    const int32_t* seq_starts = nullptr;
+    const int32_t* seq_lens = nullptr;
+
+    float* at(int32_t slot) const { return data + slot * stride; }
+    // The sequence begins in this step.
+    bool is_new(int64_t seq) const {
+        return seq_lens[seq] == seq_starts[seq + 1] - seq_starts[seq];
+    }
+};
+
+constexpr int64_t kMaxConvKernel = 16;
+constexpr int64_t kConvChannels = 64;  // that a worker takes at a time
+constexpr int64_t kMaxKeyDim = 512;
+
+// dst = activation(bias + a weighted sum of a channel's last inputs). The state is the last
+// kernel - 1 of them.
+struct ConvArgs {
+    Matrix dst = {};
+    Matrix src = {};
+    const float* weight = nullptr;  // [kernel, channels]
+    const float* bias = nullptr;    // null: none
+    int64_t kernel = 0;
+    Activation activation = Activation::None;
+    StateArgs state = {};
+
+    int64_t units() const { return (dst.cols + kConvChannels - 1) / kConvChannels; }
+};
+
+// Mamba 2: rows of xbc are [heads * head_dim | groups * state_size of B | the same of C]; the state
+// is [heads, state_size, head_dim].
+struct SsdArgs {
+    Matrix dst = {};
+    Matrix xbc = {};
+    Matrix dt = {};  // a column for each head
+    int64_t heads = 0;
+    int64_t head_dim = 0;
+    int64_t groups = 0;
+    int64_t state_size = 0;
+    const float* a = nullptr;  // below zero
+    const float* d = nullptr;
+    const float* dt_bias = nullptr;
+    float dt_min = 0.0F;
+    float dt_max = 0.0F;
+    int64_t state_offset = 0;
+    StateArgs state = {};
+
+    int64_t units() const { return heads; }
+};
+
+// Gated delta net: rows of qkv are [key_heads * key_dim of q | the same of k | value_heads *
+// value_dim], those of gates [value_heads of beta | the same of dt]; the state is [value_heads,
+// key_dim, value_dim].
+struct DeltaArgs {
+    Matrix dst = {};
+    Matrix qkv = {};
+    Matrix gates = {};
+    int64_t key_heads = 0;
+    int64_t value_heads = 0;
+    int64_t key_dim = 0;
+    int64_t value_dim = 0;
+    const float* a = nullptr;  // below zero
+    const float* dt_bias = nullptr;
+    int64_t state_offset = 0;
+    StateArgs state = {};
+
+    int64_t units() const { return value_heads; }
+};
+
+// An RMS norm of each `size` columns.
+struct GroupNormArgs {
+    Matrix dst = {};
+    Matrix src = {};
+    const float* weight = nullptr;  // [size] if shared by all groups, else [cols]
+    int64_t size = 0;
+    float eps = 0.0F;
+    bool is_shared = false;
+};
+
 constexpr int64_t kLogitBlock = 64;  // logits that share a maximum and a sum
 
 struct RowScan {
@@ -274,6 +371,10 @@ struct Kernels {
     int64_t (*attend_scratch_bytes)(int64_t group, int64_t head_dim);
     void (*attend)(const AttentionArgs&, const QueryTile&, int64_t partition, std::byte* scratch);
     void (*merge)(const AttentionArgs&, const QueryTile&, std::byte* scratch);
+    void (*short_conv)(const ConvArgs&, int64_t begin, int64_t end);
+    void (*ssd_scan)(const SsdArgs&, int64_t begin, int64_t end);
+    void (*delta_rule)(const DeltaArgs&, int64_t begin, int64_t end);
+    void (*group_norm)(const GroupNormArgs&, int64_t begin, int64_t end);
     RowScan (*scan_row)(const float* x, int64_t count, float* block_maxima);
     uint64_t (*sum_softmax_weights)(const float* x, int64_t count, float max, float scale,
                                     uint64_t* block_weights);

@@ -69,6 +69,11 @@ OCTAVO_INLINE Vec silu(Vec x) {
     return x / (one + exp(broadcast(0.0F) - x));
 }
 
+OCTAVO_INLINE Vec sigmoid(Vec x) {
+    const Vec one = broadcast(1.0F);
+    return one / (one + exp(broadcast(0.0F) - x));
+}
+
 // x * Φ(x), with erfc by Abramowitz and Stegun 7.1.26 (error below 2e-7); the tail keeps its sign.
 OCTAVO_INLINE Vec gelu(Vec x) {
     const Vec zero = broadcast(0.0F);
@@ -111,6 +116,8 @@ OCTAVO_INLINE Vec activate(Activation activation, Vec x) {
             return relu2(x);
         case Activation::Tanh:
             return tanh(x);
+        case Activation::Sigmoid:
+            return sigmoid(x);
         case Activation::None:
             break;
     }

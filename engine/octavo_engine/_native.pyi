@@ -121,6 +121,17 @@ class KVCache:
     def read(self, layer: int, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """K and V of one block, each [num_kv_heads, 16, head_dim]; for tests."""
 
+class StateCache:
+    """Slots with the recurrent states of all layers that have one, in float32; `values` are how
+    many each layer has."""
+
+    def __init__(self, num_slots: int, values: Sequence[int]) -> None: ...
+    @property
+    def bytes_per_slot(self) -> int: ...
+    def copy(self, copies: NDArray[np.int32]) -> None:
+        """Rows (source slot, target slot)."""
+    def poison(self, slots: list[int]) -> None: ...
+
 class Ranks:
     """Processes of one host that run the same program: memory and a barrier in `file`, which is
     memory too. A barrier that waits longer than `patience_s` has the slowest rank fail."""
@@ -206,6 +217,8 @@ class Program:
     ) -> None:
         """dst = table[ids + offset] * scale, where ids are the step's "tokens", "positions" or
         "types". dst is f32, rows T."""
+    def input(self, dst: int) -> None:
+        """dst = the step's `inputs[input_rows]`, which all rows then have. dst is f32, rows T."""
     def rms_norm(
         self,
         dst: int,
@@ -307,6 +320,55 @@ class Program:
 
         gathered, hidden and results are room for a row for each expert of each row: top_k times the
         columns of src, of an expert's width, and of dst."""
+    def columns(self, dst: int, src: int, first: int) -> None:
+        """dst = src's columns from `first` on, as many as dst has."""
+    def multiply(self, dst: int, x: int, y: int, activation: str = "") -> None:
+        """dst = x * activation(y); dst may be x."""
+    def group_norm(
+        self, dst: int, src: int, weight: NDArray[np.float32], eps: float, size: int
+    ) -> None:
+        """As rms_norm, of each `size` columns; the weight has one value a column, or `size`."""
+    def short_conv(
+        self,
+        dst: int,
+        src: int,
+        layer: int,
+        kernel: int,
+        weight: NDArray[np.float32],
+        bias: NDArray[np.float32] | None = None,
+        activation: str = "",
+    ) -> None:
+        """dst = activation(bias + the sum of weight * the last inputs); weight is [kernel, columns]
+        in one row. `layer` is of those with a state, which begins with kernel - 1 inputs."""
+    def ssd_scan(
+        self,
+        dst: int,
+        xbc: int,
+        dt: int,
+        layer: int,
+        offset: int,
+        sizes: tuple[int, int, int, int],
+        a: NDArray[np.float32],
+        d: NDArray[np.float32],
+        dt_bias: NDArray[np.float32],
+        dt_min: float,
+        dt_max: float,
+    ) -> None:
+        """The scan of Mamba 2; sizes: heads, head_dim, groups, state_size. Its state is [heads,
+        state_size, head_dim], `offset` values into the layer's. `a` is below zero."""
+    def delta_rule(
+        self,
+        dst: int,
+        qkv: int,
+        gates: int,
+        layer: int,
+        offset: int,
+        sizes: tuple[int, int, int, int],
+        a: NDArray[np.float32],
+        dt_bias: NDArray[np.float32],
+    ) -> None:
+        """The gated delta rule; sizes: key heads, value heads, key_dim, value_dim. Its state is
+        [value heads, key_dim, value_dim]. gates are [beta | dt] of the value heads."""
     def pool(self, dst: int, src: int, kind: str) -> None:
         """dst (rows S) = one row for each sequence from all of its rows in src (rows T): "mean",
         "max", "mean_sqrt_len" or "weightedmean"."""
@@ -350,6 +412,11 @@ class Program:
         features: NDArray[np.float32] | None = None,
         first_instruction: int = 0,
         end_instruction: int = -1,
+        input_rows: NDArray[np.int32] | None = None,
+        inputs: NDArray[np.float32] | None = None,
+        states: StateCache | None = None,
+        state_slots: NDArray[np.int32] | None = None,
+        state_saves: NDArray[np.int32] | None = None,
     ) -> None:
         """Run a step. Raises ValueError when the arrays do not agree or exceed the plan.
 

@@ -8,11 +8,15 @@ another group needs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+# Tokens from one snapshot of recurrent states to the next, from a text's beginning on.
+STATE_STRIDE = 256
 
 MAX_GROUPS = (
     8  # each has tables to keep: more would cost every step more than the padding they save
@@ -28,8 +32,26 @@ class KVSpec:
     window: int | None = None  # tokens that a token sees, itself included; None: all before it
 
 
-# NOTE: what is remembered in another form, a latent vector or a state, becomes a further member.
-CacheSpec: TypeAlias = KVSpec
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A recurrent state in float32, of equal size however long a text is: the last inputs of a
+    convolution, then what a scan has summed up."""
+
+    conv: tuple[int, int]  # inputs, channels
+    scan: tuple[int, int, int] = (0, 0, 0)  # heads, rows, columns
+
+    @property
+    def scan_offset(self) -> int:
+        """Where the scan's part begins: at a cache line."""
+        return -(-math.prod(self.conv) // 16) * 16
+
+    @property
+    def num_values(self) -> int:
+        return self.scan_offset + math.prod(self.scan)
+
+
+PagedSpec: TypeAlias = KVSpec  # what lies in pages of 16 tokens
+CacheSpec: TypeAlias = PagedSpec | StateSpec
 
 
 class CacheGroup(NamedTuple):
@@ -49,10 +71,35 @@ class LayerPlace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
     """All layers, by groups. The first group is the one that holds most: all tokens, if any
-    does."""
+    does. Layers with a recurrent state are in none: their states have memory of their own."""
 
     specs: tuple[CacheSpec, ...]
     groups: tuple[CacheGroup, ...]
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """Of the layers that have one, in their order."""
+        return tuple(spec for spec in self.specs if isinstance(spec, StateSpec))
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence, or one snapshot."""
+        return sum(4 * -(-spec.num_values // 16) * 16 for spec in self.states)
+
+    def ordinals(self) -> tuple[int, ...]:
+        """Of each layer: its number among those with a state, or among the others."""
+        counts = {True: 0, False: 0}
+        numbers = []
+        for spec in self.specs:
+            kind = isinstance(spec, StateSpec)
+            numbers.append(counts[kind])
+            counts[kind] += 1
+        return tuple(numbers)
+
+    def paged(self) -> list[tuple[PagedSpec, LayerPlace]]:
+        """The layers that lie in pages."""
+        places = zip(self.specs, self.places(), strict=True)
+        return [(spec, place) for spec, place in places if not isinstance(spec, StateSpec)]
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -60,26 +107,28 @@ class CacheLayout:
         return tuple(group.window for group in self.groups)
 
     def places(self) -> tuple[LayerPlace, ...]:
-        """Of each layer."""
+        """Of each layer; of one with a state there is none."""
         found = {
             layer: LayerPlace(index, region)
             for index, group in enumerate(self.groups)
             for region, layer in enumerate(group.layers)
         }
-        return tuple(found[layer] for layer in range(len(self.specs)))
+        nowhere = LayerPlace(-1, -1)
+        return tuple(found.get(layer, nowhere) for layer in range(len(self.specs)))
 
-    def page_bytes(self, bytes_of: Callable[[CacheSpec], int]) -> int:
+    def page_bytes(self, bytes_of: Callable[[PagedSpec], int]) -> int:
         """Of one page, where a layer takes `bytes_of` its spec: a region is as large as the largest
         part that lies in it."""
         regions: dict[int, int] = {}
-        for spec, place in zip(self.specs, self.places(), strict=True):
+        for spec, place in self.paged():
             regions[place.region] = max(regions.get(place.region, 0), bytes_of(spec))
         return sum(regions.values())
 
 
 def one_group(specs: Sequence[CacheSpec]) -> CacheLayout:
     """Every layer keeps all tokens, whatever its window: for devices with one block table."""
-    return CacheLayout(tuple(specs), (CacheGroup(None, tuple(range(len(specs)))),))
+    layers = [index for index, spec in enumerate(specs) if not isinstance(spec, StateSpec)]
+    return CacheLayout(tuple(specs), (CacheGroup(None, tuple(layers)),))
 
 
 def group_layers(specs: Sequence[CacheSpec]) -> CacheLayout:
@@ -91,7 +140,10 @@ def group_layers(specs: Sequence[CacheSpec]) -> CacheLayout:
     """
     classes: dict[int | None, list[int]] = {}
     for index, spec in enumerate(specs):
-        classes.setdefault(spec.window, []).append(index)
+        if not isinstance(spec, StateSpec):
+            classes.setdefault(spec.window, []).append(index)
+    if not classes:
+        return one_group(specs)  # its pages are empty; they name a prefix's blocks all the same
     ordered = sorted(classes.items(), key=lambda item: _reach(item[0]), reverse=True)
     counts = [len(layers) for _, layers in ordered]
     size = min(range(1, max(counts) + 1), key=lambda size: _waste(counts, size))

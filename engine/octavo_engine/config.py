@@ -29,6 +29,7 @@ KernelChoice = Literal["auto", "triton", "plain"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
 ExecutorBackend = Literal["auto", "uni", "mp"]
 Quantization = Literal["auto", "none", "int8", "int4"]
+ModelImpl = Literal["auto", "octavo", "transformers"]
 KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 
@@ -149,6 +150,8 @@ class EngineConfig:
     served_model_names: tuple[str, ...] = ()  # default: the model reference as given
     revision: str | None = None  # of a hub model
     hf_overrides: str | None = None  # JSON with fields that replace those of config.json
+    model_impl: ModelImpl = "auto"  # auto: our page of the model, transformers' without one
+    trust_remote_code: bool = False  # run code of the model's repository; transformers only
     device: Device = "auto"
     platform: str | None = None  # of --device plugin: xpu, hpu, npu, tpu, or an entry point's name
     dtype: DType = "auto"
@@ -189,6 +192,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         s = self.scheduler
         _check_choice("--device", self.device, Device)
+        _check_choice("--model-impl", self.model_impl, ModelImpl)
         _check_choice("--dtype", self.dtype, DType)
         _check_choice("--quantization", self.quantization, Quantization)
         _check(self.activation_bits in (8, 16), "--activation-bits must be 8 or 16",

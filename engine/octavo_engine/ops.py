@@ -27,7 +27,7 @@ Experts: TypeAlias = Any  # as many weights [out, in] as there are experts
 Embedding: TypeAlias = Any  # a table [vocabulary, hidden]
 Vector: TypeAlias = Any  # a float32 vector, such as a norm's weight
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "tanh", "sigmoid"]
 HeadNorm = Literal["rms", "layer", "row"]  # row: rms of all heads' columns together
 Pool = Literal["mean", "max", "mean_sqrt_len", "weightedmean"]
 
@@ -65,6 +65,48 @@ class AttentionSpec:
     # Of each q head: a score gains slope * (the key's position - the query's).
     alibi: NDArray[np.float32] | None = None
     is_causal: bool = True  # else a token sees later ones too; encoder_attention only
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConvSpec:
+    """A causal convolution of each column by itself, over its last `kernel` inputs."""
+
+    layer: int  # index into the caches: a StateSpec
+    kernel: int
+    weight: Vector  # [columns, 1, kernel], the last for the token itself
+    bias: Vector | None = None
+    activation: Activation | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SsdSpec:
+    """A scan as in Mamba 2. Heads share B and C in groups."""
+
+    layer: int
+    offset: int  # of its state in the layer's, in values
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    a_log: Vector  # [heads], these three
+    d: Vector
+    dt_bias: Vector
+    dt_min: float = 0.0
+    dt_max: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaSpec:
+    """A gated delta rule. A key head serves `num_value_heads / num_key_heads` value heads."""
+
+    layer: int
+    offset: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    a_log: Vector  # [value heads], both
+    dt_bias: Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +161,19 @@ class Loader(Protocol):
         """The vector `name` plus `offset`, in float32; `name` is whole, ending and all."""
 
 
+class RecurrentLoader(Loader, Protocol):
+    """What models with recurrent states load besides."""
+
+    def array(self, name: str, shape: tuple[int, ...]) -> Vector:
+        """As `vector`, of any shape."""
+
+
 class Ops(Protocol):
     """What a model is composed of."""
 
     def embedding(self, table: Embedding, *, scale: float = 1.0) -> Value:
-        """The step's token ids looked up in `table`, times scale: [T, hidden]."""
+        """The step's token ids looked up in `table`, times scale: [T, hidden]. Of placeholders of
+        pictures the pictures' rows instead, as they are."""
 
     def table(
         self, table: Embedding, of: Literal["positions", "types"], *, offset: int = 0
@@ -202,6 +252,39 @@ class CrossOps(EncoderOps, Protocol):
     def cross_attention(self, q: Value, spec: CrossSpec) -> Value:
         """Attend from columns [q heads] to all that is kept in the sequence's slot, whatever the
         token's position: [T, num_heads * head_dim]."""
+
+
+class VisionOps(EncoderOps, Protocol):
+    """What towers are composed of besides."""
+
+    def input(self, columns: int) -> Value:
+        """Rows that the step brings: [T, columns]."""
+
+
+class RecurrentOps(Ops, Protocol):
+    """What models with recurrent states are composed of besides. A state is read where a sequence
+    stands before the step, and left where it stands behind it."""
+
+    def columns(self, x: Value, first: int, count: int) -> Value:
+        """Columns [first, first + count) of x."""
+
+    def multiply(self, x: Value, y: Value, activation: Activation | None = None) -> Value:
+        """x * activation(y), element by element."""
+
+    def group_norm(self, x: Value, weight: Vector, eps: float, size: int) -> Value:
+        """An RMS norm of each `size` columns; the weight is of all columns, or of `size`."""
+
+    def short_conv(self, x: Value, spec: ConvSpec) -> Value:
+        """activation(bias + Σ weight · the last inputs): [T, columns]."""
+
+    def ssd_scan(self, xbc: Value, dt: Value, spec: SsdSpec) -> Value:
+        """Columns [heads of x | groups of B | groups of C], and dt before bias and softplus:
+        state = exp(-exp(a_log) dt) state + dt B x, C · state + d x: [T, heads * head_dim]."""
+
+    def delta_rule(self, qkv: Value, gates: Value, spec: DeltaSpec) -> Value:
+        """Columns [q | k | v] and [beta | dt], all before their norms and gates: the state decays
+        by exp(-exp(a_log) dt), and its answer to k is moved towards v by sigmoid(beta); q asks
+        it then: [T, value heads * value_dim]."""
 
 
 class Model(Protocol):

@@ -90,11 +90,13 @@ class CompletionDialogue:
         return "(a text that is continued has no system message; octavo chat has)"
 
 
-def parser(prog: str, description: str) -> argparse.ArgumentParser:
+def parser(prog: str, description: str, *, is_remote: bool = True) -> CommandParser:
+    """`is_remote`: a running server may answer."""
     options = CommandParser(prog, description)
     options.add_argument("-p", "--prompt", help="prompt to answer, then exit; - reads stdin")
-    options.add_argument("--url", help="use a running server instead of loading a model here")
-    options.add_argument("--api-key", help="for --url; or OCTAVO_API_KEY")
+    if is_remote:
+        options.add_argument("--url", help="use a running server instead of loading a model here")
+        options.add_argument("--api-key", help="for --url; or OCTAVO_API_KEY")
     options.add_argument("--max-tokens", type=positive, metavar="N", help="longest answer")
     options.add_argument("--temperature", type=float, metavar="N")
     options.add_argument("--top-p", type=float, metavar="N")

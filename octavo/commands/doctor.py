@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
+import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.options.parser import CommandParser
@@ -13,6 +17,7 @@ from octavo.options.parser import CommandParser
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+_SHOWN = 3  # models that are recommended
 MARKS = {"ok": "✓", "missing": "✗", "optional": "·"}
 
 
@@ -51,6 +56,7 @@ def examine() -> Iterator[MachineFinding]:
     yield _memory()
     yield from _packages()
     yield _accelerator()
+    yield from _models()
 
 
 def _extension() -> Iterator[MachineFinding]:
@@ -109,17 +115,47 @@ def _packages() -> Iterator[MachineFinding]:
 
 
 def _accelerator() -> MachineFinding:
+    """Torch is looked up, not imported: that takes seconds."""
+    gpus = _gpus()
     if not find_spec("torch"):
-        return MachineFinding(
-            "torch", "optional", "not installed", "only GPUs and --device torch need it"
-        )
+        advice = "only GPUs and --device torch need it"
+        if gpus:
+            advice = "install it with CUDA to use the GPU"
+        return MachineFinding("torch", "optional", f"not installed; {_listed(gpus)}", advice)
     try:
-        import torch
-    except (ImportError, OSError) as error:
-        return MachineFinding(
-            "torch", "optional", f"cannot be imported: {error}", "reinstall torch"
-        )
-    if not torch.cuda.is_available():
-        return MachineFinding("torch", "ok", f"{torch.__version__}, no GPU")
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return MachineFinding("torch", "ok", f"{torch.__version__}, {', '.join(names)}")
+        installed = version("torch")
+    except PackageNotFoundError:
+        return MachineFinding("torch", "optional", "has no version", "reinstall torch")
+    return MachineFinding("torch", "ok", f"{installed}, {_listed(gpus)}")
+
+
+def _listed(gpus: list[str]) -> str:
+    return ", ".join(gpus) or "no GPU"
+
+
+def _gpus() -> list[str]:
+    """As the kernel's drivers list them."""
+    names = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with suppress(OSError):
+            found = re.search(r"^Model:\s*(.+)$", path.read_text(errors="replace"), re.MULTILINE)
+            names.append(found[1] if found else "NVIDIA GPU")
+    if not names and Path("/dev/kfd").exists():
+        names.append("AMD GPU")
+    return names
+
+
+def _models() -> Iterator[MachineFinding]:
+    """The largest of the catalogue that fit."""
+    from octavo.models.catalogue import fitting_models
+    from octavo_engine.core.memory import free_memory
+    from octavo_engine.errors import OctavoError
+
+    try:
+        fitting = fitting_models(free_memory())
+    except (OSError, OctavoError):
+        return
+    if fitting:
+        shown = [f"{model.name} ({model.memory / 1000:.1f} GB)" for model in fitting[:_SHOWN]]
+        advice = f"octavo run {fitting[0].name}; octavo list --all shows every model"
+        yield MachineFinding("models", "ok", f"the largest that fit: {', '.join(shown)}", advice)

@@ -52,12 +52,15 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
         listener = open_port(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
         url = f"{'https' if settings.ssl_certfile else 'http'}://{_readable(host)}:{port}"
+    from octavo.local.home import Home
+    from octavo.models.servers import ServerRecord
     from octavo.startup import StartupReporter
     from octavo_common.logs import set_up_logging
     from octavo_engine.server.run import serve
 
     set_up_logging(settings.log_format, settings.log_level)
-    reporter = StartupReporter(url, settings, began_at)
+    record = ServerRecord(Home.find(os.environ), url, config.names)
+    reporter = StartupReporter(url, settings, began_at, on_ready=record.ready)
 
     async def start() -> Any:
         from octavo_engine.core.async_engine import AsyncEngine
@@ -65,7 +68,8 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
         return await AsyncEngine.start(config)
 
     try:
-        _run(serve(start, settings, listener, reporter))
+        with record:
+            _run(serve(start, settings, listener, reporter))
     finally:
         reporter.close()
         listener.close()

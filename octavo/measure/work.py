@@ -152,5 +152,8 @@ class _Counter:
     def tied(self, embedding: Any) -> Any:
         self.head += embedding
 
+    def array(self, name: str, shape: tuple[int, ...]) -> Any:
+        return None
+
     def vector(self, name: str, size: int, *, offset: float = 0.0) -> Any:
         return None

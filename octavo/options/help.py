@@ -23,6 +23,15 @@ _TERMINAL = ("prompt", "url", "api-key", "max-tokens", "temperature", "top-p", "
              "quantization", "max-model-len", "seed")  # fmt: skip
 
 HELP: Mapping[str, CommandHelp] = {
+    "run": CommandHelp(
+        ("octavo run smollm2", "octavo run qwen3:0.6b 'What is the capital of France?'"),
+        frozenset((*_TERMINAL, "system")) - {"url", "api-key"},
+    ),
+    "list": CommandHelp(("octavo list", "octavo list --all")),
+    "pull": CommandHelp(("octavo pull smollm2", "octavo pull Qwen/Qwen2.5-0.5B-Instruct")),
+    "rm": CommandHelp(("octavo rm smollm2", "octavo rm qwen3:0.6b qwen3:4b")),
+    "ps": CommandHelp(("octavo ps", "octavo ps --json")),
+    "show": CommandHelp(("octavo show smollm2", "octavo show qwen3:0.6b --json")),
     "serve": CommandHelp(
         (
             "octavo serve demo://smollm2",

@@ -6,7 +6,9 @@ import os
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
+from octavo.models.references import with_local_files
 from octavo.options import flags
+from octavo.options.vllm_environment import vllm_environment_advice
 from octavo.options.vllm_flags import check_file, environment_advice
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError
@@ -46,8 +48,7 @@ def engine_config(
 ) -> EngineConfig:
     """For commands that run an engine of their own. Raises ConfigError."""
     settings = _resolve(args, environ, serving=False)
-    config: EngineConfig = settings.build(EngineConfig)
-    return config
+    return with_local_files(settings.build(EngineConfig), environ)
 
 
 def serve_settings(
@@ -57,7 +58,8 @@ def serve_settings(
     from octavo_engine.server.settings import ServerSettings
 
     settings = _resolve(args, environ, serving=True)
-    return settings.build(EngineConfig), settings.build(ServerSettings), settings
+    config = with_local_files(settings.build(EngineConfig), environ)
+    return config, settings.build(ServerSettings), settings
 
 
 def warn_of_unknown_environment(environ: Mapping[str, str] = os.environ) -> None:
@@ -66,6 +68,8 @@ def warn_of_unknown_environment(environ: Mapping[str, str] = os.environ) -> None
     for name in unknown:
         why = advice.get(name, "nothing reads it")
         print(f"octavo: warning: {name} is set, but {why}", file=sys.stderr)
+    for name, sentence in vllm_environment_advice(environ).items():
+        print(f"octavo: warning: {name} is not read: {sentence}", file=sys.stderr)
 
 
 def render_config(

@@ -25,6 +25,7 @@ from octavo_router.console.build import make_console
 from octavo_router.discovery.build import make_sources
 from octavo_router.discovery.discovery import Discovery
 from octavo_router.discovery.pool_config import discovered_models, discovered_pools, foreign_claims
+from octavo_router.docs.routes import DocsRoutes
 from octavo_router.endpoints.registry import Registry
 from octavo_router.errors import ConfigInvalid
 from octavo_router.flow.admin import AdminAccess
@@ -170,6 +171,8 @@ class App:
                 config, self.registry, self.models, self.metrics, index, self.gate, environment
             )
             self.routes |= pages
+            docs = DocsRoutes({path for _, path in self.routes}, lambda: self.metrics.version)
+            self.routes |= docs.table()
         self._tracing = make_tracing(
             config.tracing.endpoint,
             sample_ratio=config.tracing.sample_ratio,

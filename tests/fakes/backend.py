@@ -178,7 +178,8 @@ class FakeBackend:
     def _check(self, step: BackendStep, sampling: SamplingBatch) -> None:
         """The promises that `BackendStep` and `SamplingBatch` make."""
         assert step.awaited is None, "this backend waits for each step"
-        for name in set(step.__slots__) - {"awaited", "table_versions", "adapters"}:
+        optional = {"awaited", "table_versions", "adapters", "states", "input_rows", "inputs"}
+        for name in set(step.__slots__) - optional:
             assert getattr(step, name).dtype == np.int32, name
         self._check_versions(step)
         num_tokens, num_seqs, num_logits = len(step.token_ids), len(step.rows), len(step.logit_rows)

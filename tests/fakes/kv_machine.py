@@ -53,8 +53,16 @@ class KVMachine:
     block, in each group of layers. Each group holds the digests, and what one sees through its
     window must be there."""
 
-    def __init__(self, num_blocks: int, windows: Sequence[int | None] = (None,)) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        windows: Sequence[int | None] = (None,),
+        *,
+        has_states: bool = False,
+    ) -> None:
+        self.has_states = has_states
         self.slots: list[int | None] = [None] * (num_blocks * BLOCK_SIZE)
+        self.states: dict[int, int] = {}  # by slot: the digest of all tokens so far
         self.windows = windows
         self.tables: dict[int, list[list[int]]] = {}  # by row, of each group
         self.tokens: dict[int, list[int]] = {}
@@ -71,6 +79,9 @@ class KVMachine:
                 table.append(growth.block_id)
             assert table[growth.place] == growth.block_id
         self._copy(batch)
+        loaded = [(row, self.states[source]) for source, row in batch.state_loads]
+        self.states.update(loaded)
+        saves = {(save.entry, save.num_tokens): save.slot for save in batch.state_saves}
         result = StepResult(tokens=[])
         for index, row in enumerate(batch.rows):
             start, count = batch.starts[index], batch.counts[index]
@@ -79,6 +90,10 @@ class KVMachine:
             tokens += drafts
             for position in range(start, start + count):
                 self._compute(tokens, tables, position)
+                if self.has_states:
+                    self._continue_state(row, tokens, position)
+                    if (slot := saves.pop((index, position + 1), None)) is not None:
+                        self.states[slot] = self.states[row]
             end = start + count
             token = -1
             if batch.samples[index]:
@@ -104,6 +119,11 @@ class KVMachine:
                 scores = [TokenLogprobs(t, 0.0, 1, [], []) for t in scored]
                 result.prompt_logprobs[index] = scores
         return result
+
+    def _continue_state(self, row: int, tokens: list[int], position: int) -> None:
+        before = self.states[row] if position else 1
+        assert before == digest_of(tokens[:position]), "the state stands elsewhere"
+        self.states[row] = continue_digest(before, tokens[position])
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """Nobody may read them any more."""
@@ -153,7 +173,11 @@ class Loop:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.machine = KVMachine(len(scheduler.kv.pool.blocks), scheduler.windows)
+        self.machine = KVMachine(
+            len(scheduler.kv.pool.blocks),
+            scheduler.windows,
+            has_states=scheduler.kv.states is not None,
+        )
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
         self.batches: list[ScheduledBatch] = []
@@ -172,6 +196,9 @@ class Loop:
         if not batch.is_empty:
             outputs += scheduler.update(batch, result, self.step_s)
         self.machine.forget(b.id for b in scheduler.kv.pool.free_blocks() if not b.is_published)
+        if scheduler.kv.states is not None:
+            for slot in scheduler.kv.states.free:
+                self.machine.states.pop(slot, None)
         scheduler.check_invariants()
         for output in outputs:
             self.take(output)

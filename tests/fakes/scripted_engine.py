@@ -65,11 +65,19 @@ class ScriptedEngine(FakeEngine):
         for at in range(done, len(tokens), self.piece):
             ids = tokens[at : at + self.piece]
             new = CompletionOutput(index, text[at : at + len(ids)], ids, num_tokens=at + len(ids))
-            new.resumed_text = text[:done]
             if params.logprobs is not None:
                 new.logprobs = [
                     self.logprob(token, params.logprobs, at + i) for i, token in enumerate(ids)
                 ]
             result.append(new)
+        if done and not result:  # it was complete
+            result = [CompletionOutput(index, num_tokens=done)]
+        end = 0
+        texts: list[str] = []
+        for length in (resumed[index].pieces or (done,)) if done else ():
+            texts.append(text[end : end + length])
+            end += length
+        for new in result:
+            new.resumed_texts = texts
         result[-1].finish_reason = "length" if is_cut else "stop"
         return result

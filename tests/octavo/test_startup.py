@@ -32,7 +32,7 @@ def test_the_banner_says_where_how_much_and_what_to_try():
         "Octavo serves m (ready in 1.2 s)\n"
         "\n"
         "  API      http://localhost:8000/v1\n"
-        "  Docs     http://localhost:8000/docs\n"
+        "  Page     http://localhost:8000/ (chat) · http://localhost:8000/docs\n"
         "  Engine   native/avx2 · gguf · context 8,192 tokens\n"
         "  KV cache 16,384 tokens (64 MiB): 2 requests of 8,192 tokens\n"
         "\n"
@@ -72,7 +72,7 @@ def test_the_example_fits_the_model_and_the_server(info, settings, parts):
 
 def test_an_embedder_has_no_kv_cache_and_no_chat():
     text = banner(with_(tasks=("embed",)), "http://h:1", ServerSettings(docs=False), 1.0)
-    assert "KV cache" not in text and "octavo chat" not in text and "Docs" not in text
+    assert "KV cache" not in text and "octavo chat" not in text and "Page" not in text
 
 
 def test_off_a_terminal_there_is_no_banner(capsys):

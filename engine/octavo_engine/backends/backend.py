@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.state.adapter import PackedAdapter
     from octavo_engine.weights.adapter import AdapterFiles
+
+
+class StateStep(NamedTuple):
+    """Where a step reads and leaves recurrent states, in slots that hold those of all layers."""
+
+    slots: NDArray[np.int32]  # [B]  where each sequence's state is, and stays
+    saves: NDArray[np.int32]  # [T]  the slot where it is saved too, behind this token; -1: none
+    copies: NDArray[np.int32]  # [C, 2]  source slot, target slot; done before the step
 
 
 @dataclass(slots=True)
@@ -42,6 +50,13 @@ class BackendStep:
     adapters: NDArray[np.int32] | None = None  # [B]  slot of each sequence's adapter; -1: none
     # [B]  slot of each sequence's audio, of models that read some; -1: it has none.
     audio_slots: NDArray[np.int32] | None = None
+    # [T]  which of `inputs` stands for the token in place of its embedding; -1: none does. None:
+    # of no token.
+    input_rows: NDArray[np.int32] | None = None
+    inputs: NDArray[np.float32] | None = None  # [I, hidden]
+    # Of models with recurrent states; `states` says what they are. A sequence of which the step has
+    # all tokens begins with a state of zeros.
+    states: StateStep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +67,7 @@ class BackendLimits:
     max_seqs: int
     max_logit_rows: int
     max_model_len: int
+    num_state_slots: int = 0  # of recurrent states
 
 
 class Backend(Protocol):
@@ -106,6 +122,14 @@ class LaunchesSteps(Protocol):
 
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> PendingSample:
         """As `execute`, which is this and `wait`. All arrays may change afterwards."""
+
+
+@runtime_checkable
+class HoldsStates(Protocol):
+    """A backend that computes recurrent states."""
+
+    def poison_states(self, slots: list[int]) -> None:
+        """As `poison_blocks`, of slots."""
 
 
 @runtime_checkable

@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.text_part import TextPart
+from octavo_engine.backends.vision_part import VisionPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
+from octavo_engine.models.implementation import implementation_of
+from octavo_engine.models.vision_config import read_media_config
 from octavo_engine.weights.open import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_engine.backends.backend import Backend
+    from octavo_engine.backends.media import TakesMedia
     from octavo_engine.backends.native.backend import NativeBackend
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import EngineConfig
@@ -40,7 +44,10 @@ def build_backend(
         return SimBackend(config)
     if files is None:
         raise ConfigError(f"--device {config.device} needs a model")
+    if implementation_of(config, files.config, is_gguf=files.gguf is not None) == "transformers":
+        return _build_transformers(config, files)
     model = ModelConfig.from_hf(files.config)
+    _check_states(config, model)
     max_model_len = config.max_model_len or model.max_position_embeddings
     if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
         raise ConfigError(
@@ -64,6 +71,7 @@ def build_rank(
     _check_kv_cache_dtype(config)
     check_activation_bits(config)
     model = ModelConfig.from_hf(files.config)
+    _check_states(config, model)
     max_model_len = config.max_model_len or model.max_position_embeddings
     return _build_native(
         config, model, files, max_model_len=max_model_len, progress=progress, place=place
@@ -76,6 +84,20 @@ def _check_kv_cache_dtype(config: EngineConfig) -> None:
         raise ConfigError(
             f"--kv-cache-dtype {asked} is computed by --device cpu only; --device {device} takes "
             "auto, or what --dtype names"
+        )
+
+
+def _check_states(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises ConfigError where recurrent states are not computed."""
+    if model.recurrent is None:
+        return
+    what = f"{model.architecture} has layers with recurrent states, which"
+    if config.device in ("cuda", "plugin"):
+        raise ConfigError(f"{what} --device {config.device} does not compute yet: use --device cpu")
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"{what} --tensor-parallel-size {config.tensor_parallel_size} cannot divide yet: "
+            "leave it out"
         )
 
 
@@ -122,7 +144,7 @@ def _build_native(
         )
     from octavo_engine.backends.native.backend import NativeBackend
 
-    return NativeBackend(
+    backend = NativeBackend(
         model,
         _open(config, model, files),
         max_model_len=max_model_len,
@@ -135,6 +157,9 @@ def _build_native(
         progress=progress,
         place=place,
     )
+    if place is None:
+        _load_media(config, files, backend)
+    return backend
 
 
 def _build_torch(
@@ -154,7 +179,7 @@ def _build_torch(
 
     # The reference computes in float32 whatever is asked for; a 16-bit dtype is that of storage.
     storage = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
-    return TorchBackend(
+    backend = TorchBackend(
         model,
         _open(config, model, files),
         max_model_len=max_model_len,
@@ -163,6 +188,26 @@ def _build_torch(
         adapters=_adapter_limits(config),
         progress=progress,
     )
+    _load_media(config, files, backend)
+    return backend
+
+
+def _load_media(config: EngineConfig, files: ModelFiles, backend: TakesMedia) -> None:
+    """What sees, where the model has such a part."""
+    if files.kind == "gguf":
+        return
+    media = read_media_config(files.config)
+    if media is not None:
+        checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
+        is_dummy = config.load_format == "dummy"  # which has whatever is asked for
+        backend.load_media(media, checkpoint if is_dummy else VisionPart(checkpoint, media))
+
+
+def _build_transformers(config: EngineConfig, files: ModelFiles) -> Backend:
+    from octavo_engine.backends.torch.fallback.backend import TransformersBackend
+
+    device = "cuda" if config.device == "cuda" else "cpu"
+    return TransformersBackend(config, files.path, files.config, device=device)
 
 
 def _build_cuda(

@@ -74,6 +74,8 @@ class StepPlan:
     def of(cls, step: BackendStep) -> StepPlan:
         """Tokens must be known: a step that awaits those of one under way has no plan."""
         assert step.awaited is None, "a plan has all its tokens"
+        assert step.input_rows is None, "ranks have no rows of pictures"
+        assert step.states is None, "recurrent states are not divided over ranks"
         num_blocks = -(-int(step.seq_lens.max(initial=0)) // BLOCK_SIZE)
         return cls(
             step.token_ids,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # As files name it, longest first, and as the text model alone would.
 _PREFIXES = (
     ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )

@@ -9,18 +9,22 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_engine.backends.backend import BackendLimits, EncodesAudio, LaunchesSteps, TakesAdapters
+from octavo_engine.backends.media import TakesMedia
 from octavo_engine.core.audio_queue import AudioQueue
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.extension import require_extension
-from octavo_engine.core.identity import architecture_of, format_of, identify
+from octavo_engine.core.identity import architecture_of, format_of, identify, implementation_in
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
 from octavo_engine.core.memory import free_memory
+from octavo_engine.core.state_capacity import MAX_EMPTY_BLOCKS, StateCapacity, settle_states
 from octavo_engine.errors import ConfigError
 from octavo_engine.executor.uni import UniExecutor
 from octavo_engine.kv.needs import KVNeeds
+from octavo_engine.kv.states import StateSnapshots
+from octavo_engine.scheduling.media import MediaLimits
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 
 if TYPE_CHECKING:
@@ -39,6 +43,9 @@ logger = logging.getLogger(__name__)
 AUDIO_FRACTION = 0.2  # of what is free once the KV cache is planned, for windows of audio
 SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 
+MEDIA_CACHE_BYTES = 128 << 20  # for rows of pictures that may come again
+MIN_MEDIA = 4  # of the largest pictures there is room for at least
+
 
 def resolve(
     config: EngineConfig, progress: Callable[[int, int], None] | None = None
@@ -48,7 +55,12 @@ def resolve(
         return None
     from octavo_engine.weights.source import resolve_model
 
-    files = resolve_model(config.model, revision=config.revision, progress=progress)
+    files = resolve_model(
+        config.model,
+        revision=config.revision,
+        progress=progress,
+        with_code=config.trust_remote_code,
+    )
     if config.overrides:
         logger.info("Replaced fields of config.json: %s", ", ".join(sorted(config.overrides)))
     return dataclasses.replace(files, config=files.config | config.overrides)
@@ -134,6 +146,7 @@ def build_engine(
         default_params=identity.default_params,
         load_seconds=time.monotonic() - started,
         architecture=architecture_of(files),
+        implementation=implementation_in(config, files),
         format=format_of(config, files),
         cache_key=cache_key,
         tasks=("generate",) if identity.speech is None else ("transcribe",),
@@ -160,6 +173,12 @@ def _build_backend(
     return build_backend(config, files, progress)
 
 
+def _media_bytes(backend: Backend) -> int:
+    """For rows of pictures, beside the KV cache."""
+    limits = media_limits(backend)
+    return 0 if limits is None else limits.cache_bytes
+
+
 def _memory_note(kv_bytes: int, config: EngineConfig) -> str:
     if not kv_bytes:
         return "no memory"
@@ -169,24 +188,40 @@ def _memory_note(kv_bytes: int, config: EngineConfig) -> str:
 
 def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) -> Capacity:
     """Measured now, after loading: what is free is what is really there."""
+    length = config.max_model_len or own_max_model_len
+    states = StateCapacity(config.scheduler.max_num_seqs, 0, 0)
     if config.device == "sim":
         max_blocks, where = config.sim.kv_blocks, "the simulated KV pool"
     else:
-        length = config.max_model_len or own_max_model_len
         own_memory = backend.kv_memory(_limits(config, length), config.memory_fraction)
         memory = (
-            kv_memory(config, free_memory())
+            kv_memory(config, free_memory() - _media_bytes(backend))
             if own_memory is None
             else config.kv_cache_memory_bytes or own_memory
         )
-        max_blocks = memory // backend.kv_bytes_per_block
+        block_bytes = backend.kv_bytes_per_block
+        states = settle_states(
+            config.scheduler,
+            memory,
+            state_bytes=backend.cache_layout.state_bytes,
+            length=length,
+            has_pages=block_bytes > 0,
+        )
+        max_blocks = states.memory // block_bytes if block_bytes else MAX_EMPTY_BLOCKS
         where = f"the KV cache of {gib(memory)}"
     needs = KVNeeds(
         backend.cache_layout.windows,
         _max_under_way(config, backend) * config.scheduler.max_num_batched_tokens,
     )
-    return settle_capacity(
+    capacity = settle_capacity(
         config, needs, own_max_model_len=own_max_model_len, max_blocks=max_blocks, where=where
+    )
+    if not states.note:
+        return capacity
+    return capacity._replace(
+        note=f"{capacity.note}, {states.note}",
+        max_num_seqs=states.max_num_seqs,
+        num_snapshots=states.num_snapshots,
     )
 
 
@@ -199,8 +234,26 @@ def _assemble(
     make_tokenizer: Callable[[], Tokenizer],
     eos_token_ids: tuple[int, ...],
 ) -> Engine:
-    settings = dataclasses.replace(config.scheduler, max_model_len=capacity.max_model_len)
+    settings = dataclasses.replace(
+        config.scheduler,
+        max_model_len=capacity.max_model_len,
+        max_num_seqs=capacity.max_num_seqs or config.scheduler.max_num_seqs,
+    )
     limits = _limits(config, capacity.max_model_len)
+    states = None
+    if capacity.max_num_seqs:
+        states = StateSnapshots(capacity.max_num_seqs, capacity.num_snapshots)
+        limits = dataclasses.replace(
+            limits,
+            max_seqs=capacity.max_num_seqs,
+            num_state_slots=capacity.max_num_seqs + capacity.num_snapshots,
+        )
+        if config.speculation is not None:
+            logger.warning(
+                "Speculation is off: the model has recurrent states, which cannot go back behind "
+                "a rejected token"
+            )
+            config = config.replace(speculation=None)
     executor = UniExecutor(
         backend, scheduler_config=settings, limits=limits, num_blocks=capacity.num_blocks
     )
@@ -208,10 +261,12 @@ def _assemble(
         settings,
         num_blocks=capacity.num_blocks,
         windows=backend.cache_layout.windows,
+        states=states,
         max_under_way=_max_under_way(config, backend),
         cache_key=cache_key,
         speculation=config.speculation,
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
+        media=media_limits(backend),
         now=now,
     )
     launches = executor if _runs_ahead(config, executor) else None
@@ -253,6 +308,15 @@ def _check_speech(config: EngineConfig, files: ModelFiles | None) -> None:
     ):
         if is_set:
             raise ConfigError(f"{flag} is not available for models that read audio; leave it out")
+
+
+def media_limits(backend: Backend) -> MediaLimits | None:
+    """None where the model does not see, or the backend does not compute that."""
+    if not isinstance(backend, TakesMedia) or backend.media is None:
+        return None
+    media = backend.media.config
+    row_bytes = 4 * media.text_size
+    return MediaLimits(row_bytes, max(MEDIA_CACHE_BYTES, MIN_MEDIA * media.num_rows * row_bytes))
 
 
 def _make_adapters(

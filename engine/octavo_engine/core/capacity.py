@@ -20,6 +20,8 @@ class Capacity(NamedTuple):
     num_blocks: int
     max_model_len: int
     note: str
+    max_num_seqs: int = 0  # with recurrent states: how many may run; 0: as the settings say
+    num_snapshots: int = 0
 
 
 def kv_memory(config: EngineConfig, free_bytes: int) -> int:

@@ -8,12 +8,13 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo_engine.core.info import SpeechInfo
+from octavo_engine.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.config import EngineConfig
-    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.implementation import Implementation
     from octavo_engine.weights.source import ModelFiles
 
 _SIM_EOS = 257  # of ByteTokenizer
@@ -46,10 +47,10 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         facts = {"sim": config.names[0], "vocab": config.sim.vocab_size}
         own = config.max_model_len or config.scheduler.max_model_len
         return ModelIdentity(own, (_SIM_EOS,), {}, None, _digest(facts))
-    from octavo_engine.models.config import ModelConfig
     from octavo_engine.weights.fingerprint import fingerprint
 
-    shape = ModelConfig.from_hf(files.config)
+    implementation = implementation_in(config, files)
+    own_length, eos = _shape(config, files, implementation)
     generation_eos = _ids(files.generation_config.get("eos_token_id"))
     facts = {
         "config": files.config,
@@ -63,16 +64,23 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         "load_format": config.load_format,
         "seed": config.seed if config.load_format == "dummy" else None,
     }
+    if implementation == "transformers":
+        facts["implementation"] = implementation
     return ModelIdentity(
-        shape.max_position_embeddings,
-        tuple(dict.fromkeys((*shape.eos_token_ids, *generation_eos))),
+        own_length,
+        tuple(dict.fromkeys((*eos, *generation_eos))),
         default_params(files.generation_config),
-        _speech(shape, files),
+        _speech(files, implementation),
         _digest(facts),
     )
 
 
-def _speech(shape: ModelConfig, files: ModelFiles) -> SpeechInfo | None:
+def _speech(files: ModelFiles, implementation: Implementation) -> SpeechInfo | None:
+    from octavo_engine.models.config import ModelConfig
+
+    if implementation == "transformers":
+        return None
+    shape = ModelConfig.from_hf(files.config)
     if shape.speech is None:
         return None
     given = files.generation_config or files.config
@@ -82,6 +90,37 @@ def _speech(shape: ModelConfig, files: ModelFiles) -> SpeechInfo | None:
         suppressed=_ids(given.get("suppress_tokens")),
         suppressed_at_begin=_ids(given.get("begin_suppress_tokens")),
     )
+
+
+def implementation_in(config: EngineConfig, files: ModelFiles | None) -> Implementation:
+    """Who computes the model. Raises ConfigError and ModelError."""
+    if files is None:
+        return "octavo"
+    from octavo_engine.models.implementation import implementation_of
+
+    return implementation_of(config, files.config, is_gguf=files.gguf is not None)
+
+
+def _shape(
+    config: EngineConfig, files: ModelFiles, implementation: Implementation
+) -> tuple[int, tuple[int, ...]]:
+    """Tokens that the model was made for, and those that end a text."""
+    if implementation == "transformers":
+        from octavo_engine.backends.torch.fallback.model import read_shape
+
+        try:
+            return read_shape(config, files.path, files.config)
+        except ModelError as error:
+            if config.model_impl == "transformers":
+                raise
+            raise ModelError(
+                f"config.json: architecture {architecture_of(files)!r} is not supported here, and "
+                f"the fallback to transformers fails: {error}"
+            ) from error
+    from octavo_engine.models.config import ModelConfig
+
+    shape = ModelConfig.from_hf(files.config)
+    return shape.max_position_embeddings, shape.eos_token_ids
 
 
 def default_params(generation_config: Mapping[str, Any]) -> dict[str, int | float]:

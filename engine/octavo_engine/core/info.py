@@ -36,6 +36,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_params: dict[str, int | float]  # of generation_config.json, under SamplingParams' names
     load_seconds: float
     architecture: str = ""  # the model class that config.json names; empty: the simulator
+    implementation: str = "octavo"  # or transformers, whose bits may depend on the batch
     format: str = ""  # of its weights, such as "safetensors bfloat16"; identity.format_of
     tasks: tuple[str, ...] = ("generate",)  # or some of state.pooling.PoolingTask
     embedding_size: int = 0  # of a model that embeds

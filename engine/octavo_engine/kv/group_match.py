@@ -11,8 +11,10 @@ from octavo_engine.kv.prefix_cache import CachedPrefix
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_engine.kv.block import Block
     from octavo_engine.kv.needs import GroupNeeds
     from octavo_engine.kv.prefix_cache import PrefixCache
+    from octavo_engine.kv.states import StateSnapshots
     from octavo_engine.state.media import MediaSpan
 
 
@@ -24,9 +26,17 @@ def match_groups(
     token_ids: Sequence[int],
     limit: int,
     media: Sequence[MediaSpan] = (),
+    states: StateSnapshots | None = None,
 ) -> list[CachedPrefix]:
     """Of the first `limit` tokens; of each group the blocks that what comes next would see, all of
-    equally many tokens."""
+    equally many tokens. With `states` it ends at a snapshot, so no part of a block is copied."""
+    if states is not None:
+        end = _end_at_snapshot(caches, needs, digests[: limit // BLOCK_SIZE], states)
+        firsts = [need.first(end * BLOCK_SIZE) for need in needs]
+        return [
+            CachedPrefix(_blocks(cache, digests[first:end]), None, 0, first)
+            for cache, first in zip(caches, firsts, strict=True)
+        ]
     if len(caches) == 1 and needs[0].behind is None:
         return [caches[0].match(root, digests, token_ids, limit, media)]
     end = _common_end(caches, needs, digests[: limit // BLOCK_SIZE])
@@ -38,11 +48,31 @@ def match_groups(
     matches = []
     for cache, need, (source, _) in zip(caches, needs, sources, strict=True):
         first = need.first(end * BLOCK_SIZE)
-        found = [cache.get(digest) for digest in digests[first:end]]
-        blocks = [block for block in found if block is not None]
-        assert len(blocks) == end - first, "the end was chosen so that all are there"
+        blocks = _blocks(cache, digests[first:end])
         matches.append(CachedPrefix(blocks, source if num_copied else None, num_copied, first))
     return matches
+
+
+def _blocks(cache: PrefixCache, digests: Sequence[bytes]) -> list[Block]:
+    found = [cache.get(digest) for digest in digests]
+    blocks = [block for block in found if block is not None]
+    assert len(blocks) == len(digests), "the end was chosen so that all are there"
+    return blocks
+
+
+def _end_at_snapshot(
+    caches: Sequence[PrefixCache],
+    needs: Sequence[GroupNeeds],
+    digests: Sequence[bytes],
+    states: StateSnapshots,
+) -> int:
+    """The largest number of full blocks that all groups serve and behind which there is a
+    snapshot."""
+    end = len(digests)
+    while True:
+        end = states.longest(digests, _common_end(caches, needs, digests[:end]))
+        if _common_end(caches, needs, digests[:end]) == end:
+            return end
 
 
 def _common_end(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.kv.block import Block
     from octavo_engine.kv.listener import CacheListener
+    from octavo_engine.kv.states import StateSnapshots
     from octavo_engine.state.sequence import Sequence
 
 
@@ -77,6 +78,7 @@ class KVManager:
         max_step_tokens: int = 1,
         cache_key: bytes = b"",
         caching: bool = True,
+        states: StateSnapshots | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks, len(windows))
         self.needs = KVNeeds(windows, max_step_tokens)
@@ -91,6 +93,7 @@ class KVManager:
         self._cache_key = cache_key
         self._named: tuple[list[int], bytes, list[bytes]] | None = None  # a prompt, root, digests
         self._caching = caching
+        self.states = states  # of models with recurrent states
         self.listen(self.residency)
 
     @property
@@ -160,6 +163,7 @@ class KVManager:
             named_tokens(sequence),
             limit,
             sequence.request.media,
+            self.states,
         )
         num_blocks = self._cost(prefixes, total)
         if prefixes[0].source is not None:
@@ -171,10 +175,18 @@ class KVManager:
                 num_blocks += num_sources
         awaits = None
         if prefixes[0].num_tokens < limit and not sequence.wants_prompt_scores:
-            following = sequence.digests[prefixes[0].num_full :]
-            needed = following[0] if following else sequence.tail_digest
+            needed = self._needed_next(sequence, prefixes[0].num_full, limit)
             awaits = needed if needed in self.computing else None
         return PrefixMatch(prefixes, num_blocks, awaits)
+
+    def _needed_next(self, sequence: Sequence, num_full: int, limit: int) -> bytes | None:
+        """What it could go on with if another sequence had computed it."""
+        if self.states is not None:
+            end = self.states.next_end(num_full)
+            is_saved = end * BLOCK_SIZE <= limit and self.states.num_snapshots
+            return sequence.digests[end - 1] if is_saved else None
+        following = sequence.digests[num_full:]
+        return following[0] if following else sequence.tail_digest
 
     def admit(self, sequence: Sequence, match: PrefixMatch) -> list[BlockCopy]:
         """Give it the blocks of `match` and fresh ones for the rest of its tokens, as far as its
@@ -277,6 +289,9 @@ class KVManager:
             self._computed(digests[index], sequence)
         self.residency.reached(sequence, sequence.num_published_blocks, num_full)
         sequence.num_published_blocks = num_full
+        if sequence.state_saves:
+            assert self.states is not None
+            self.states.publish(sequence)
         if sequence.num_computed_tokens == sequence.num_admitted_tokens:
             self._publish_tail(sequence)
             self._computed(sequence.tail_digest, sequence)
@@ -299,6 +314,8 @@ class KVManager:
             for block in blocks:
                 if block.parent is not None:
                     cache.retract(block)
+        if self.states is not None:
+            self.states.retract(sequence.digests)
         self._free(sequence)
 
     def end_step(self) -> None:
@@ -313,8 +330,13 @@ class KVManager:
         assert all(block.ref_count == 0 for block in self.pool.blocks)
         for cache in self.pool.caches:
             cache.clear()
+        if self.states is not None:
+            self.states.clear()
 
     def _free(self, sequence: Sequence) -> None:
+        if sequence.state_saves:
+            assert self.states is not None
+            self.states.release(sequence)
         for digest in self._uncomputed(sequence):
             self._computed(digest, sequence)
         for group, table in enumerate(sequence.block_tables):

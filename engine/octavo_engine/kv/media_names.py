@@ -28,7 +28,7 @@ class MediaPart(NamedTuple):
 
     digest: bytes
     place: int
-    count: int
+    length: int
     offset: int
 
 
@@ -45,7 +45,7 @@ def parts_of(spans: List[MediaSpan], index: int) -> tuple[MediaPart, ...]:
 
 def extras_of(parts: tuple[MediaPart, ...]) -> tuple[bytes, ...]:
     """What a block's digest covers beside its tokens."""
-    return tuple(p.digest + struct.pack("<III", p.place, p.count, p.offset) for p in parts)
+    return tuple(p.digest + struct.pack("<III", p.place, p.length, p.offset) for p in parts)
 
 
 def named_tokens(sequence: Sequence) -> list[int]:
@@ -63,8 +63,8 @@ def packed_block(sequence: Sequence, index: int) -> bytes:
     """The tokens of one of its blocks, with words in place of placeholders."""
     tokens = sequence.token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
     for part in parts_of(sequence.request.media, index) if sequence.request.media else ():
-        end = part.place + part.count
-        tokens[part.place : end] = _words(part.digest, part.offset, part.count)
+        end = part.place + part.length
+        tokens[part.place : end] = _words(part.digest, part.offset, part.length)
     return pack_tokens(tokens)
 
 
@@ -97,5 +97,5 @@ def num_agreeing(left: tuple[MediaPart, ...], right: tuple[MediaPart, ...], num_
 
 def _by_place(parts: tuple[MediaPart, ...]) -> dict[int, tuple[bytes, int]]:
     return {
-        part.place + i: (part.digest, part.offset + i) for part in parts for i in range(part.count)
+        part.place + i: (part.digest, part.offset + i) for part in parts for i in range(part.length)
     }

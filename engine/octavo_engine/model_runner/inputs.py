@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_engine.backends.backend import BackendStep
+from octavo_engine.backends.backend import BackendStep, StateStep
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.model_runner.row_params import RowParams
 from octavo_engine.sampling.adjust import AdjustedRow, build_lists, ragged
@@ -55,6 +55,7 @@ class StepInputs:
         max_num_seqs: int,
         max_model_len: int,
         num_groups: int = 1,
+        has_states: bool = False,
         processors: ProcessorRegistry | None = None,
     ) -> None:
         width = -(-max_model_len // BLOCK_SIZE)
@@ -65,6 +66,7 @@ class StepInputs:
         self.table_versions = np.zeros(max_num_seqs, np.int64)
         self.table = new_table(max_num_seqs)
         self.adapters = np.full(max_num_seqs, -1, np.int32)  # each row's slot; -1: none
+        self._has_states = has_states
         self._num_adapted = 0  # rows that have one
         self.audio_slots = np.full(max_num_seqs, -1, np.int32)  # each row's; -1: none
         self._has_audio = False  # a row had some: then all have in such models
@@ -97,6 +99,8 @@ class StepInputs:
             built.step.adapters = self.adapters[rows]
         if self._has_audio:
             built.step.audio_slots = self.audio_slots[rows]
+        if self._has_states:
+            built.step.states = _states(batch, built.step)
         if batch.awaited:
             built.step.awaited = awaited = np.full(len(built.step.token_ids), -1, np.int32)
             awaited[built.step.seq_starts[batch.awaited]] = rows[batch.awaited]
@@ -240,6 +244,15 @@ class StepInputs:
                     processed.append(ProcessedRow(index, processors, tokens))
         sampling.bias, sampling.allowed = build_lists(adjusted, len(sampling.rows))
         sampling.processed = processed
+
+
+def _states(batch: ScheduledBatch, step: BackendStep) -> StateStep:
+    """A row's own slot has its number; snapshots lie behind those."""
+    saves = np.full(len(step.token_ids), -1, np.int32)
+    for index, num_tokens, slot in batch.state_saves:
+        saves[step.seq_starts[index] + num_tokens - 1 - batch.starts[index]] = slot
+    copies = np.array(batch.state_loads, np.int32).reshape(-1, 2)
+    return StateStep(slots=step.rows, saves=saves, copies=copies)
 
 
 def _sampled_rows(batch: ScheduledBatch, built: BuiltStep) -> Iterator[tuple[int, range]]:

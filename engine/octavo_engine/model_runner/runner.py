@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from octavo_engine.backends.backend import LaunchesSteps, TakesAdapters
+from octavo_engine.backends.media import TakesMedia
 from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.inputs import StepInputs
+from octavo_engine.model_runner.media_rows import MediaRows
 from octavo_engine.model_runner.verify import accept_drafts
 from octavo_engine.profile import Lapped
 from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK
@@ -70,16 +72,25 @@ class ModelRunner:
             max_num_seqs=scheduler_config.max_num_seqs,
             max_model_len=limits.max_model_len,
             num_groups=len(backend.cache_layout.groups),
+            has_states=bool(backend.cache_layout.states),
             processors=processors,
         )
+        self._media: MediaRows | None = None
+        if isinstance(backend, TakesMedia) and backend.media is not None:
+            self._media = MediaRows(backend.media)
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Compute the batch. Sampled tokens are noted in the rows, ready for the next step."""
+        encode_s = 0.0 if self._media is None else self._media.take(batch)
         built, guided = self._build(batch)
+        if self._media is not None:
+            self._media.add_to(built.step, batch)
         sampled = self.backend.execute(built.step, built.sampling)
         if self.laps is not None:
             self.laps.mark("sample" if isinstance(self.backend, Lapped) else "execute")
-        return self._take(batch, built, guided, sampled)
+        result = self._take(batch, built, guided, sampled)
+        result.encode_s = encode_s
+        return result
 
     def launch(self, batch: ScheduledBatch) -> Launched:
         """Have the backend begin with it; only for one that launches."""

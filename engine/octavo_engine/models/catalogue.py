@@ -25,6 +25,7 @@ class FamilyEntry(NamedTuple):
 
 
 _PLAIN_ATTENTION = "CUDA by `--kernels plain` only"
+_RECURRENT = "no CUDA, no tensor parallelism: [recurrent states](recurrent.md)"
 
 CATALOGUE = (
     FamilyEntry("Arcee", ("ArceeForCausalLM",), "arcee-ai/AFM-4.5B"),
@@ -77,9 +78,20 @@ CATALOGUE = (
         "tencent/Hunyuan-1.8B-Instruct",
         limits=_PLAIN_ATTENTION,
     ),
+    FamilyEntry(
+        "Idefics 3",
+        ("Idefics3ForConditionalGeneration",),
+        "HuggingFaceM4/Idefics3-8B-Llama3",
+    ),
     FamilyEntry("InternLM 1", ("InternLMForCausalLM",), "internlm/internlm-7b", "Llama"),
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
     FamilyEntry("InternLM 3", ("InternLM3ForCausalLM",), "internlm/internlm3-8b-instruct"),
+    FamilyEntry(
+        "LLaVA 1.5",
+        ("LlavaForConditionalGeneration",),
+        "llava-hf/llava-1.5-7b-hf",
+    ),
+    FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
     FamilyEntry("Llama 1 to 3", ("LlamaForCausalLM",), "meta-llama/Llama-3.2-1B-Instruct"),
     FamilyEntry("MiniCPM 1, 2", ("MiniCPMForCausalLM",), "openbmb/MiniCPM-2B-sft-bf16", "Granite"),
     FamilyEntry("Mistral", ("MistralForCausalLM",), "mistralai/Mistral-7B-Instruct-v0.3"),
@@ -104,6 +116,11 @@ CATALOGUE = (
     FamilyEntry("Qwen 3 MoE", ("Qwen3MoeForCausalLM",), "Qwen/Qwen3-30B-A3B"),
     FamilyEntry("Seed-OSS", ("SeedOssForCausalLM",), "ByteDance-Seed/Seed-OSS-36B-Instruct"),
     FamilyEntry("SmolLM 3", ("SmolLM3ForCausalLM",), "HuggingFaceTB/SmolLM3-3B"),
+    FamilyEntry(
+        "SmolVLM",
+        ("SmolVLMForConditionalGeneration",),
+        "HuggingFaceTB/SmolVLM-256M-Instruct",
+    ),
     FamilyEntry("StableLM", ("StableLmForCausalLM",), "stabilityai/stablelm-2-1_6b-chat"),
     FamilyEntry("StarCoder 2", ("Starcoder2ForCausalLM",), "bigcode/starcoder2-3b"),
 )
@@ -137,7 +154,9 @@ see [Embeddings and ranking](embeddings.md).
 `--hf-overrides '{{"architectures": ["LlamaForCausalLM"]}}'` replaces fields of `config.json`:
 where a checkpoint names a class of its own but has a supported family's weights, or to set a rope.
 
-A model that is not listed can be added as
+Other architectures that transformers generates text with run through
+[the transformers fallback](transformers-fallback.md), without the promise of equal bits. A model
+can also be added as
 [one page in a package of your own](adding-a-model.md#a-model-in-a-package-of-your-own).
 """
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.caches import CacheSpec
     from octavo_engine.models.families import Family
+    from octavo_engine.models.recurrent_config import Mixer, RecurrentConfig
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
     from octavo_engine.models.speech_config import SpeechConfig
@@ -49,6 +50,8 @@ class LayerConfig(NamedTuple):
     window: int | None  # tokens it sees, itself included; None: all before it
     rope: RopeConfig | None
     has_experts: bool = False
+    mixer: Mixer = "attention"
+    has_mlp: bool = True
 
 
 class ExpertsConfig(NamedTuple):
@@ -94,6 +97,7 @@ class ModelConfig:
     block: BlockConfig = PLAIN  # of the gpt page
     is_whole: bool = False  # texts are read whole, for a vector or a score: nothing is cached
     speech: SpeechConfig | None = None  # of models that read audio, their encoder
+    recurrent: RecurrentConfig | None = None  # of layers that are not attention
     is_part: bool = False  # the text part of a model that also sees pictures
 
     @property
@@ -101,10 +105,22 @@ class ModelConfig:
         return len(self.layers)
 
     def caches(self) -> tuple[CacheSpec, ...]:
-        """What each layer remembers."""
-        return tuple(
-            KVSpec(self.num_kv_heads, self.head_dim, layer.window) for layer in self.layers
-        )
+        """What each layer remembers; one that remembers nothing has none."""
+        return tuple(spec for layer in self.layers for spec in self._caches_of(layer))
+
+    def cache_index(self, layer: int) -> int:
+        """Of a layer's first cache among all."""
+        return sum(len(self._caches_of(before)) for before in self.layers[:layer])
+
+    def _caches_of(self, layer: LayerConfig) -> list[CacheSpec]:
+        kv = KVSpec(self.num_kv_heads, self.head_dim, layer.window)
+        if layer.mixer == "attention":
+            return [kv]
+        if layer.mixer == "none":
+            return []
+        assert self.recurrent is not None, "a family with such layers says what they are"
+        state = self.recurrent.state(self.hidden_size)
+        return [kv, state] if layer.mixer == "both" else [state]
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -172,6 +188,7 @@ def _read(
         **_scales(fields, family, hidden_size=hidden_size, head_dim=head_dim),
     }
     common |= family.read(fields, family.block)
+    mixers = common.pop("mixers", None)
     if "layers" in common:
         return cls(**common)
     if common["block"].positions == "rope":
@@ -179,6 +196,10 @@ def _read(
         layers = _layers(fields, family, ropes)
     else:
         layers = _layers(fields, family, None)
+    if mixers is not None:
+        layers = tuple(
+            layer._replace(mixer=mixer) for layer, mixer in zip(layers, mixers, strict=True)
+        )
     return cls(**common, layers=layers)
 
 

@@ -93,6 +93,16 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
             (r"\.ffn\.", ".mlp."),
         ),
+        "lfm2": (
+            (r"\.operator_norm\.", ".input_layernorm."),
+            (r"\.ffn_norm\.", ".post_attention_layernorm."),
+            (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+            (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+            (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+            (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+            (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
+            (r"^model\.embedding_norm\.", "model.norm."),
+        ),
         "starcoder2": (
             (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
             (r"\.mlp\.c_proj\.", ".mlp.down_proj."),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from octavo_engine.errors import ModelError
 from octavo_engine.models import block as b
+from octavo_engine.models import recurrent_config as r
 from octavo_engine.models.block import BlockConfig
 from octavo_engine.models.plugins import find_plugin, plugin_architectures
 from octavo_engine.models.speech_config import read_speech
@@ -22,6 +23,7 @@ Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
     "whisper",
+    "lfm2",
 ]  # fmt: skip
 
 
@@ -35,9 +37,8 @@ class Page(Protocol):
 class Family:
     """How to read a family's config.json, and on which page of this package it is written."""
 
-    page: Literal["llama", "gemma", "gpt", "whisper"] | Page = (
-        "llama"  # of this package, or another's
-    )
+    # Of this package, or another's.
+    page: Literal["llama", "gemma", "gpt", "hybrid", "whisper"] | Page = "llama"
     block: BlockConfig = b.PLAIN  # of the gpt page
     # The family's own names for fields that others share; a dot leads into an object.
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -116,6 +117,18 @@ _GEMMA3 = _GEMMA | {
     "rope_local_base_freq": 1e4,
 }
 _LLAMA = Family(defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048})
+_LLAVA_TEXT = Family(  # files of LLaVA 1.5 leave out what Llama 7B has
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+    }
+)
+_SMOLVLM_TEXT = Family(defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 16384})
 _GEMMA3_FAMILY = Family(
     page="gemma", scales="gemma", windows="pattern", qk_norm=True, local_rope=True, defaults=_GEMMA3
 )
@@ -223,6 +236,29 @@ _GPT: dict[str, Family] = {
             "tie_word_embeddings": True,
             "max_position_embeddings": 1024,
             "multi_query": True,
+        },
+    ),
+    "Lfm2ForCausalLM": Family(
+        page="hybrid",
+        naming="lfm2",
+        qk_norm=True,
+        aliases={
+            "rms_norm_eps": "norm_eps",
+            "intermediate_size": "block_ff_dim",
+            "tie_word_embeddings": "tie_embedding",
+        },
+        read=r.read_lfm2,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "intermediate_size": 12288,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128_000,
+            "rope_theta": 1e6,
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "tie_word_embeddings": True,
         },
     ),
     "OPTForCausalLM": Family(
@@ -687,6 +723,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Gemma2ForCausalLM": Family(
             page="gemma", scales="gemma", windows="pattern", defaults=_GEMMA2
         ),
+        "LlavaForConditionalGeneration": _LLAVA_TEXT,
+        "Idefics3ForConditionalGeneration": _SMOLVLM_TEXT,
+        "SmolVLMForConditionalGeneration": _SMOLVLM_TEXT,
         "Gemma3ForCausalLM": _GEMMA3_FAMILY,
         "Gemma3ForConditionalGeneration": _GEMMA3_FAMILY,  # its text part
         "WhisperForConditionalGeneration": _WHISPER,

@@ -70,7 +70,7 @@ class Attention:
         self.is_whole = config.is_whole
         layer = config.layers[index]
         self.spec = AttentionSpec(
-            layer=index,
+            layer=config.cache_index(index),
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,

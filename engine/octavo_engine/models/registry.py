@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from octavo_engine.models.gemma import Gemma
 from octavo_engine.models.gpt import Gpt
+from octavo_engine.models.hybrid import Hybrid
 from octavo_engine.models.llama import Llama
 from octavo_engine.models.whisper import Whisper
 
@@ -29,3 +30,5 @@ def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Mode
         case "whisper":
             # NOTE: its forward pass needs CrossOps, which every backend that runs it has.
             return cast("Model", Whisper(config, loader, max_model_len))
+        case "hybrid":
+            return Hybrid(config, loader, max_model_len)

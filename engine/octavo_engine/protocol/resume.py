@@ -22,11 +22,15 @@ answer's next event, so that the text of all events so far is always exactly wha
 far yield. A reader that removes all lines beginning with ": octavo " has the stream that a client
 would have got.
 
+Streams whose answer is a list of items (/v1/responses, /v1/messages) have such lines too, for the
+one answer that they give: one on each event but the last and errors.
+
 To resume, the router sends the original body again behind what it knows, with RESUME_HEADER: 1 and
 the original path and headers:
 
     body = u32 little-endian length, then JSON {"id", "created", "seed", "tokens": [[..], [..]],
-           "finished": [..], "opened": [..]} of that length, then the original body, byte for byte
+           "finished": [..], "opened": [..], "pieces": [..], "events": 7} of that length, then the
+           original body, byte for byte
 
 `tokens` holds one list for each answer (prompt-major: prompt x n). The engine computes prompt and
 tokens like a prompt, replays them through detokenisation, stop conditions, grammar and penalties,
@@ -35,6 +39,12 @@ already ended yields its final event again only if the router did not see it (`f
 indices that it saw); what an answer says once, at its beginning, is said again only if no event of
 the answer was seen (`opened` lists the others; those with tokens and those finished need not be in
 it). Usage counts the tokens of both parts.
+
+An event of a list of items depends on those before it: they are numbered, and items that are done
+say again what was in them. So for these paths the engine makes all events again and leaves out as
+many as the client has seen, `events`. Events say what came at once: `pieces` has the number of
+tokens of each line, in order, and they are read in the same pieces again. Both stay empty on other
+paths.
 """
 
 from __future__ import annotations
@@ -60,6 +70,8 @@ class Resume:
     tokens: list[list[int]]
     finished: list[int] = field(default_factory=list)
     opened: list[int] = field(default_factory=list)
+    pieces: list[int] = field(default_factory=list)
+    events: int = 0
 
 
 def begin_line(
@@ -85,7 +97,10 @@ def token_line(answer: int, token_ids: list[int]) -> bytes:
 
 def pack(resume: Resume, body: bytes) -> bytes:
     """The body that resumes: the frame, then the original one."""
-    packed = json.dumps(asdict(resume), separators=(",", ":")).encode()
+    fields = asdict(resume)
+    if not resume.events:  # engines of earlier versions know chunks only
+        del fields["pieces"], fields["events"]
+    packed = json.dumps(fields, separators=(",", ":")).encode()
     return _LENGTH.pack(len(packed)) + packed + body
 
 

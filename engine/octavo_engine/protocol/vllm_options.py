@@ -61,21 +61,18 @@ _WORKERS = "the engine's own workers are used; leave it out"
 # By vLLM's name of the flag, without dashes in front.
 UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     # the model and its files
-    "trust-remote-code": _switch("code of a model's repository is never run; only the families "
-                                 "that are implemented here are supported"),
     "download-dir": _value("set HF_HOME, where the Hub's files are cached, or fetch the model with "
                            "`octavo fetch URI --to DIR` and name DIR as the model"),
     "config-format": _value(_CONFIG, "auto", "hf"),
     "hf-config-path": _value(_CONFIG),
     "hf-token": _value("set the environment variable HF_TOKEN"),
-    "code-revision": _value("code of a model's repository is never run; leave it out"),
+    "code-revision": _value("pin the model and its code together with --revision"),
     "tokenizer-mode": _value(_ONE_TOKENIZER, "auto", "hf"),
     "tokenizer-revision": _value("pin the model and its tokenizer together with --revision"),
     "skip-tokenizer-init": _switch("the server needs the tokenizer; leave it out"),
     "runner": _value("what a model does is read from its files; leave it out", "auto"),
     "task": _value("what a model does is read from its files; leave it out", "auto"),
     "convert": _value("a model is served as what it was trained for; leave it out", "auto", "none"),
-    "model-impl": _value("there is one implementation of each family; leave it out", "auto"),
     "model-loader-extra-config": _value("files are mapped into memory; leave it out", "{}"),
     "lora-extra-vocab-size": _value("adapters cannot bring tokens of their own; merge such an "
                                     "adapter into the model", "0"),
@@ -220,6 +217,7 @@ UNSUPPORTED_SAMPLING: Mapping[str, UnsupportedOption] = {
 
 # vLLM's values of settings that both have: those that mean `auto` here, and those that cannot be.
 _SAME_AS_AUTO: Mapping[str, tuple[str, ...]] = {"load-format": ("safetensors", "gguf", "hf")}
+_OWN_NAMES: Mapping[str, Mapping[str, str]] = {"model-impl": {"vllm": "octavo"}}
 _READ_FROM_FILES = "how weights are packed is read from the model's files; leave it out"
 _NO_SUCH_LOADER = "weights are read from safetensors and GGUF files; leave it out"
 _REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
@@ -237,6 +235,7 @@ _REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
         _NO_SUCH_LOADER,
     ),
     "dtype": dict.fromkeys(("half", "float"), "name it float16 or float32"),
+    "model-impl": {"terratorch": "models are octavo's own or transformers'; leave it out"},
 }  # fmt: skip
 
 
@@ -247,6 +246,7 @@ def own_value(name: str, value: object) -> object:
             return "auto"
         if advice := _REFUSED_VALUES.get(name, {}).get(value):
             raise ValueError(advice)
+        return _OWN_NAMES.get(name, {}).get(value, value)
     return value
 
 

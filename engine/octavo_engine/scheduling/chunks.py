@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence as List
 
+    from octavo_engine.scheduling.media import MediaPlanner
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.sequence import Sequence
 
@@ -16,10 +17,15 @@ MAX_CHOICES = 1 << 20  # log-probabilities of prompt tokens that a step hands ou
 
 
 def schedule_chunks(
-    batch: ScheduledBatch, behind: List[Sequence], budget: int, *, spare_logits: int
+    batch: ScheduledBatch,
+    behind: List[Sequence],
+    budget: int,
+    *,
+    spare_logits: int,
+    media: MediaPlanner | None = None,
 ) -> None:
     """Add to the batch a chunk of each sequence that gets any of `budget`; they are in policy
-    order."""
+    order. `media` says how far chunks with pictures can go."""
     needs = []
     for sequence in behind:
         length = sequence.num_tokens - sequence.num_launched_tokens
@@ -28,9 +34,11 @@ def schedule_chunks(
             spare_logits -= num_logits
         needs.append(length)
     for sequence, count in zip(behind, share_budget(needs, budget), strict=True):
+        start = sequence.num_launched_tokens
+        if media is not None and count and start < sequence.media_end:
+            count = media.clip(sequence, start, count, batch)
         if count == 0:
             continue
-        start = sequence.num_launched_tokens
         samples = start + count == sequence.num_tokens
         scores = sequence.wants_prompt_scores and start >= sequence.num_scored_tokens
         batch.sequences.append(sequence)

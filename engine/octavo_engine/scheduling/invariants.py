@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import SchedulerConfig
     from octavo_engine.kv.manager import KVManager
+    from octavo_engine.kv.states import StateSnapshots
     from octavo_engine.scheduling.adapter_slots import AdapterSlots
     from octavo_engine.scheduling.policy import WaitingQueue
     from octavo_engine.state.sequence import Sequence
@@ -40,6 +41,8 @@ def check_invariants(scheduler: SchedulerState) -> None:
     check_cache(scheduler.kv)
     for sequence in scheduler.running:
         check_contents(scheduler.kv, sequence)
+    if scheduler.kv.states is not None:
+        check_states(scheduler.kv.states, scheduler.sequences.values())
     if not scheduler.sequences and not scheduler.kv.pinned:
         assert scheduler.kv.pool.num_free == len(scheduler.kv.pool.blocks), (
             "idle, yet blocks are held"
@@ -107,6 +110,13 @@ def check_promises(kv: KVManager, running: Iterable[Sequence]) -> None:
     is_windowed = [needs.behind is not None for needs in kv.needs.groups]
     promised += sum(max(0, b.ref_count - 1) for b in kv.pool.blocks if is_windowed[b.group])
     assert kv.num_available == kv.pool.num_free - promised >= 0
+
+
+def check_states(states: StateSnapshots, sequences: Iterable[Sequence]) -> None:
+    """Every slot behind the rows' own is free, holds one snapshot, or is being saved to."""
+    saving = [slot for sequence in sequences for slot in sequence.state_saves.values()]
+    slots = [*states.free, *states.cached.values(), *saving]
+    assert len(slots) == len(set(slots)) == states.num_snapshots
 
 
 def check_cache(kv: KVManager) -> None:

@@ -17,11 +17,13 @@ from octavo_engine.scheduling.admission import AdmissionControl
 from octavo_engine.scheduling.chunks import MIN_CHUNK, demand, is_long, schedule_chunks
 from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
+from octavo_engine.scheduling.media import MediaPlanner
 from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
 from octavo_engine.scheduling.prefills import Prefills
 from octavo_engine.scheduling.queue_forecast import QueueForecast
 from octavo_engine.scheduling.request_shares import RequestShares
+from octavo_engine.scheduling.snapshots import plan_saves
 from octavo_engine.scheduling.speculation import Speculation, count_drafts
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.batch import ScheduledBatch
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
     from octavo_engine.kv.manager import PrefixMatch
+    from octavo_engine.kv.states import StateSnapshots
+    from octavo_engine.scheduling.media import MediaLimits
     from octavo_engine.state.adapter import HeldAdapter
     from octavo_engine.state.outputs import FinishReason, StepResult
     from octavo_engine.state.request import EngineRequest
@@ -66,7 +70,8 @@ class Scheduler:
     are planned and not reported. If computing a batch fails as a whole, update() it with every
     entry failed; no other sequence was touched by it.
 
-    `windows` are those of the groups of the model's layers (`caches.CacheLayout`).
+    `windows` are those of the groups of the model's layers (`caches.CacheLayout`); `states` are
+    there if some layers have recurrent states.
     """
 
     def __init__(
@@ -75,10 +80,12 @@ class Scheduler:
         *,
         num_blocks: int,
         windows: List[int | None] = (None,),
+        states: StateSnapshots | None = None,
         max_under_way: int = 1,
         cache_key: bytes = b"",
         speculation: SpeculationConfig | None = None,
         num_adapter_slots: int = 0,
+        media: MediaLimits | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -89,6 +96,7 @@ class Scheduler:
             max_step_tokens=max_under_way * config.max_num_batched_tokens,
             cache_key=cache_key,
             caching=config.enable_prefix_caching,
+            states=states,
         )
         self.sequences: dict[str, Sequence] = {}  # all live ones: waiting or running
         self.waiting = WaitingQueue()
@@ -111,6 +119,7 @@ class Scheduler:
         )
         self.shares = RequestShares(config, self._step_time)
         self.adapter_slots = AdapterSlots(num_adapter_slots)
+        self.media = None if media is None else MediaPlanner(media)
         self._are_slots_kept = False  # for one that has waited long; others do not overtake it
         self._speculation: Speculation | None = None
         if speculation is not None:
@@ -202,7 +211,8 @@ class Scheduler:
     def expected_s(self, batch: ScheduledBatch) -> float:
         """How long computing it should take; 0 while nothing is known."""
         num_decodes = batch.num_decodes
-        return self._step_time.step_s(num_decodes, batch.num_tokens - num_decodes)
+        step_s = self._step_time.step_s(num_decodes, batch.num_tokens - num_decodes)
+        return step_s if self.media is None else step_s + self.media.expected_s(batch)
 
     @property
     def has_work(self) -> bool:
@@ -238,10 +248,16 @@ class Scheduler:
             budget = self._prefill_budget(budget - num_drafts, num_decodes + num_drafts)
             if can_admit:
                 self._admit(batch, prefills, budget, now)
+            if self.media is not None:
+                budget = self._media_budget(self.media, prefills, budget)
             spare_logits = self.max_num_logits - len(self.running) - num_drafts
             self._schedule_prefills(batch, prefills, budget, spare_logits)
+        if self.media is not None:
+            self.media.finish_step(batch)
         if self.kv.has_windows:
             self._extend_tables(batch)
+        if self.kv.states is not None and self.config.enable_prefix_caching:
+            plan_saves(batch, self.kv.states)
         self._behind = prefills.all()
         batch.placed = self.adapter_slots.take_placed()
         self._forecast.after_schedule(self.waiting, len(self.running), now)
@@ -270,7 +286,7 @@ class Scheduler:
             if sequence.grammar is not None and sequence.grammar.is_busy:
                 continue  # its mask is late: it sits out
             rest = len(sequence.token_ids) - start
-            if rest > 1:
+            if rest > 1 or start < sequence.media_end:
                 if sequence.grammar is not None and not self._grow_to_end(sequence, batch):
                     break
                 if is_limited and shares.pays_for_prompt(sequence):
@@ -320,18 +336,21 @@ class Scheduler:
         """Add chunks of the sequences that are further behind; of those that a share of the time
         pays for, one at a time."""
         num_before = len(batch.sequences)
-        schedule_chunks(batch, prefills.regular, budget, spare_logits=spare_logits)
+        media = self.media
+        if media is not None:
+            media.start_step()
+        schedule_chunks(batch, prefills.regular, budget, spare_logits=spare_logits, media=media)
         if prefills.shared:
             budget -= sum(batch.counts[num_before:])
             spare_logits -= sum(max(0, num - 1) for num in batch.num_logits[num_before:])
             if budget > 0:
                 first, is_idle = prefills.shared[0], not batch.sequences
                 count = min(budget, self.shares.pay_prompt(first, is_idle=is_idle))
-                schedule_chunks(batch, [first], count, spare_logits=spare_logits)
+                schedule_chunks(batch, [first], count, spare_logits=spare_logits, media=media)
         elif prefills.background and not prefills.regular:
             first = prefills.background[0]
             count = min(budget, self._background.pay_prompt(first))
-            schedule_chunks(batch, [first], count, spare_logits=spare_logits)
+            schedule_chunks(batch, [first], count, spare_logits=spare_logits, media=media)
 
     def _extend_tables(self, batch: ScheduledBatch) -> None:
         """Promised blocks that the step's tokens need."""
@@ -412,10 +431,21 @@ class Scheduler:
             elif not output.prompt_logprobs:
                 continue
             outputs.append(output)
+        if deferred and self.kv.states is not None:
+            self._recompute(batch, deferred)
         self._admission.after_step()
+        if self.media is not None and batch.encode is not None:
+            step_s -= self._learn_media(self.media, batch, result)
         self._learn(batch, step_s)
         self._count(batch, result, num_generated, step_s)
         return outputs
+
+    def _recompute(self, batch: ScheduledBatch, deferred: set[int]) -> None:
+        """A recurrent state stands behind their last token already: it cannot be computed twice. So
+        they begin again from a snapshot."""
+        for index in deferred:
+            if batch.sequences[index].row >= 0:
+                self._preempt(batch.sequences[index])
 
     def _learn(self, batch: ScheduledBatch, step_s: float) -> None:
         """What the length of a step says of the next ones, and the shares of time it earns."""
@@ -424,6 +454,15 @@ class Scheduler:
             self._background.earn_step(step_s)
             num_decodes = batch.num_decodes
             self._step_time.observe(num_decodes, batch.num_tokens - num_decodes, step_s)
+
+    def _learn_media(self, media: MediaPlanner, batch: ScheduledBatch, result: StepResult) -> float:
+        """The seconds that the step's picture took, which say nothing of tokens."""
+        if result.encode_s:
+            media.observe(result.encode_s)
+        else:
+            media.drop(batch.encode)  # the step failed as a whole
+        self.shares.earn(result.encode_s)
+        return result.encode_s
 
     def _count(
         self, batch: ScheduledBatch, result: StepResult, num_generated: int, step_s: float
@@ -561,6 +600,8 @@ class Scheduler:
                 continue
             if self._awaits_prefix(sequence, sequence.awaits):
                 continue
+            if self.kv.states is not None and sequence.grammar and sequence.grammar.is_busy:
+                continue  # its last token would be computed in vain
             if sequence.adapter is not None and self._lacks_slot(sequence, sequence.adapter, now):
                 continue
             has_no_place = num_long >= MAX_LONG
@@ -646,6 +687,9 @@ class Scheduler:
         self.waiting.remove(sequence)
         batch.copies += self.kv.admit(sequence, match)
         sequence.row = self.free_rows.pop()
+        if self.kv.states is not None and match.num_tokens:
+            source = self.kv.states.use(sequence.digests[match.prefix.num_full - 1])
+            batch.state_loads.append((source, sequence.row))
         sequence.blocked_at = sequence.slot_blocked_at = sequence.awaits = None
         if sequence.adapter is not None:
             self.adapter_slots.acquire(sequence)
@@ -679,6 +723,14 @@ class Scheduler:
             max_step_s *= ALONE
         in_time = self._step_time.prefill_tokens(max_step_s, num_decodes=num_decodes)
         return min(budget, max(in_time, MIN_CHUNK))
+
+    def _media_budget(self, media: MediaPlanner, prefills: Prefills, budget: int) -> int:
+        """What is left of the step's tokens if a picture must be encoded for them."""
+        token_s = self._step_time.prefill_s(1)
+        encode_s = media.encode_s(prefills.all(), budget)
+        if not encode_s or not token_s:
+            return budget
+        return max(min(budget, MIN_CHUNK), budget - int(encode_s / token_s))
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -92,6 +92,9 @@ def served_routes(settings: ServerSettings) -> tuple[Row, ...]:
 
 # /metrics is public because scrapers of clusters send no key; it holds no prompt and no key.
 ROUTES = (
+    Row("POST", "/v1/chat/completions", chat_completions, "key", works=True,
+        says="Answer a conversation", body=schemas.ChatCompletionRequest,
+        answer=response_schemas.ChatCompletion, events=response_schemas.ChatCompletionChunk),
     Row("GET", "/v1/models", models.list_models, "key",
         says="The models served here; in Anthropic's shape for clients that send anthropic-version",
         query=models.ModelsQuery, answer=response_schemas.ModelList),
@@ -100,9 +103,6 @@ ROUTES = (
     Row("POST", "/v1/completions", completions, "key", works=True,
         says="Continue one or several prompts", body=schemas.CompletionRequest,
         answer=response_schemas.CompletionAnswer, events=response_schemas.CompletionChunk),
-    Row("POST", "/v1/chat/completions", chat_completions, "key", works=True,
-        says="Answer a conversation", body=schemas.ChatCompletionRequest,
-        answer=response_schemas.ChatCompletion, events=response_schemas.ChatCompletionChunk),
     Row("POST", "/v1/responses", create_response, "key", works=True,
         says="Answer in OpenAI's Responses shape", body=response_bodies.ResponsesRequest,
         answer=response_shapes.ResponseObject, events=response_shapes.Event),
@@ -301,6 +301,8 @@ ROUTES = (
         answer=response_schemas.Probe, probes=True),
     Row("GET", "/version", models.version, "public", says="The release of this server",
         answer=response_schemas.Version),
+    Row("GET", "/", endpoints.home, "public", needs="docs", says="A page with a chat",
+        media="text/html"),
     Row("GET", "/openapi.json", endpoints.openapi, "public", needs="docs", says="This description",
         answer=endpoints.OpenApi),
     Row("GET", "/docs", endpoints.page, "public", needs="docs", says="A page that shows it",

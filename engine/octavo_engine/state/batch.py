@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from octavo_engine.state.adapter import AdapterPlacement
+    from octavo_engine.state.media import MediaItem
     from octavo_engine.state.sequence import Sequence
 
 
@@ -27,6 +28,14 @@ class BlockCopy(NamedTuple):
     source: int
     target: int
     num_tokens: int
+
+
+class StateSave(NamedTuple):
+    """Behind the first `num_tokens` tokens of an entry, its recurrent state goes to `slot`."""
+
+    entry: int
+    num_tokens: int
+    slot: int
 
 
 @dataclass(slots=True)
@@ -60,6 +69,10 @@ class ScheduledBatch:
     # Entries of one token that the step before, still under way, is sampling: only the device will
     # have it in time.
     awaited: list[int] = field(default_factory=list)
+    encode: MediaItem | None = None  # the picture that is encoded before the step is computed
+    media_dropped: list[bytes] = field(default_factory=list)  # pictures whose rows are given up
+    state_loads: list[tuple[int, int]] = field(default_factory=list)  # source slot, row
+    state_saves: list[StateSave] = field(default_factory=list)
     placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 
     @property

@@ -19,9 +19,13 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """What the encoder reads: pixels as they were prepared, not yet normalised."""
+    """What the encoder reads: pixels as they were prepared, and how they become numbers:
+    (pixel * scale - mean) / std of its colour."""
 
     digest: bytes
-    shape: tuple[int, int, int]  # tiles, height, width
-    pixels: bytes  # RGB, a byte each: [tiles, height, width, 3]
-    num_rows: int  # of the language model's input that come of it
+    height: int
+    width: int
+    pixels: bytes  # RGB, a byte each, row by row
+    scale: float = 1.0 / 255.0
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)

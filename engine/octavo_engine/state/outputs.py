@@ -35,6 +35,7 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # this chunk's
     accepted: dict[int, list[int]] = field(default_factory=dict)  # by entry: drafts that came true
     forced: dict[int, list[int]] = field(default_factory=dict)  # what must follow the sampled token
+    encode_s: float = 0.0  # that the picture of the step took
     deferred: list[int] = field(default_factory=list)  # entries whose mask was late: not sampled
 
 

@@ -44,6 +44,7 @@ class Sequence:
         "is_background",
         "long_until_step",
         "max_num_tokens",
+        "media_end",
         "min_num_tokens",
         "needs_host",
         "num_admitted_tokens",
@@ -65,6 +66,7 @@ class Sequence:
         "root",
         "row",
         "slot_blocked_at",
+        "state_saves",
         "stop_ids",
         "tail_digest",
         "token_ids",
@@ -103,6 +105,9 @@ class Sequence:
         # Whether its next token cannot be chosen before the host knows the last one.
         self.needs_host = params.needs_host
 
+        # The token behind its last picture; before that, tokens may be rows of pictures.
+        self.media_end = request.media[-1].end if request.media else 0
+
         # When it ends.
         self.max_num_tokens = max_num_tokens
         self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
@@ -118,6 +123,8 @@ class Sequence:
         self.tail_digest: bytes | None = (
             None  # of the partly filled block at the end, if there is one
         )
+        # Slots of snapshots of its state that a step under way saves, by their number of tokens.
+        self.state_saves: dict[int, int] = {}
         self.num_published_blocks = 0
         self.num_promised_blocks = 0  # that it will take for the rest of its chunks
         self.num_admitted_tokens = 0  # tokens to catch up with, when it last began to run

@@ -12,7 +12,7 @@ from octavo_engine.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Never pickles, never a repository's Python.
+# Never pickles, and no Python of a repository unless that is wanted.
 _TOKENIZER = [
     "tokenizer*.json",
     "special_tokens_map.json",
@@ -65,13 +65,16 @@ def download(
     *,
     progress: Callable[[int, int], None] | None = None,
     tokenizer_only: bool = False,
+    with_code: bool = False,
 ) -> Path:
     """The snapshot's folder, or the one .gguf. HF_HUB_OFFLINE, HF_TOKEN and HF_HOME count."""
     repo, file, wanted = parse_name(reference, revision)
     fetch = _Fetch(repo, wanted, progress)
     if file:
         return fetch.file(file)
-    folder = fetch.snapshot(_TOKENIZER if tokenizer_only else list(MODEL))
+    folder = fetch.snapshot(
+        _TOKENIZER if tokenizer_only else [*MODEL, *(["*.py"] if with_code else [])]
+    )
     if tokenizer_only or any(folder.glob("*.safetensors")):
         return folder
     return fetch.only_gguf(folder)

@@ -51,12 +51,14 @@ def resolve_model(
     *,
     revision: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    with_code: bool = False,
 ) -> ModelFiles:
     """The model's files, fetched if need be; raises ModelError that says what was looked for.
 
-    `progress(bytes_done, bytes_total)` follows a download.
+    `progress(bytes_done, bytes_total)` follows a download, which has the repository's Python only
+    `with_code`.
     """
-    path = _fetch(reference, revision=revision, progress=progress)
+    path = _fetch(reference, revision=revision, progress=progress, with_code=with_code)
     if path.is_file():
         gguf = GGUFFile(path)
         return ModelFiles(
@@ -105,13 +107,16 @@ def _fetch(
     revision: str | None,
     progress: Callable[[int, int], None] | None = None,
     tokenizer_only: bool = False,
+    with_code: bool = False,
 ) -> Path:
     """A folder or a file that exists."""
     if not reference or "\0" in reference or len(reference) > _LONGEST:
         raise ModelError(f"model reference {reference[:80]!r} is not one of: {_SCHEMES}")
     scheme, separator, rest = reference.partition("://")
     if not separator:
-        return _local_or_hub(reference, revision, progress, tokenizer_only)
+        return _local_or_hub(
+            reference, revision, progress, tokenizer_only=tokenizer_only, with_code=with_code
+        )
     match scheme:
         case "file":
             return _local(rest)
@@ -120,7 +125,13 @@ def _fetch(
         case "hf":
             from octavo_engine.weights.hub import download
 
-            return download(rest, revision, progress=progress, tokenizer_only=tokenizer_only)
+            return download(
+                rest,
+                revision,
+                progress=progress,
+                tokenizer_only=tokenizer_only,
+                with_code=with_code,
+            )
     raise ModelError(f"{reference}: unknown scheme {scheme}://; a model is {_SCHEMES}")
 
 
@@ -128,7 +139,9 @@ def _local_or_hub(
     reference: str,
     revision: str | None,
     progress: Callable[[int, int], None] | None,
+    *,
     tokenizer_only: bool,
+    with_code: bool,
 ) -> Path:
     # A folder wins over a hub repository of the same name: what is here needs no network.
     if _exists(Path(reference).expanduser()):
@@ -136,7 +149,13 @@ def _local_or_hub(
     from octavo_engine.weights.hub import download, is_repository
 
     if is_repository(reference):
-        return download(reference, revision, progress=progress, tokenizer_only=tokenizer_only)
+        return download(
+            reference,
+            revision,
+            progress=progress,
+            tokenizer_only=tokenizer_only,
+            with_code=with_code,
+        )
     return _local(reference)
 
 

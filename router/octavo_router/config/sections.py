@@ -108,7 +108,8 @@ class ServerConfig:
         "", "Name of this replica towards the operator; default: the host name.", flag="replica"
     )
     console: bool = setting(
-        True, "Serve the page at /: engines, requests and a chat. Behind the API keys, if any.",
+        True, "Serve the page at /: engines, requests and a chat, behind the API keys, if any; and "
+        "/docs and /openapi.json.",
         flag="console",
     )  # fmt: skip
     debug_endpoints: bool = setting(

@@ -24,8 +24,9 @@ from octavo_router.proxy import failures, heads, streams
 from octavo_router.proxy.client_response import ClientResponse
 from octavo_router.proxy.events import error_events_of
 from octavo_router.proxy.exchange_state import ExchangeState
-from octavo_router.proxy.resume import DONE, ENGINE_DEAD
+from octavo_router.proxy.resume import ENGINE_DEAD
 from octavo_router.proxy.retry_state import NextAttempt, RetryState
+from octavo_router.proxy.stream_form import DONE
 from octavo_router.proxy.token_stream import MalformedStream
 from octavo_router.residency.usage import NO_USAGE
 from octavo_router.routing.outcome import AttemptResult
@@ -237,9 +238,10 @@ class ProxyExchange:
         self._upstream = connection
         self._state = ExchangeState.AWAITING_HEAD
         head, body, internal, is_resume = self._head, self._body, b"", False
-        if lease.endpoint.kind == "octavo" and request.stream and self._path.resumes:
+        form = self._path.resumes
+        if lease.endpoint.kind == "octavo" and request.stream and form is not None:
             memory = self._memory = self._memory or self._proxy.new_memory(
-                wants_usage=account.wants_usage
+                form, wants_usage=account.wants_usage
             )
             internal = heads.STREAM_TOKENS
             is_resume = memory.can_resume

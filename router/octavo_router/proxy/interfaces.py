@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from octavo_router.proxy.account import RequestAccount
     from octavo_router.proxy.events import EventRelay
     from octavo_router.proxy.resume import StreamMemory
+    from octavo_router.proxy.stream_form import StreamForm
     from octavo_router.proxy.upstreams import Upstreams
     from octavo_router.residency.api import FindUsage
     from octavo_router.residency.native import HotPath
@@ -116,7 +117,7 @@ class ExchangeHost(Protocol):
 
     def inter_token_latency(self, pool: str) -> Histogram: ...
 
-    def new_memory(self, *, wants_usage: bool) -> StreamMemory: ...
+    def new_memory(self, form: StreamForm, *, wants_usage: bool) -> StreamMemory: ...
 
     def new_relay(self) -> EventRelay: ...
 

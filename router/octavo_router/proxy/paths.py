@@ -11,6 +11,12 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from octavo_router.proxy.stream_form import (
+    CHUNKS,
+    MESSAGE_BLOCKS,
+    RESPONSE_ITEMS,
+    StreamForm,
+)
 from octavo_router.residency.api import CHAT, COMPLETION, MESSAGES, OTHER, RESPONSES
 
 if TYPE_CHECKING:
@@ -27,7 +33,8 @@ class ProxiedPath:
     kind: int = OTHER  # what `scan` reads and makes keys of
     is_json: bool = True  # else the body is not looked at: an upload
     generates: bool = False  # its answers can be streamed, and must not be empty
-    resumes: bool = False  # our engines tell the tokens of its streams, and can go on with them
+    # How its streams are written, of which our engines tell the tokens, and can go on with them.
+    resumes: StreamForm | None = None
     hands_over: bool = False  # vLLM's engines can share its work: prompt here, answer there
     keeps: bool = False  # its engine may keep the answer, or go on from one that it keeps
     salts: bool = False  # its engine may answer from the KV cache of other prompts
@@ -36,10 +43,11 @@ class ProxiedPath:
 
 _ROWS: Final = (
     ProxiedPath(
-        "/v1/chat/completions", kind=CHAT, generates=True, salts=True, resumes=True, hands_over=True
+        "/v1/chat/completions", kind=CHAT, generates=True, salts=True, resumes=CHUNKS,
+        hands_over=True,
     ),
     ProxiedPath(
-        "/v1/completions", kind=COMPLETION, generates=True, salts=True, resumes=True,
+        "/v1/completions", kind=COMPLETION, generates=True, salts=True, resumes=CHUNKS,
         hands_over=True,
     ),
     ProxiedPath("/v1/chat/completions/batch", generates=True, salts=True),
@@ -47,8 +55,13 @@ _ROWS: Final = (
     ProxiedPath("/v1/completions/render"),
     ProxiedPath("/inference/v1/generate", generates=True, salts=True),
     ProxiedPath("/generative_scoring", salts=True),
-    ProxiedPath("/v1/responses", kind=RESPONSES, generates=True, salts=True, keeps=True),
-    ProxiedPath("/v1/messages", kind=MESSAGES, generates=True, salts=True),
+    ProxiedPath(
+        "/v1/responses", kind=RESPONSES, generates=True, salts=True, resumes=RESPONSE_ITEMS,
+        keeps=True,
+    ),
+    ProxiedPath(
+        "/v1/messages", kind=MESSAGES, generates=True, salts=True, resumes=MESSAGE_BLOCKS
+    ),
     ProxiedPath("/v1/messages/count_tokens"),
     ProxiedPath("/v1/embeddings"),
     ProxiedPath("/v1/rerank"),
@@ -92,3 +105,8 @@ def kept_path(path: str) -> tuple[ProxiedPath | None, str]:
         return None, ""
     id_, slash, rest = path.removeprefix(_RESPONSES).partition("/")
     return (_BY_ENDING.get(slash + rest) if id_ else None), id_
+
+
+def describes_proxied(path: str) -> bool:
+    """Whether a path of an OpenAPI document, with `{…}` for an id, is let through."""
+    return path in PROXIED or re.sub(r"\{\w+\}", "{id}", path) in {row.path for row in _KEPT}

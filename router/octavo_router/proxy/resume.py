@@ -8,7 +8,7 @@ What may follow a loss, by what the client has seen:
     nothing (`is_untouched`)     the request is repeated as it was, streamed or not
     events (`can_resume`)        it is resumed from the tokens behind them
     all but [DONE] (`missing`)   the router writes the end itself
-    [DONE] or a final error      it is over
+    its end or a final error     it is over
 
 Fencing. Whoever takes over first closes the connection of the attempt before, so that an engine
 which lives after all stops within a step, and nothing of it can reach the client any more: a
@@ -25,10 +25,12 @@ from array import array
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.resume import BEGIN, Resume, pack
+from octavo_router.proxy.stream_form import CHUNKS, DONE
 from octavo_router.proxy.token_stream import MAX_EVENT_BYTES, EventCutter, MalformedStream
 from octavo_router.residency.usage import PyUsage
 
 if TYPE_CHECKING:
+    from octavo_router.proxy.stream_form import StreamForm
     from octavo_router.residency.api import FindEventEnd, SplitTokenLines, TokenLine
 
 # Errors that an engine reports inside a stream because it is itself going or gone, or because it
@@ -40,12 +42,10 @@ LOST_CODES = frozenset((ENGINE_DEAD, "server_shutdown", "draining", "loading", "
 BAD_STREAM = "bad_stream"
 MAX_ANSWERS = 65_536
 
-DONE = b"data: [DONE]\n\n"
 # Inside JSON strings quotes are escaped, so these bytes can only be keys of ours.
 _FINAL = b'"finish_reason":"'
 _GOES_ON = b'"finish_reason":null'
 _USAGE = b'"choices":[],"usage":'
-_ERROR = b'data: {"error":'
 
 
 class StreamMemory:
@@ -57,7 +57,10 @@ class StreamMemory:
         "_begun",
         "_cutter",
         "_finished",
+        "_form",
+        "_num_events",
         "_opened",
+        "_pieces",
         "_saw_usage",
         "_split",
         "cached_tokens",
@@ -75,10 +78,12 @@ class StreamMemory:
         split_token_lines: SplitTokenLines,
         find_event_end: FindEventEnd,
         *,
+        form: StreamForm = CHUNKS,
         wants_usage: bool = True,
         max_event_bytes: int = MAX_EVENT_BYTES,
     ) -> None:
         self.wants_usage = wants_usage  # whether a usage chunk comes before [DONE], as far as known
+        self._form = form
         self._split = split_token_lines
         self._cutter = EventCutter(find_event_end, limit=max_event_bytes)
         self._begin: Resume | None = None  # without tokens
@@ -87,8 +92,11 @@ class StreamMemory:
         self._opened: set[int] = set()
         self._finished: set[int] = set()
         self._saw_usage = False
+        # Of a list of items:
+        self._pieces = array("I")  # the tokens of each line that has some
+        self._num_events = 0  # that the client has seen
         self.is_untouched = True  # the client has seen nothing
-        self.is_done = False  # it has seen [DONE]
+        self.is_done = False  # it has seen the end
         self.failed_with = ""  # code of an error that it has seen
         self.lost_with = ""  # code of an error that was held back, or BAD_STREAM: it is lost
         self.problem = ""  # for the log: what is wrong with a BAD_STREAM
@@ -122,6 +130,8 @@ class StreamMemory:
             return b""
         if clean:
             self.is_untouched = False
+            if self._form.is_items:
+                self._num_events += clean.count(b"\n\n")
         return clean
 
     def start_over(self) -> None:
@@ -148,6 +158,8 @@ class StreamMemory:
     @property
     def missing(self) -> bytes:
         """The end, where nothing else is missing and no engine is needed for it; or nothing."""
+        if self._form.is_items:  # whose end says again what was in them
+            return b""
         answers = len(self._answers)
         ended = answers > 0 and len(self._finished) == answers
         counted = self._saw_usage or not self.wants_usage
@@ -167,6 +179,8 @@ class StreamMemory:
             tokens=[answer.tolist() for answer in self._answers],
             finished=sorted(self._finished),
             opened=sorted(self._opened),
+            pieces=self._pieces.tolist(),
+            events=self._num_events,
         )
         return pack(resume, body)
 
@@ -227,9 +241,12 @@ class StreamMemory:
 
     def _is_plain(self, clean: bytes, num_lines: int) -> bool:
         """Whether each event only brings text, and nothing has to be done about any of them."""
+        form = self._form
         if self._begun:
-            return num_lines == clean.count(b"\n\n") == clean.count(_GOES_ON)
-        return self._begin is None and not any(mark in clean for mark in (_FINAL, _ERROR, DONE))
+            is_plain = num_lines == clean.count(b"\n\n")
+            return is_plain and (form.is_items or num_lines == clean.count(_GOES_ON))
+        marks = (*form.ends, *form.errors)
+        return self._begin is None and _FINAL not in clean and not any(m in clean for m in marks)
 
     def _fits(self, lines: list[TokenLine]) -> bool:
         num_answers, finished = len(self._answers), self._finished
@@ -242,6 +259,8 @@ class StreamMemory:
         for index, ids in lines:
             self._answers[index].extend(ids)
             self._opened.add(index)
+            if ids and self._form.is_items:
+                self._pieces.append(len(ids))
 
     def _read_events(self, whole: bytes) -> bytes:
         """One by one: some of them end an answer, or the stream, or are wrong.
@@ -258,7 +277,7 @@ class StreamMemory:
             problem = self._problem(event, lines)
             if problem:
                 self._lose(problem)
-            elif event.startswith(_ERROR) and (code := _code_of(event)) in LOST_CODES:
+            elif self._is_error(event) and (code := _code_of(event)) in LOST_CODES:
                 self.lost_with = code
             else:
                 self._take_event(event, lines)
@@ -267,10 +286,12 @@ class StreamMemory:
 
     def _take_event(self, event: bytes, lines: list[TokenLine]) -> None:
         self._take_lines(lines)
-        if event.startswith(_ERROR):
-            self.failed_with = _code_of(event)
-        elif event == DONE:
+        if self._is_error(event):
+            self.failed_with = self.failed_with or _code_of(event)
+        elif event.startswith(self._form.ends):
             self.is_done = True
+        elif self._form.is_items:
+            return
         elif _USAGE in event:
             self._saw_usage = True
         elif _FINAL in event and lines:
@@ -280,18 +301,24 @@ class StreamMemory:
         """What is wrong with the event, as far as its form tells."""
         if self._begin is None and not lines:
             return ""  # an engine that tells no tokens; it cannot be resumed
-        if not self._begun and not (event.startswith(_ERROR) or event == DONE):
+        is_last = self._is_error(event) or event.startswith(self._form.ends)
+        if not self._begun and not is_last:
             return "an event comes before the stream has begun"
         if not self._fits(lines):
             return f"answer {lines[0][0]} is mentioned, but has ended or was not requested"
         if len(lines) > 1:
             return "an event is of several answers"
-        if not lines and not (event == DONE or event.startswith(_ERROR) or _USAGE in event):
+        is_usage = _USAGE in event and not self._form.is_items
+        # A response that failed is described once more after its error.
+        if not lines and not (is_last or is_usage or self.failed_with):
             return "an event does not say of which answer it is"
-        left = len(self._answers) - len(self._finished)
+        left = 0 if self._form.is_items else len(self._answers) - len(self._finished)
         if event == DONE and left and not self.failed_with:
             return f"the stream ends before {left} of its answers do"  # cut, and shown as whole
         return ""
+
+    def _is_error(self, event: bytes) -> bool:
+        return event.startswith(self._form.errors)
 
     def _lose(self, problem: str) -> None:
         self.lost_with = BAD_STREAM
@@ -300,7 +327,8 @@ class StreamMemory:
 
 def _code_of(event: bytes) -> str:
     try:
-        code = json.loads(event.partition(b": ")[2])["error"]["code"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        error = json.loads(event.partition(b"data: ")[2])
+        code = error.get("error", error)["code"]  # /v1/responses has it in the event itself
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "unreadable"
     return code if isinstance(code, str) else "unknown"

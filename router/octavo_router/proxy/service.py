@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from octavo_router.metrics.histogram import Histogram
     from octavo_router.proxy.interfaces import ExchangeHandle, ProxyParts
     from octavo_router.proxy.paths import ProxiedPath
+    from octavo_router.proxy.stream_form import StreamForm
     from octavo_router.residency.api import Scan
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.outcome import AttemptResult
@@ -339,10 +340,11 @@ class Proxy:
     def inter_token_latency(self, pool: str) -> Histogram:
         return self._metrics.pool(pool).itl
 
-    def new_memory(self, *, wants_usage: bool) -> StreamMemory:
+    def new_memory(self, form: StreamForm, *, wants_usage: bool) -> StreamMemory:
         return StreamMemory(
             self._hot_path.split_token_lines,
             self._hot_path.find_event_end,
+            form=form,
             wants_usage=wants_usage,
             max_event_bytes=self._max_event_bytes,
         )

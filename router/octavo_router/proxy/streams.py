@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from octavo_router.flow.retry import Failure
 from octavo_router.proxy.failures import verdict_on_event
-from octavo_router.proxy.resume import BAD_STREAM, DONE, ENGINE_DEAD
+from octavo_router.proxy.resume import BAD_STREAM, ENGINE_DEAD
+from octavo_router.proxy.stream_form import DONE
 from octavo_router.residency.usage import NO_USAGE
 from octavo_router.routing.outcome import AttemptResult
 

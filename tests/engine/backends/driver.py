@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from octavo_engine.backends.backend import BackendLimits, BackendStep
+from octavo_engine.backends.backend import BackendLimits, BackendStep, HoldsStates, StateStep
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LIMITS = BackendLimits(max_tokens=512, max_seqs=8, max_logit_rows=512, max_model_len=512)
 NUM_BLOCKS = 128
+NUM_STATE_SLOTS = 160
 
 
 class LogitsBackend(Protocol):
@@ -41,10 +42,14 @@ class Request:
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     logits: list[NDArray[np.float32]] = field(default_factory=list)  # of each computed token
+    snapshots: dict[int, int] = field(default_factory=dict)  # slots of its states, by length
+    loads: int | None = None  # the slot whose state it begins with
 
 
 class Driver:
     """Requests over one prepared backend. A request's block stands for one in each group of layers.
+
+    Of a model with recurrent states a snapshot is saved at the end of each block.
 
     With `frees`, what leaves a group's window is given back: poisoned, and out of the table.
     """
@@ -56,7 +61,14 @@ class Driver:
         self.limits = limits
         self._windows = backend.cache_layout.windows if frees else (None,)
         self._num_groups = len(backend.cache_layout.groups)
+        self._has_states = bool(backend.cache_layout.states)
+        if self._has_states:
+            limits = replace(limits, num_state_slots=limits.max_seqs + NUM_STATE_SLOTS)
         backend.prepare(limits, NUM_BLOCKS * self._num_groups)
+        self._free_slots = list(range(limits.max_seqs, limits.num_state_slots))
+        if self._has_states:
+            assert isinstance(backend, HoldsStates)
+            backend.poison_states(list(range(limits.num_state_slots)))
         self.poison(list(range(NUM_BLOCKS)))
         self._free = list(range(NUM_BLOCKS))
         random.Random(7).shuffle(self._free)
@@ -89,6 +101,8 @@ class Driver:
             ):
                 request.blocks.append(prefix.blocks[request.num_computed // BLOCK_SIZE])
                 request.num_computed = end
+            if self._has_states and request.num_computed:
+                request.loads = prefix.snapshots[request.num_computed]
         return request
 
     def step(
@@ -105,11 +119,30 @@ class Driver:
             self._give_back(request)
         return parts
 
+    def _states(self, work: Sequence[tuple[Request, int]]) -> StateStep:
+        """Before the requests are counted on."""
+        saves, copies = [], []
+        for request, count in work:
+            if request.loads is not None:
+                copies.append((request.loads, request.row))
+                request.loads = None
+            for end in range(request.num_computed + 1, request.num_computed + count + 1):
+                slot = -1
+                if end % BLOCK_SIZE == 0:
+                    slot = request.snapshots[end] = self._free_slots.pop()
+                saves.append(slot)
+        return StateStep(
+            slots=np.array([request.row for request, _ in work], np.int32),
+            saves=np.array(saves, np.int32),
+            copies=np.array(copies, np.int32).reshape(-1, 2),
+        )
+
     def plan(
         self,
         work: Sequence[tuple[Request, int]],
         copies: Sequence[tuple[int, int, int]] = (),
     ) -> BackendStep:
+        states = self._states(work) if self._has_states else None
         positions = [np.arange(r.num_computed, r.num_computed + n, dtype=np.int32) for r, n in work]
         slots = []
         for (request, count), at in zip(work, positions, strict=True):
@@ -145,6 +178,7 @@ class Driver:
                 ],
                 np.int32,
             ).reshape(-1, 3),
+            states=states,
         )
 
     def take_block(self) -> int:

@@ -13,6 +13,7 @@ from octavo_engine.models.families import FAMILIES
 from tests.engine.models.classics import TWINS
 from tests.engine.models.tiny import FAMILIES as TINY
 from tests.engine.models.tiny import architecture_of, tiny_model
+from tests.engine.models.tiny_seeing import SEEING, seeing_model
 
 ROOT = Path(__file__).parents[3]
 
@@ -50,7 +51,10 @@ def test_limits_of_devices_are_those_of_the_models(entry) -> None:
         if (TWINS[name].architecture if name in TWINS else architecture_of(kind))
         in entry.architectures
     ]
-    blocks = [ModelConfig.from_hf(tiny_model(name).config).block for name in names]
+    configs = [tiny_model(name).config for name in names]
+    seeing = [seeing_model(name).config for name in SEEING]
+    configs += [c for c in seeing if c["architectures"][0] in entry.architectures]
+    blocks = [ModelConfig.from_hf(config).block for config in configs]
     assert blocks
     is_limited = any(b.positions == "alibi" or b.qk_norm_after_rope for b in blocks)
     assert is_limited == ("--kernels plain" in entry.limits)

@@ -14,6 +14,7 @@ from octavo_engine.models.config import LayerConfig, ModelConfig
 from octavo_engine.models.families import FAMILIES as KNOWN
 from octavo_engine.models.rope import RopeConfig
 from tests.engine.models.tiny import known_architectures, tiny_model
+from tests.engine.models.tiny_seeing import SEEING, seeing_model
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,7 +75,8 @@ def test_old_and_new_spellings_of_rope_and_dtype_are_the_same() -> None:
 def test_every_family_is_tried_by_a_tiny_model() -> None:
     # In a wrapper, or by another spelling.
     same = {"Gemma3ForConditionalGeneration", "BaiChuanForCausalLM", "MPTForCausalLM"}
-    assert known_architectures() == set(KNOWN) - same
+    seeing = {str(seeing_model(name).config["architectures"][0]) for name in SEEING}
+    assert known_architectures() | seeing == set(KNOWN) - same
 
 
 def test_what_a_family_leaves_unsaid() -> None:

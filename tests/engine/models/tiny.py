@@ -15,6 +15,7 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.weights.checkpoint import StoredTensor
 from tests.engine.models.classics import ARCHITECTURES, CLASSES, CLASSICS, TWINS
+from tests.engine.models.recurrent import RECURRENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -183,6 +184,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     **CLASSICS,
+    **RECURRENT,
     **{name: (twin.kind, twin.fields) for name, twin in TWINS.items()},
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
@@ -272,7 +274,7 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
         for parameter_name, parameter in model.named_parameters():
             gemma = kind.startswith(("Gemma", "Nemotron"))
             _fill(parameter_name, parameter, generator, gemma=gemma)
-    if kind in {own for own, _ in CLASSICS.values()}:
+    if kind in {own for own, _ in (CLASSICS | RECURRENT).values()}:
         return _saved(name, model, architecture)
     tensors = {
         stored: part

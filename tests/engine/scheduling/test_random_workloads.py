@@ -18,6 +18,7 @@ import pytest
 
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
+from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.scheduling.scheduler import Scheduler
 from tests.fakes.clock import ManualClock
 from tests.fakes.kv_machine import Loop, true_output
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 class Workload:
     """One random engine and what comes to it."""
 
-    def __init__(self, seed: int, windows: tuple[int | None, ...] = (None,)) -> None:
+    def __init__(
+        self, seed: int, windows: tuple[int | None, ...] = (None,), *, has_states: bool = False
+    ) -> None:
         rng = self.rng = random.Random(seed)
         self.config = SchedulerConfig(
             max_num_seqs=rng.choice([1, 2, 4, 8]),
@@ -45,7 +48,11 @@ class Workload:
         self.num_blocks = rng.choice([1, 2, 4, 8, 16]) * len(windows)
         self.clock = ManualClock()
         scheduler = Scheduler(
-            self.config, num_blocks=self.num_blocks, windows=windows, now=self.clock
+            self.config,
+            num_blocks=self.num_blocks,
+            windows=windows,
+            states=self.make_states() if has_states else None,
+            now=self.clock,
         )
         self.capacity = scheduler.kv.needs.tokens(self.num_blocks, self.config.max_model_len)
         scheduler._admission.ratio = rng.choice([0.0, 0.7])
@@ -54,6 +61,13 @@ class Workload:
         self.loop.machine.fails = lambda _: rng.random() < 0.01
         self.requests: dict[str, EngineRequest] = {}
         self.stems = [make_prompt(rng.randint(1, 60), first=first) for first in range(3)]
+
+    def make_states(self) -> StateSnapshots:
+        return StateSnapshots(
+            self.config.max_num_seqs,
+            self.rng.choice([0, 1, 2, 6, 20]),
+            stride=self.rng.choice([16, 16, 32, 48]),
+        )
 
     def maybe_add(self) -> None:
         rng = self.rng
@@ -150,6 +164,23 @@ def test_random_workloads_of_layers_with_windows(windows, batch):
         except BaseException as error:
             error.add_note(f"Workload({seed}, {windows})")
             raise
+
+
+@pytest.mark.parametrize(
+    "windows", [(None,), (24,), (None, 24)], ids=lambda windows: "-".join(map(str, windows))
+)
+@pytest.mark.parametrize("batch", range(2))
+def test_random_workloads_of_layers_with_states(windows, batch):
+    num_loads = 0
+    for seed in range(2000 + batch * 60, 2000 + (batch + 1) * 60):
+        workload = Workload(seed, windows, has_states=True)
+        try:
+            workload.run()
+        except BaseException as error:
+            error.add_note(f"Workload({seed}, {windows}, has_states=True)")
+            raise
+        num_loads += sum(len(batch.state_loads) for batch in workload.loop.batches)
+    assert num_loads > 0
 
 
 def test_the_same_seed_replays_the_same_steps():

@@ -36,7 +36,7 @@ from octavo_engine.protocol.vllm_options import (
         (["--swap-space", "0", "m"], ["m"]),
         (["--swap_space=0.0", "m"], ["m"]),
         (["--block-size=16", "--runner", "auto", "m"], ["m"]),
-        (["--no-trust-remote-code", "m"], ["m"]),
+        (["--model-impl", "vllm", "m"], ["--model-impl", "octavo", "m"]),
         (["--disable-cascade-attn", "m"], ["m"]),
         (["--model-loader-extra-config", "{}", "m"], ["m"]),
         (["--hf-overrides", "{}", "m"], ["--hf-overrides", "{}", "m"]),
@@ -93,7 +93,7 @@ def test_keys_may_come_by_either_name_and_are_not_shown(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--trust-remote-code"], "--trust-remote-code is not supported: code of a model's"),
+        (["--model-impl", "terratorch"], "--model-impl terratorch is not supported: models are"),
         (["--swap-space", "4"], "--swap-space is not supported: a preempted sequence is"),
         (["--gpu_memory_utilization=0.9"], "--gpu_memory_utilization is not supported: --memory-"),
         (["--quantization", "awq"], "--quantization awq is not supported: how weights are packed"),
@@ -111,8 +111,8 @@ def test_what_cannot_be_had_is_one_sentence(given, message):
 
 
 def test_the_command_ends_with_the_sentence(capsys):
-    assert cli.main(("serve", "m", "--trust-remote-code")) == 2
-    assert capsys.readouterr().err.startswith("octavo: --trust-remote-code is not supported: ")
+    assert cli.main(("serve", "m", "--download-dir", "x")) == 2
+    assert capsys.readouterr().err.startswith("octavo: --download-dir is not supported: ")
 
 
 OWN = {flag.flag for flag in (*flags.ENGINE_FLAGS, *flags.SERVER_FLAGS)}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from octavo_engine.protocol import resume as protocol
 from octavo_engine.protocol.resume import token_line, unpack
-from octavo_router.proxy.resume import BAD_STREAM, DONE, LOST_CODES, StreamMemory
+from octavo_router.proxy.resume import BAD_STREAM, LOST_CODES, StreamMemory
+from octavo_router.proxy.stream_form import DONE
 from octavo_router.residency import native
 
 HOT = native.load()

@@ -11,13 +11,15 @@ from octavo_engine import _native
 from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.native.audio import NativeAudio, feature_shape, slot_bytes
 from octavo_engine.backends.native.compiled import compile_forward
+from octavo_engine.backends.native.emit import CachePlaces
 from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.kv_format import make_kv_cache, settle_kv_format
 from octavo_engine.backends.native.loader import NativeLoader
+from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.shard import Shard, own_cache
 from octavo_engine.backends.sampled import sample_rows
-from octavo_engine.caches import group_layers
+from octavo_engine.caches import KVSpec, StateSpec, group_layers
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 
@@ -28,11 +30,13 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.ops import EncoderDecoder, Model
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
@@ -74,7 +78,7 @@ class NativeBackend:
         place: RankPlace | None = None,
     ) -> None:
         for spec in config.caches():
-            if spec.head_dim % HEAD_DIM_MULTIPLE:
+            if isinstance(spec, KVSpec) and spec.head_dim % HEAD_DIM_MULTIPLE:
                 raise ModelError(
                     f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this "
                     f"device; got {spec.head_dim}; --device torch takes it"
@@ -110,9 +114,11 @@ class NativeBackend:
         if activation_bits == 8:
             loader.check_integers()
         self._sites = loader.sites
+        self.media: MediaEncoder | None = None
         self._compiled: CompiledProgram | None = None
         self._kv: _native.KVCache | None = None
-        self._num_blocks = 0
+        self._states: _native.StateCache | None = None
+        self._num_blocks = self._num_slots = 0
         self.laps: Laps | None = None  # while steps are recorded
         self._audio: NativeAudio | None = None
 
@@ -144,13 +150,16 @@ class NativeBackend:
                 model.forward,
                 team,
                 limits,
-                groups=[place.group for place in self.cache_layout.places()],
+                places=CachePlaces(
+                    [place.group for place in self.cache_layout.places()],
+                    self.cache_layout.ordinals(),
+                ),
                 is_fused=self._is_fused,
                 activation_bits=self._activation_bits,
                 ranks=self.ranks,
             )
-            self._kv = self._make_kv(num_blocks)
-            self._num_blocks = num_blocks
+            self._num_blocks, self._num_slots = num_blocks, limits.num_state_slots
+            self.restore_kv()
         except MemoryError as error:
             kv_bytes = num_blocks * self.kv_bytes_per_block
             raise ConfigError(
@@ -158,6 +167,11 @@ class NativeBackend:
                 f"{limits.max_tokens} tokens; lower --kv-cache-memory-bytes or "
                 "--max-num-batched-tokens"
             ) from error
+
+    def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
+        self.media = NativeMediaEncoder(
+            config, checkpoint, self._in_memory.team, self.dtype, is_fused=self._is_fused
+        )
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         logits = self.logits(step)
@@ -173,6 +187,10 @@ class NativeBackend:
         assert self._compiled is not None and self._kv is not None, "prepare() comes first"
         if len(step.copies):
             self._kv.copy(step.copies)
+        states = step.states
+        if states is not None and len(states.copies):
+            assert self._states is not None, "a model with states has slots for them"
+            self._states.copy(states.copies)
         program, logits, ops = self._compiled
         times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
         program.run(
@@ -189,6 +207,11 @@ class NativeBackend:
             adapters=step.adapters,
             cross=None if self._audio is None else self._audio.cache,
             cross_slots=step.audio_slots,
+            input_rows=step.input_rows,
+            inputs=step.inputs,
+            states=self._states,
+            state_slots=None if states is None else states.slots,
+            state_saves=None if states is None else states.saves,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
@@ -236,17 +259,27 @@ class NativeBackend:
         assert self._kv is not None, "prepare() comes first"
         self._kv.poison(block_ids)
 
+    def poison_states(self, slots: list[int]) -> None:
+        assert self._states is not None, "prepare() comes first"
+        self._states.poison(slots)
+
     def release_kv(self) -> None:
         self._kv = None
+        self._states = None
 
     def restore_kv(self) -> None:
         if self._kv is None:
             self._kv = self._make_kv(self._num_blocks)
+            if self.cache_layout.states:
+                values = [spec.num_values for spec in self.cache_layout.states]
+                self._states = _native.StateCache(self._num_slots, values)
 
     def close(self) -> None:
         self._compiled = None
         self._audio = None
+        self.media = None
         self._kv = None
+        self._states = None
         self._loaded = None
 
     @property
@@ -255,8 +288,13 @@ class NativeBackend:
         return self._loaded
 
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
-        own = [own_cache(s, self.config.num_heads, self._shard) for s in self.cache_layout.specs]
+        own = [
+            s if isinstance(s, StateSpec) else own_cache(s, self.config.num_heads, self._shard)
+            for s in self.cache_layout.specs
+        ]
         layout = dataclasses.replace(self.cache_layout, specs=tuple(own))
         kv = make_kv_cache(layout, num_blocks, self.kv_format)
-        assert kv.bytes_per_block == layout.page_bytes(self.kv_format.bytes_of)
+        assert not layout.paged() or kv.bytes_per_block == layout.page_bytes(
+            self.kv_format.bytes_of
+        )
         return kv

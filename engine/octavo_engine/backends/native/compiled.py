@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.backends.native.emit import compile_graph
+from octavo_engine.backends.native.emit import CachePlaces, compile_graph
 from octavo_engine.backends.native.fusion import fuse, settle_dtypes
 from octavo_engine.backends.native.recorder import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from octavo_engine import _native
     from octavo_engine.backends.backend import BackendLimits
@@ -23,14 +23,13 @@ def compile_forward(
     team: _native.Team,
     limits: BackendLimits,
     *,
-    groups: Sequence[int] = (0,),
+    places: CachePlaces | None = None,
     is_fused: bool,
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
 ) -> CompiledProgram:
-    """`groups`: of each layer, whose block tables it reads. Raises MemoryError where steps of this
-    size have no room."""
+    """`places` of the layers' caches. Raises MemoryError where steps of this size have no room."""
     graph = record(forward)
     graph = fuse(graph) if is_fused else graph
     settled = settle_dtypes(graph, elide=is_fused)
-    return compile_graph(settled, team, limits, groups, activation_bits, ranks)
+    return compile_graph(settled, team, limits, places or CachePlaces(), activation_bits, ranks)

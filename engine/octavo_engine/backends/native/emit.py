@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine import _native
 from octavo_engine.backends.native import graph as g
 from octavo_engine.backends.native.facts import OpFacts, facts_of
 from octavo_engine.backends.native.plan import plan_memory
+from octavo_engine.backends.native.recurrent import emit_recurrent
 from octavo_engine.backends.native.rope_table import RopeTables
 from octavo_engine.backends.native.shard import Shard, cut_heads
 
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from octavo_engine.backends.backend import BackendLimits
+
+
+class CachePlaces(NamedTuple):
+    """Of each layer: whose block tables it reads, and its number in the KV cache, or among those
+    with a recurrent state."""
+
+    groups: Sequence[int] = (0,)
+    ordinals: Sequence[int] = (0,)
 
 
 class CompiledProgram(NamedTuple):
@@ -29,13 +38,12 @@ def compile_graph(
     graph: g.Graph,
     team: _native.Team,
     limits: BackendLimits,
-    groups: Sequence[int],
+    places: CachePlaces,
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
 ) -> CompiledProgram:
-    """Plan the arena for the largest step and add all instructions. `groups`: of each layer, whose
-    block tables it reads. The arena is all ranks': it has whole values, of which each rank writes
-    the columns and heads that it has weights for."""
+    """Plan the arena for the largest step and add all instructions. The arena is all ranks': it has
+    whole values, of which each rank writes the columns and heads that it has weights for."""
     shard = Shard() if ranks is None else Shard(ranks.rank, ranks.size)
     plan = plan_memory(graph, {"T": limits.max_tokens, "S": limits.max_logit_rows})
     program = _native.Program(
@@ -47,7 +55,7 @@ def compile_graph(
     }
     tables = RopeTables(limits.max_model_len)
     for instruction in graph.instructions:
-        _emit(program, instruction, buffers, tables, groups, shard)
+        _emit(program, instruction, buffers, tables, places, shard)
     return CompiledProgram(program, buffers[graph.result], facts_of(graph.instructions))
 
 
@@ -56,13 +64,15 @@ def _emit(
     instruction: g.Instruction,
     buffers: Mapping[g.Value, int],
     tables: RopeTables,
-    groups: Sequence[int],
+    places: CachePlaces,
     shard: Shard,
 ) -> None:
     out = buffers[instruction.out]
     match instruction:
         case g.Embed(table=table, scale=scale, of=of, offset=offset):
             program.embed(out, table, scale, of, offset)
+        case g.InputRows():
+            program.input(out)
         case g.Linear():
             _emit_linear(program, instruction, buffers)
         case g.RmsNorm(x=x, weight=weight, eps=eps, add=add, add_scale=add_scale):
@@ -73,7 +83,7 @@ def _emit(
             program.layer_norm(out, buffers[x], weight, bias, eps, added, add_scale)
         case g.AttentionNode():
             _emit_attention(
-                program, out, buffers[instruction.qkv], instruction, tables, groups, shard
+                program, out, buffers[instruction.qkv], instruction, tables, places, shard
             )
         case g.Moe():
             _emit_moe(program, instruction, buffers)
@@ -116,7 +126,7 @@ def _emit(
                 cross.scale,
             )
         case _:
-            assert_never(instruction)
+            emit_recurrent(program, instruction, buffers, places.ordinals)
 
 
 def _emit_linear(
@@ -164,7 +174,7 @@ def _emit_attention(
     qkv: int,
     attention: g.AttentionNode,
     tables: RopeTables,
-    groups: Sequence[int],
+    places: CachePlaces,
     shard: Shard,
 ) -> None:
     spec = attention.spec
@@ -172,7 +182,7 @@ def _emit_attention(
     program.attention(
         out,
         qkv,
-        layer=layer,
+        layer=places.ordinals[layer],
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
@@ -189,6 +199,6 @@ def _emit_attention(
         alibi=spec.alibi,
         is_causal=spec.is_causal,
         is_whole=attention.is_whole,
-        group=groups[layer],
+        group=places.groups[layer],
         own_heads=cut_heads(spec.num_heads, spec.num_kv_heads, shard),
     )

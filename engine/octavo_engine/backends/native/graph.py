@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine import _native
-    from octavo_engine.ops import Activation, AttentionSpec, CrossSpec, ExpertsSpec, Pool
+    from octavo_engine.ops import (
+        Activation,
+        AttentionSpec,
+        ConvSpec,
+        CrossSpec,
+        DeltaSpec,
+        ExpertsSpec,
+        Pool,
+        SsdSpec,
+    )
 
 Dtype = Literal["f32", "bf16"]
 
@@ -59,6 +68,13 @@ class Embed:
     scale: float
     of: Literal["tokens", "positions", "types"] = "tokens"
     offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InputRows:
+    """out = rows that the step brings."""
+
+    out: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +203,55 @@ class Clamp:
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    out: Value
+    x: Value
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """out = x * activation(y)."""
+
+    out: Value
+    x: Value
+    y: Value
+    activation: Activation | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupNorm:
+    out: Value
+    x: Value
+    weight: NDArray[np.float32]
+    eps: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShortConv:
+    out: Value
+    x: Value
+    spec: ConvSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SsdScan:
+    out: Value
+    xbc: Value
+    dt: Value
+    spec: SsdSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaRule:
+    out: Value
+    qkv: Value
+    gates: Value
+    spec: DeltaSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Convert:
     """The same numbers rounded to another dtype."""
 
@@ -239,6 +304,7 @@ class PoolRows:
 
 Instruction: TypeAlias = (
     Embed
+    | InputRows
     | Linear
     | RmsNorm
     | LayerNorm
@@ -258,6 +324,12 @@ Instruction: TypeAlias = (
     | ShiftRows
     | StoreCross
     | CrossAttentionNode
+    | Columns
+    | Multiply
+    | GroupNorm
+    | ShortConv
+    | SsdScan
+    | DeltaRule
 )
 
 

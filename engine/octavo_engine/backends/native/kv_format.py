@@ -9,7 +9,7 @@ from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from octavo_engine.backends.native.graph import Dtype
-    from octavo_engine.caches import CacheLayout, CacheSpec
+    from octavo_engine.caches import CacheLayout, PagedSpec
     from octavo_engine.config import KVCacheDType
 
 FormatName = Literal["f32", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"]
@@ -22,7 +22,7 @@ class KVFormat(NamedTuple):
     element_bytes: int
     scale_bytes: int = 0
 
-    def bytes_of(self, spec: CacheSpec) -> int:
+    def bytes_of(self, spec: PagedSpec) -> int:
         """What a layer takes of a block of 16 tokens."""
         row = spec.head_dim * self.element_bytes + self.scale_bytes
         return 2 * BLOCK_SIZE * spec.num_kv_heads * row
@@ -49,7 +49,9 @@ def make_kv_cache(layout: CacheLayout, num_blocks: int, kv_format: KVFormat) -> 
     """Raises MemoryError."""
     layers = [
         (place.group, place.region, spec.num_kv_heads, spec.head_dim)
-        for spec, place in zip(layout.specs, layout.places(), strict=True)
+        for spec, place in layout.paged()
     ]
+    if not layers:  # memory that is never written is none
+        layers = [(0, 0, 1, 16)]
     windows = [window or 0 for window in layout.windows]
     return _native.KVCache(num_blocks, layers, windows, kv_format.name)

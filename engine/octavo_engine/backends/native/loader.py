@@ -119,9 +119,14 @@ class NativeLoader:
         return NativeLinear(embedding)
 
     def vector(self, name: str, size: int, *, offset: float = 0.0) -> NDArray[np.float32]:
-        stored = self._ledger.take(name, (size,))
+        return self.array(name, (size,), offset=offset)
+
+    def array(
+        self, name: str, shape: tuple[int, ...], *, offset: float = 0.0
+    ) -> NDArray[np.float32]:
+        stored = self._ledger.take(name, shape)
         if stored is None:
-            return np.zeros(size, np.float32)
+            return np.zeros(shape, np.float32)
         values = to_float32(stored) + np.float32(offset)
         self._ledger.account(stored)
         return values

@@ -11,21 +11,28 @@ from octavo_engine.backends.native.graph import (
     Add,
     AttentionNode,
     Clamp,
+    Columns,
     CrossAttentionNode,
+    DeltaRule,
     Embed,
     FeaturesNode,
     GateNode,
     Glu,
     Graph,
+    GroupNorm,
+    InputRows,
     LayerNorm,
     Linear,
     Moe,
+    Multiply,
     PoolRows,
     RmsNorm,
     Scale,
     SelectRows,
     ShiftRows,
+    ShortConv,
     SoftCap,
+    SsdScan,
     StoreCross,
     Value,
 )
@@ -38,7 +45,16 @@ if TYPE_CHECKING:
 
     from octavo_engine import _native
     from octavo_engine.backends.native.graph import Dtype, Instruction, NativeExperts, NativeLinear
-    from octavo_engine.ops import Activation, AttentionSpec, CrossSpec, ExpertsSpec, Pool
+    from octavo_engine.ops import (
+        Activation,
+        AttentionSpec,
+        ConvSpec,
+        CrossSpec,
+        DeltaSpec,
+        ExpertsSpec,
+        Pool,
+        SsdSpec,
+    )
 
 
 def record(forward: Callable[[Recorder], Value]) -> Graph:
@@ -49,7 +65,7 @@ def record(forward: Callable[[Recorder], Value]) -> Graph:
 
 
 class Recorder:
-    """CrossOps over values without numbers."""
+    """VisionOps, RecurrentOps and CrossOps over values without numbers."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -61,6 +77,9 @@ class Recorder:
         self, table: _native.Packed, of: Literal["positions", "types"], *, offset: int = 0
     ) -> Value:
         return self._add(Embed(self._value(table.cols, None), table, 1.0, of, offset))
+
+    def input(self, columns: int) -> Value:
+        return self._add(InputRows(self._value(columns, None)))
 
     def linear(self, x: Value, weight: NativeLinear) -> Value:
         out, u = self._value(weight.weight.total_rows, x), None
@@ -145,6 +164,25 @@ class Recorder:
 
     def cross_attention(self, q: Value, spec: CrossSpec) -> Value:
         return self._add(CrossAttentionNode(self._value(q.cols, q), q, spec))
+
+    def columns(self, x: Value, first: int, count: int) -> Value:
+        return self._add(Columns(self._value(count, x), x, first))
+
+    def multiply(self, x: Value, y: Value, activation: Activation | None = None) -> Value:
+        return self._add(Multiply(self._value(x.cols, x), x, y, activation))
+
+    def group_norm(self, x: Value, weight: NDArray[np.float32], eps: float, size: int) -> Value:
+        return self._add(GroupNorm(self._value(x.cols, x), x, weight, eps, size))
+
+    def short_conv(self, x: Value, spec: ConvSpec) -> Value:
+        return self._add(ShortConv(self._value(x.cols, x), x, spec))
+
+    def ssd_scan(self, xbc: Value, dt: Value, spec: SsdSpec) -> Value:
+        return self._add(SsdScan(self._value(spec.num_heads * spec.head_dim, xbc), xbc, dt, spec))
+
+    def delta_rule(self, qkv: Value, gates: Value, spec: DeltaSpec) -> Value:
+        out = self._value(spec.num_value_heads * spec.value_dim, qkv)
+        return self._add(DeltaRule(out, qkv, gates, spec))
 
     def _value(self, cols: int, like: Value | None) -> Value:
         return Value(len(self.instructions), cols, "T" if like is None else like.rows)

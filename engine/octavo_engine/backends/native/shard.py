@@ -16,7 +16,7 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_engine.caches import CacheSpec
+    from octavo_engine.caches import PagedSpec
 
 
 class Shard(NamedTuple):
@@ -118,7 +118,7 @@ def cut_heads(num_heads: int, num_kv_heads: int, shard: Shard) -> HeadShard:
     return HeadShard(kv_head * group + first, end - first, kv_head, 1)
 
 
-def own_cache(spec: CacheSpec, num_heads: int, shard: Shard) -> CacheSpec:
+def own_cache(spec: PagedSpec, num_heads: int, shard: Shard) -> PagedSpec:
     """What a rank keeps of a layer's cache. Raises ConfigError."""
     own = cut_heads(num_heads, spec.num_kv_heads, shard)
     return dataclasses.replace(spec, num_kv_heads=own.num_kv_heads)

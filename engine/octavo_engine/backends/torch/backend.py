@@ -11,7 +11,9 @@ from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.encoder_step import encoder_step
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.loader import TorchLoader
+from octavo_engine.backends.torch.media import TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
+from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchStates
 from octavo_engine.backends.torch.reference import CrossStep, PagedKV, ReferenceOps, TorchPart
 from octavo_engine.caches import group_layers
 from octavo_engine.config import BLOCK_SIZE
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from octavo_engine import _native
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.ops import CrossOps, EncoderDecoder, Model
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
@@ -57,7 +61,9 @@ class TorchBackend:
         loader.finish()
         self._sites = loader.sites
         self._adapters: dict[int, TorchAdapter] = {}  # by slot
+        self.media: MediaEncoder | None = None
         self._kv: PagedKV | None = None
+        self._states: TorchStates | None = None
         self._team: _native.Team | None = None
         self._memory: Tensor | None = None  # of audio: see CrossStep
 
@@ -85,6 +91,13 @@ class TorchBackend:
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._kv = PagedKV(self.cache_layout, num_blocks, self.precision.dtype)
+        if self.cache_layout.states:
+            self._states = TorchStates(
+                self.cache_layout, limits.num_state_slots, self.precision.dtype
+            )
+
+    def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
+        self.media = TorchMediaEncoder(config, checkpoint, self.precision)
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         from octavo_engine import _native
@@ -102,9 +115,17 @@ class TorchBackend:
             cross = None
             if self._memory is not None and step.audio_slots is not None:
                 cross = CrossStep(self._memory, step.audio_slots.tolist())
-            ops = ReferenceOps(step, self._kv, self.precision, self._adapters, cross)
+                ops = ReferenceOps(step, self._kv, self.precision, self._adapters, cross)
+            else:
+                ops = self._ops(step, self._kv)
             logits = self._model.forward(ops)
             return np.ascontiguousarray(logits.float().numpy())
+
+    def _ops(self, step: BackendStep, kv: PagedKV) -> ReferenceOps:
+        if self._states is None or step.states is None:
+            return ReferenceOps(step, kv, self.precision, self._adapters)
+        self._states.copy(step.states.copies.tolist())
+        return ReferenceRecurrentOps(step, kv, self._states, self.precision, self._adapters)
 
     def pack_adapter(self, files: AdapterFiles) -> TorchAdapter:
         return {
@@ -161,8 +182,14 @@ class TorchBackend:
         assert self._kv is not None, "prepare() comes first"
         self._kv.poison(block_ids)
 
+    def poison_states(self, slots: list[int]) -> None:
+        assert self._states is not None, "prepare() comes first"
+        self._states.poison(slots)
+
     def close(self) -> None:
         self._model = None
         self._memory = None
+        self.media = None
         self._kv = None
+        self._states = None
         self._team = None

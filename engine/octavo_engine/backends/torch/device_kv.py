@@ -27,7 +27,7 @@ class DeviceKV:
         self, layout: CacheLayout, *, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         assert len(layout.groups) == 1, "the device has one block table"
-        shapes = [(spec.num_kv_heads, spec.head_dim) for spec in layout.specs]
+        shapes = [(spec.num_kv_heads, spec.head_dim) for spec, _ in layout.paged()]
         self._data = {
             shape: torch.zeros(
                 (2, count, num_blocks, BLOCK_SIZE, *shape), dtype=dtype, device=device

@@ -83,6 +83,9 @@ class TorchLoader:
     def vector(self, name: str, size: int, *, offset: float = 0.0) -> Tensor:
         return self._read(name, (size,)) + offset
 
+    def array(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._read(name, shape)
+
     def finish(self) -> None:
         self._ledger.finish()
 

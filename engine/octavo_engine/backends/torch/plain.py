@@ -147,6 +147,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return functional.relu(x).square()
         case "tanh":
             return torch.tanh(x)
+        case "sigmoid":
+            return torch.sigmoid(x)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.torch.loader import TorchExperts, TorchLinear
     from octavo_engine.backends.torch.precision import Precision
-    from octavo_engine.caches import CacheLayout, CacheSpec
+    from octavo_engine.caches import CacheLayout, PagedSpec
     from octavo_engine.ops import Activation, AttentionSpec, CrossSpec, ExpertsSpec, Rope
 
 
@@ -31,15 +31,16 @@ class PagedKV:
     def __init__(self, layout: CacheLayout, num_blocks: int, dtype: torch.dtype) -> None:
         places = layout.places()
         sizes: dict[int, int] = {}
-        for spec, place in zip(layout.specs, places, strict=True):
+        for spec, place in layout.paged():
             sizes[place.region] = max(sizes.get(place.region, 0), _values(spec))
         self._regions = {
             region: torch.zeros((num_blocks, size), dtype=dtype) for region, size in sizes.items()
         }
         self.groups = [place.group for place in places]
-        # Of each layer: [2 (K, V), blocks, 16, KV heads, head_dim].
+        # Of each paged layer: [2 (K, V), blocks, 16, KV heads, head_dim].
         self.layers: list[Tensor] = []
-        for spec, place in zip(layout.specs, places, strict=True):
+        self.ordinals = layout.ordinals()
+        for spec, place in layout.paged():
             region = self._regions[place.region]
             shape = (2, num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
             token = spec.num_kv_heads * spec.head_dim
@@ -55,7 +56,7 @@ class PagedKV:
             region[block_ids] = torch.nan
 
 
-def _values(spec: CacheSpec) -> int:
+def _values(spec: PagedSpec) -> int:
     """Numbers that a layer has in a block."""
     return 2 * BLOCK_SIZE * spec.num_kv_heads * spec.head_dim
 
@@ -101,13 +102,21 @@ class ReferenceOps:
         self._slots = torch.from_numpy(step.slots).long()
         self._logit_rows = torch.from_numpy(step.logit_rows).long()
         self._adapters = adapters
+        self._inputs: Tensor | None = None
+        if step.input_rows is not None and step.inputs is not None:
+            self._input_rows = torch.from_numpy(step.input_rows).long()
+            self._inputs = torch.from_numpy(step.inputs)
         self._row_slots: Tensor | None = None  # of the rows of values, as far as it got
         if step.adapters is not None:
             counts = np.diff(step.seq_starts)
             self._row_slots = torch.from_numpy(np.repeat(step.adapters, counts))
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
-        return table[self._token_ids] * scale
+        x = table[self._token_ids] * scale
+        if self._inputs is None:
+            return x
+        is_input = (self._input_rows >= 0)[:, None]
+        return torch.where(is_input, self._inputs[self._input_rows.clamp(min=0)].to(x.dtype), x)
 
     def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
         assert of == "positions", "texts of a pair are of models that pool"
@@ -172,6 +181,8 @@ class ReferenceOps:
                 return functional.relu(x).square()
             case "tanh":
                 return torch.tanh(x)
+            case "sigmoid":
+                return torch.sigmoid(x)
 
     def add(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
         return x + scale * y
@@ -194,7 +205,7 @@ class ReferenceOps:
     def attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
         q, k, v = self._heads(qkv, spec)
         slots = self._slots[self._kv.groups[spec.layer]]
-        k_cache, v_cache = self._kv.layers[spec.layer]
+        k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]]
         k_cache[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = self._precision.stored(k)
         v_cache[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = self._precision.stored(v)
         outputs = [
@@ -294,7 +305,7 @@ class ReferenceOps:
         blocks = torch.from_numpy(table[first_block : -(-length // BLOCK_SIZE)]).long()
         seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
         group = spec.num_heads // spec.num_kv_heads
-        k_cache, v_cache = self._kv.layers[spec.layer]
+        k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]]
         k = k_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
         v = v_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
         positions = torch.arange(first, length)

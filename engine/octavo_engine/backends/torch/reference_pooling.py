@@ -29,6 +29,7 @@ class ReferencePoolingOps(ReferenceOps):
         self._positions = torch.from_numpy(step.positions)
         self._type_ids = torch.from_numpy(step.type_ids).long()
         self._logit_rows = torch.from_numpy(step.pooled_rows).long()
+        self._inputs = None
         self._row_slots = None  # models that pool take no adapters
         self._texts = [slice(a, b) for a, b in itertools.pairwise(step.starts.tolist())]
 

@@ -21,6 +21,7 @@ from octavo_engine.config import (
     EngineConfig,
     ExecutorBackend,
     KVCacheDType,
+    ModelImpl,
     Quantization,
     SchedulerConfig,
     SimConfig,
@@ -86,6 +87,8 @@ class LLM(PoolingMethods):
         tokenizer: str | PathLike[str] | None = None,
         revision: str | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
+        model_impl: ModelImpl | Literal["vllm"] = "auto",
+        trust_remote_code: bool = False,
         device: Device = "auto",
         dtype: DType = "auto",
         quantization: Quantization = "auto",
@@ -116,20 +119,18 @@ class LLM(PoolingMethods):
         `others` may be settings of vLLM's that ask for what is done here anyway."""
         check_llm_options(others, LLM.__init__)
         scheduler = SchedulerConfig(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
-        )
+        )  # fmt: skip
         config = EngineConfig(
             model=fspath(model),
             tokenizer=None if tokenizer is None else fspath(tokenizer),
             revision=revision,
             hf_overrides=_as_json(hf_overrides),
+            model_impl=llm_value("model-impl", model_impl),
+            trust_remote_code=trust_remote_code,
             device=device,
-            dtype=dtype,
-            quantization=llm_value("quantization", quantization),
-            activation_bits=activation_bits,
-            kv_cache_dtype=kv_cache_dtype,
+            **_storage(dtype, quantization, activation_bits, kv_cache_dtype),
             load_format=llm_value("load-format", load_format),
             max_model_len=max_model_len,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
@@ -482,6 +483,18 @@ def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
         yield seen.is_set
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _storage(
+    dtype: DType, quantization: Quantization, activation_bits: int, kv_cache_dtype: KVCacheDType
+) -> dict[str, Any]:
+    """In what numbers weights, activations and the KV cache are."""
+    return {
+        "dtype": dtype,
+        "quantization": llm_value("quantization", quantization),
+        "activation_bits": activation_bits,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
 
 
 def _as_json(settings: Mapping[str, Any] | None) -> str | None:

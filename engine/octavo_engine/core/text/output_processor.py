@@ -94,7 +94,7 @@ class SequenceText:
         "repetition",
         "request",
         "resumed_ids",
-        "resumed_text",
+        "resumed_texts",
         "sequence_id",
         "stops",
     )
@@ -108,7 +108,7 @@ class SequenceText:
         self.sequence_id = sequence_id
         self.num_tokens = 0
         self.resumed_ids: list[int] = []  # of a resumed answer
-        self.resumed_text = ""  # of those
+        self.resumed_texts: list[str] = []  # of those, a piece each
         self.num_chars = 0  # of all tokens' text; counted where log-probabilities are asked
         self.finished = False
         self.first_at = 0.0  # when its first token came
@@ -176,7 +176,7 @@ class TrackedRequest:
         for output in outputs:
             if output.index == answer.index:
                 return output
-        new = CompletionOutput(answer.index, resumed_text=answer.resumed_text)
+        new = CompletionOutput(answer.index, resumed_texts=answer.resumed_texts)
         if not outputs:
             outputs.append(new)
             return new
@@ -390,13 +390,11 @@ class OutputProcessor:
             return False
         submission = request.submission
         params = submission.params
-        new = CompletionOutput(answer.index)
         ends_text = () if params.ignore_eos else submission.eos_token_ids
         is_end = ids[-1] in ends_text or ids[-1] in params.stop_token_ids
         complete = is_end and len(ids) >= params.min_tokens
         shown = len(ids) - (complete and not params.include_stop_str_in_output)
-        kept, met, _ = self._add_text(answer, new, ids, shown)
-        answer.resumed_ids, answer.resumed_text = ids, new.text
+        kept, met = self._replay(answer, resumed, shown)
         reason: FinishReason = "stop"
         stop: str | int | None = met
         if met is None and complete:
@@ -410,6 +408,23 @@ class OutputProcessor:
                 reason = "length"
         self._finish(answer, request.unread_of(answer), reason, stop)
         return True
+
+    def _replay(
+        self, answer: SequenceText, resumed: ResumedOutput, shown: int
+    ) -> tuple[int, str | None]:
+        """How many of the tokens count, and the stop string that was met."""
+        ids, kept = resumed.token_ids, 0
+        met = None
+        answer.resumed_ids = ids
+        for length in resumed.pieces or (len(ids),):
+            new = CompletionOutput(answer.index)
+            piece = ids[kept : kept + length]
+            added = self._add_text(answer, new, piece, max(0, min(length, shown - kept)))
+            answer.resumed_texts.append(new.text)
+            kept, met = kept + added.kept, added.stop
+            if met is not None:
+                break
+        return kept, met
 
     def _sequence(self, answer: SequenceText) -> EngineRequest:
         submission = answer.request.submission

@@ -26,8 +26,9 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop id; None for end of text
     num_tokens: int = 0  # generated so far in all, resumed ones included
-    # What came before all this, from the engine that an answer was resumed from.
-    resumed_text: str = field(default="", compare=False)
+    # What came before all this, from the engine that an answer was resumed from; in the pieces that
+    # it was resumed with.
+    resumed_texts: list[str] = field(default_factory=list, compare=False)
     # What the core called it, known once it is finished; no part of what was said.
     sequence_id: str = field(default="", compare=False)
     # When its first token and the newest one came from the core, by time.monotonic; 0: unknown.

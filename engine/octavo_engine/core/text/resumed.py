@@ -11,3 +11,5 @@ class ResumedOutput:
 
     token_ids: list[int] = field(default_factory=list)
     ended: bool = False  # its client has its end too: nothing is left to send
+    # How many tokens came at once, where that matters to what is made of them; else empty.
+    pieces: tuple[int, ...] = ()

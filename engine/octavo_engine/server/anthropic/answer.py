@@ -104,13 +104,10 @@ class MessageBuilder:
         return events
 
 
-def frames(events: list[MessageEvent]) -> bytes:
-    """As they go over the wire."""
-    return b"".join(
-        b"event: %s\ndata: %s\n\n"
-        % (str(event.__struct_config__.tag).encode(), msgspec.json.encode(event))
-        for event in events
-    )
+def frame(event: MessageEvent) -> bytes:
+    """As it goes over the wire."""
+    tag = str(event.__struct_config__.tag).encode()
+    return b"event: %s\ndata: %s\n\n" % (tag, msgspec.json.encode(event))
 
 
 def usage_of(usage: Usage) -> shapes.AnthropicUsage:

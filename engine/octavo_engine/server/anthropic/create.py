@@ -12,7 +12,7 @@ from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.errors import RequestError
 from octavo_engine.server.anthropic import shapes
-from octavo_engine.server.anthropic.answer import MessageBuilder, frames
+from octavo_engine.server.anthropic.answer import MessageBuilder, frame
 from octavo_engine.server.anthropic.bodies import CountTokensRequest, MessagesRequest
 from octavo_engine.server.anthropic.request import read_turn
 from octavo_engine.server.generation.prompts import COUNTED
@@ -20,6 +20,7 @@ from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route
 from octavo_engine.server.openai.chat.conversation import rendered
 from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
+from octavo_engine.server.routers.item_events import ItemEvents
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -36,14 +37,17 @@ async def create_message(exchange: Exchange, service: Service) -> None:
     try:
         prepared = await prepare_chat(exchange, service, turn.chat, prefix="msg", kind="messages")
         prepared, is_cut_short = _with_room(prepared, service.engine.info.max_model_len)
+        # A resumed stream goes on as the message that it began as.
+        id_ = prepared.id if exchange.resume is not None else f"msg_{secrets.token_hex(12)}"
+        prepared = dataclasses.replace(prepared, id=id_)
         session = ChatSession(service, prepared)
         answer = MessageBuilder(
-            id=f"msg_{secrets.token_hex(12)}", model=prepared.model, usage=session.usage,
-            is_cut_short=is_cut_short,
-        )  # fmt: skip
+            id=id_, model=prepared.model, usage=session.usage, is_cut_short=is_cut_short
+        )
         async with exchange.while_present():
             if request.stream:
-                await _streamed(exchange, session, answer)
+                events = ItemEvents(exchange, prepared, session.usage)
+                await _streamed(exchange, session, answer, events)
             else:
                 await _whole(exchange, session, answer)
     except RequestError as error:
@@ -91,17 +95,22 @@ async def _whole(exchange: Exchange, session: ChatSession, answer: MessageBuilde
     await exchange.reply(msgspec.json.encode(answer.whole()))
 
 
-async def _streamed(exchange: Exchange, session: ChatSession, answer: MessageBuilder) -> None:
+async def _streamed(
+    exchange: Exchange, session: ChatSession, answer: MessageBuilder, events: ItemEvents
+) -> None:
     async def put(delta: ChatDelta) -> None:
-        events = []
         if not exchange.started:
-            events = answer.begin()
+            events.add(map(frame, answer.begin()))
             await exchange.open_stream()
+        for choice in delta.replayed:
+            events.add(map(frame, answer.read(choice)))
         for choice in delta.choices:
-            events += answer.read(choice)
+            events.add(map(frame, answer.read(choice)), choice.token_ids)
         if delta.finished:
-            await exchange.close(frames(events + answer.end()))
-        elif events:
-            await exchange.write(frames(events))
+            *others, last = answer.end()
+            events.add(map(frame, others))
+            await exchange.close(events.take(frame(last)))
+        elif frames := events.take():
+            await exchange.write(frames)
 
     await session.run(OutputSink(put), stream=True)

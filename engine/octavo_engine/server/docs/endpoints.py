@@ -1,4 +1,4 @@
-"""GET /openapi.json, and /docs: a page of our own that shows it and needs no other host."""
+"""GET /openapi.json, /docs that shows it, and / with a chat: pages that need no other host."""
 
 from __future__ import annotations
 
@@ -30,21 +30,30 @@ async def openapi(exchange: Exchange, service: Service) -> None:
 
 
 async def page(exchange: Exchange, service: Service) -> None:
-    text, policy = _page()
+    await _reply(exchange, "docs.html")
+
+
+async def home(exchange: Exchange, service: Service) -> None:
+    await _reply(exchange, "home.html")
+
+
+async def _reply(exchange: Exchange, name: str) -> None:
+    text, policy = _page(name)
     await exchange.reply(
         text,
         headers=[
             (b"content-type", b"text/html; charset=utf-8"),
             (b"content-security-policy", policy),
             (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
         ],
     )
 
 
 @cache
-def _page() -> tuple[bytes, bytes]:
+def _page(name: str) -> tuple[bytes, bytes]:
     """The page, and a policy that lets nothing run but its own script."""
-    text = (Path(__file__).parent / "docs.html").read_bytes()
+    text = (Path(__file__).parent / name).read_bytes()
     hashes = [
         f"'sha256-{base64.b64encode(hashlib.sha256(inline).digest()).decode()}'"
         for inline in re.findall(rb"<(?:script|style)>(.*?)</(?:script|style)>", text, re.S)

@@ -90,5 +90,7 @@ def _resumed(resume: Resume, job: Job, service: Service) -> tuple[ResumedOutput,
                 f"context holds {info.max_model_len}",
                 param=RESUME_HEADER,
             )
-    finished = set(resume.finished)
-    return tuple(ResumedOutput(ids, index in finished) for index, ids in enumerate(resume.tokens))
+    finished, pieces = set(resume.finished), tuple(resume.pieces)
+    return tuple(
+        ResumedOutput(ids, index in finished, pieces) for index, ids in enumerate(resume.tokens)
+    )

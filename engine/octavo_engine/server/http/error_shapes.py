@@ -49,7 +49,9 @@ class AnthropicShape:
         return msgspec.json.encode(_anthropic(error) | {"request_id": request_id})
 
     def last_words(self, error: RequestError) -> bytes:
-        return b"event: error\ndata: " + msgspec.json.encode(_anthropic(error)) + b"\n\n"
+        body = _anthropic(error)
+        body["error"] = body["error"] | {"code": error.code}  # routers go by it
+        return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
 
 
 _OPENAI, _ANTHROPIC = OpenAiShape(), AnthropicShape()
@@ -77,7 +79,7 @@ def anthropic_type(error: RequestError) -> str:
     return by_status or _ANTHROPIC_TYPES.get(error.type, error.type)
 
 
-def _anthropic(error: RequestError) -> dict[str, object]:
+def _anthropic(error: RequestError) -> dict[str, Any]:
     return {
         "type": "error",
         "error": {"type": anthropic_type(error), "message": error.message},

@@ -39,6 +39,15 @@ def _check(resume: Resume) -> None:
     for ids in resume.tokens:
         if ids and not (min(ids) >= 0 and max(ids) <= _MAX_TOKEN_ID):
             raise bad_frame("tokens are not all token ids")
+    if resume.pieces and (
+        len(resume.tokens) != 1
+        or min(resume.pieces) < 1
+        or sum(resume.pieces) != len(resume.tokens[0])
+        or resume.finished
+    ):
+        raise bad_frame("pieces are not those of the tokens of one answer that goes on")
+    if not 0 <= resume.events < 2**31:
+        raise bad_frame("events is not a number of events")
     for name in ("finished", "opened"):
         indices: list[int] = getattr(resume, name)
         if len(set(indices)) != len(indices):

@@ -90,6 +90,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "permission": [_permission(service, name)],
         "vocab_size": None if info is None else info.vocab_size,  # ours; for load generators
         "tasks": None if info is None else info.tasks,  # ours too
+        "implementation": None if info is None else info.implementation,  # ours too
     }
 
 

@@ -245,6 +245,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     permission: list[dict[str, Any]]
     vocab_size: int | None
     tasks: list[str] | None  # generate, or what else the model does
+    implementation: str | None  # octavo; or transformers, whose bits may depend on the batch
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -360,8 +360,8 @@ def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
     processor.process([news(sequences[0], b"yz", "length", num_cached_tokens=8), third])
     piece = request.take()
     assert piece is not None and not piece.finished
-    assert [(o.index, o.text, o.num_tokens, o.resumed_text) for o in piece.outputs] == [
-        (1, "yz", 3, "x"), (2, "c", 1, ""),
+    assert [(o.index, o.text, o.num_tokens, o.resumed_texts) for o in piece.outputs] == [
+        (1, "yz", 3, ["x"]), (2, "c", 1, []),
     ]  # fmt: skip
     # Who has not begun yet speaks of the prompt.
     assert (piece.num_cached_tokens, piece.queued_s) == (16, 0.5)

@@ -11,8 +11,7 @@ import httpx
 import jsonschema_rs
 import pytest
 
-from octavo_engine.server.docs.endpoints import _page
-from octavo_engine.server.docs.openapi import document, errors_of, without_converters
+from octavo_engine.server.docs.openapi import document, errors_of, section, without_converters
 from octavo_engine.server.docs.pages import api_page
 from octavo_engine.server.http.errors import CATALOGUE
 from octavo_engine.server.routes import ROUTES
@@ -54,7 +53,7 @@ def test_what_a_switch_turns_off_is_neither_served_nor_described():
                 assert row.path not in paths
                 assert client.request(row.method, row.path).status_code == 404
     with running(settings=ServerSettings(docs=False)) as server, server.client() as client:
-        for path in ("/openapi.json", "/docs"):
+        for path in ("/", "/openapi.json", "/docs"):
             assert client.get(path).status_code == 404
 
 
@@ -131,6 +130,7 @@ ASKED = [
     ("GET", "/metrics", None),
     ("GET", "/openapi.json", None),
     ("GET", "/docs", None),
+    ("GET", "/", None),
 ]
 
 
@@ -211,19 +211,25 @@ class Page(HTMLParser):
                 self.ids.add(value or "")
 
 
-def test_the_page_needs_no_other_host_and_no_script_but_its_own():
+@pytest.mark.parametrize(("path", "most_lines"), [("/docs", 200), ("/", 240)])
+def test_a_page_needs_no_other_host_and_no_script_but_its_own(path, most_lines):
     with running() as server, server.client() as client:
-        answer = client.get("/docs")
+        answer = client.get(path)
     page = Page()
     page.feed(answer.text)
 
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert page.fetched == ["data:,"]
+    assert set(page.fetched) <= {"data:,", "docs", "metrics", "v1/models"}
     assert "//" not in re.sub(r"//.*", "", answer.text).replace("://", "")
     assert not re.search(r"https?://", answer.text)
-    for wanted in re.findall(r'getElementById\("(\w+)"\)', answer.text):
+    for wanted in re.findall(r'(?:getElementById|\$)\("([\w-]+)"\)', answer.text):
         assert wanted in page.ids
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
-    assert len(_page()[0].splitlines()) < 200
+    assert len(answer.text.splitlines()) < most_lines
+
+
+def test_chat_is_described_first():
+    (first, *_), sections = DOCUMENT["paths"], [section(row) for row in ROUTES]
+    assert (first, sections[0]) == ("/v1/chat/completions", "Work")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 # Every path that answers without a key. A new one must be put here on purpose.
 PUBLIC = {
     "/health", "/healthz", "/livez", "/ready", "/readyz", "/ping", "/version", "/metrics", "/load",
-    "/openapi.json", "/docs", "/redoc",
+    "/", "/openapi.json", "/docs", "/redoc",
 }  # fmt: skip
 # Every path that wants an admin key where there are any.
 ADMIN = {

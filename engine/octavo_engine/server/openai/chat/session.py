@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from octavo_engine.core.text.outputs import CompletionOutput
 from octavo_engine.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
 from octavo_engine.errors import RequestError
 from octavo_engine.server.generation.reasoning_tokens import ReasoningTokens
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.core.text.logprobs import DecodedLogprobs
     from octavo_engine.core.text.output_stream import OutputSink
-    from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
+    from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.server.generation.job import JobOutput
     from octavo_engine.server.openai.chat.prepare import PreparedChat
@@ -81,6 +82,8 @@ class ChatDelta:
     choices: list[ChoiceDelta]
     finished: bool
     output: RequestOutput  # of the engine, with all that is said of the prompt
+    # What the client of a stream that is resumed in pieces has got before, as it came then.
+    replayed: list[ChoiceDelta] = field(default_factory=list)
 
 
 def client_reason(prepared: PreparedChat, reason: str | None) -> str | None:
@@ -96,6 +99,7 @@ class ChatSession:
         self._service = service
         self._prepared = prepared
         self._answers: dict[int, _Answer] = {}
+        self._has_replayed = not any(one.pieces for one in prepared.job.resumed)
         # A resumed answer numbers its calls as it did before; they are unlike all others.
         seed = prepared.job.seed
         self._secret = secrets.token_hex(16) if seed is None else f"{prepared.created} {seed}"
@@ -144,7 +148,27 @@ class ChatSession:
     def _delta(self, result: JobOutput) -> ChatDelta:
         output = result.output
         self.usage.add(0, output)
-        return ChatDelta([self._read(new) for new in output.outputs], output.finished, output)
+        replayed = [] if self._has_replayed else self._replay(output)
+        choices = [self._read(new) for new in output.outputs]
+        return ChatDelta(choices, output.finished, output, replayed)
+
+    def _replay(self, output: RequestOutput) -> list[ChoiceDelta]:
+        """The deltas that its client has got, read again in the same pieces. If they were all, the
+        last of them and what ends the answer are one: that is taken out of `output`."""
+        self._has_replayed = True
+        (resumed,), (new,) = self._prepared.job.resumed, output.outputs
+        told: list[CompletionOutput] = []
+        end = 0
+        for text, length in zip(new.resumed_texts, resumed.pieces, strict=True):
+            ids = resumed.token_ids[end : end + length]
+            end += length
+            told.append(CompletionOutput(new.index, text, ids, num_tokens=end))
+        if new.finished and not new.token_ids:
+            last = told.pop()
+            new.text, new.token_ids = last.text + new.text, last.token_ids
+            told.append(new)
+            output.outputs = []
+        return [self._read(one) for one in told]
 
     def _read(self, new: CompletionOutput) -> ChoiceDelta:
         """Hot path: once per answer and delta."""
@@ -175,8 +199,9 @@ class ChatSession:
             _Answer(self, self._prepared, self._service, new.index),
             self._prepared.job.resumed,
         )
-        if resumed:  # its tokens count, even if all their text was held back
-            answer.replay(new.resumed_text, resumed[new.index].token_ids)
+        if resumed and not resumed[new.index].pieces:
+            # Its tokens count, even if all their text was held back.
+            answer.replay("".join(new.resumed_texts), resumed[new.index].token_ids)
         return answer
 
 

@@ -15,7 +15,7 @@ from octavo_engine.server.generation.logprobs import chat_logprobs
 from octavo_engine.server.openai.chat.parts import ChatParts, PartDelta, PartEnded, PartStarted
 from octavo_engine.server.openai.response_schemas import TokenLogprob
 from octavo_engine.server.openai.responses import shapes
-from octavo_engine.server.openai.responses.items import new_id
+from octavo_engine.server.openai.responses.items import item_id
 
 if TYPE_CHECKING:
     from octavo_engine.core.text.logprobs import DecodedLogprobs
@@ -114,7 +114,7 @@ class ResponseBuilder:
         return events
 
     def _begun(self, part: ChatPart, events: list[Event]) -> None:
-        self._ids.append(new_id(_ID_BEGINS[part.kind]))
+        self._ids.append(item_id(_ID_BEGINS[part.kind], self.response.id, part.index))
         item = self._item(part, "in_progress", is_empty=True)
         self.response.output.append(item)
         at = part.index

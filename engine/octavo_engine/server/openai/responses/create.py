@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-import time
 from contextlib import aclosing
 from string import hexdigits
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from octavo_engine.server.openai.responses.log import EventLog
 from octavo_engine.server.openai.responses.request import read_turn
 from octavo_engine.server.openai.responses.store import StoredTurn, owner_of
 from octavo_engine.server.openai.responses.truncation import fitted
+from octavo_engine.server.routers.item_events import ItemEvents
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -127,12 +128,12 @@ class _Work:
     ) -> None:  # fmt: skip
         self._service = service
         self._turn = turn
-        self._prepared = prepared
+        # A resumed stream goes on as the response that it began as.
+        id_ = prepared.id if exchange.resume is not None else new_id("resp", place_of(exchange))
+        self._prepared = prepared = dataclasses.replace(prepared, id=id_)
         self._session = ChatSession(service, prepared)
         keeps = service.settings.response_store and request.store is not False
-        self._answer = ResponseBuilder(
-            _response(request, prepared, keeps=keeps, place=place_of(exchange))
-        )
+        self._answer = ResponseBuilder(_response(request, prepared, keeps=keeps))
         # What the request has as raw JSON: its items are listed as they were sent.
         items = listed(exchange.fields["input"]) if keeps else []
         self._stored = StoredTurn(self._answer.response, owner, items, turn.said)
@@ -152,20 +153,22 @@ class _Work:
 
     async def streamed(self, exchange: Exchange) -> None:
         exchange.last_words = self._last_words
-        answer = self._answer
+        answer, events = self._answer, ItemEvents(exchange, self._prepared, self._session.usage)
 
         async def put(delta: ChatDelta) -> None:
-            frames = b""
             if not exchange.started:
-                frames = _frames(answer.begin())  # at once: the response is still empty
+                # Written at once: the response is still empty.
+                events.add([frame(event) for event in answer.begin()])
                 await exchange.open_stream()
+            for choice in delta.replayed:
+                events.add(map(frame, answer.read(choice)))
             for choice in delta.choices:
-                frames += _frames(answer.read(choice))
+                events.add(map(frame, answer.read(choice)), choice.token_ids)
             if delta.finished:
-                frames += _frames(answer.end(self._session.usage))
+                events.add(map(frame, answer.end(self._session.usage)))
                 self._keep()
-                await exchange.close(frames + frame(answer.last()))
-            elif frames:
+                await exchange.close(events.take(frame(answer.last())))
+            elif frames := events.take():
                 await exchange.write(frames)
 
         await self._session.run(OutputSink(put), stream=True)
@@ -279,14 +282,14 @@ def _format(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _response(
-    request: ResponsesRequest, prepared: PreparedChat, *, keeps: bool, place: str
+    request: ResponsesRequest, prepared: PreparedChat, *, keeps: bool
 ) -> shapes.ResponseObject:
     """Before anything was said."""
     text, reasoning, params = request.text, request.reasoning, prepared.job.params
     return shapes.ResponseObject(
-        id=new_id("resp", place),
+        id=prepared.id,
         object="response",
-        created_at=int(time.time()),
+        created_at=prepared.created,
         completed_at=None,
         status="in_progress",
         background=bool(request.background),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,6 +86,12 @@ def _listed(item: dict[str, Any]) -> dict[str, Any]:
 
 def new_id(begin: str, place: str = "") -> str:
     return f"{begin}_{place}{secrets.token_hex(24)}"
+
+
+def item_id(begin: str, response_id: str, index: int) -> str:
+    """The same on every engine that a response passes."""
+    digest = hashlib.blake2b(f"{response_id} {index}".encode(), digest_size=24)
+    return f"{begin}_{digest.hexdigest()}"
 
 
 class _Reader:

@@ -1,0 +1,96 @@
+"""Towers and projectors on the CPU: two programs on the threads of the language model's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_engine import _native
+from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.backends.media import brought_together, pixel_rows
+from octavo_engine.backends.native.compiled import compile_forward
+from octavo_engine.backends.native.loader import NativeLoader
+from octavo_engine.backends.native.packing import PANEL_ROWS
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.models.vision import MediaProjector, VisionTower
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.native.emit import CompiledProgram
+    from octavo_engine.backends.native.graph import Dtype, Value
+    from octavo_engine.backends.native.recorder import Recorder
+    from octavo_engine.models.vision_config import MediaConfig
+    from octavo_engine.state.media import MediaItem
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+
+class NativeMediaEncoder:
+    """A MediaEncoder in csrc. One tile at a time: its patches keep the threads busy."""
+
+    def __init__(
+        self,
+        config: MediaConfig,
+        checkpoint: Checkpoint,
+        team: _native.Team,
+        dtype: Dtype,
+        *,
+        is_fused: bool = True,
+    ) -> None:
+        vision = config.vision
+        if vision.head_dim % PANEL_ROWS:
+            raise ModelError(
+                f"config.json: vision_config: heads must have a multiple of {PANEL_ROWS} columns "
+                f"on this device; they have {vision.head_dim}; --device torch takes it"
+            )
+        self.config = config
+        # Weights of towers are few and not quantised in files: they stay as exact as `dtype` is.
+        loader = NativeLoader(checkpoint, team, dtype, quantization="none")
+        tower, projector = VisionTower(vision, loader), MediaProjector(config, loader)
+        loader.finish()
+        self._tower = _compiled(tower.forward, team, vision.num_tokens, is_fused=is_fused)
+        self._projector = _compiled(projector.forward, team, config.num_rows, is_fused=is_fused)
+        num_blocks = -(-vision.num_tokens // BLOCK_SIZE)
+        self._kv = _native.KVCache(
+            num_blocks, [(0, 0, vision.num_heads, vision.head_dim)], [0], "f32"
+        )
+
+    def encode(self, item: MediaItem) -> NDArray[np.float32]:
+        hidden = self._run(self._tower, pixel_rows(item, self.config))
+        return self._run(self._projector, brought_together(hidden, self.config)).copy()
+
+    def _run(self, compiled: CompiledProgram, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A view, valid until the program runs again."""
+        num_rows = len(inputs)
+        ramp = np.arange(num_rows, dtype=np.int32)
+        num_blocks = -(-num_rows // BLOCK_SIZE)
+        compiled.program.run(
+            self._kv,
+            np.zeros(num_rows, np.int32),
+            ramp,
+            ramp[None],
+            np.array([0, num_rows], np.int32),
+            np.array([num_rows], np.int32),
+            np.zeros(1, np.int32),
+            np.arange(num_blocks, dtype=np.int32)[None, None],
+            np.zeros(0, np.int32),
+            input_rows=ramp,
+            inputs=inputs,
+        )
+        return compiled.program.read(compiled.logits, num_rows)
+
+
+def _compiled(
+    forward: Callable[[Recorder], Value], team: _native.Team, num_rows: int, *, is_fused: bool
+) -> CompiledProgram:
+    limits = BackendLimits(
+        max_tokens=num_rows, max_seqs=1, max_logit_rows=1, max_model_len=num_rows
+    )
+    try:
+        return compile_forward(forward, team, limits, is_fused=is_fused)
+    except MemoryError as error:
+        raise ConfigError(f"no memory for pictures of {num_rows} patches") from error

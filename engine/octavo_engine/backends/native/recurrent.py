@@ -1,0 +1,78 @@
+"""Instructions of layers with recurrent states, as csrc takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+import numpy as np
+
+from octavo_engine.backends.native import graph as g
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from octavo_engine import _native
+
+RecurrentNode: TypeAlias = (
+    g.Columns | g.Multiply | g.GroupNorm | g.ShortConv | g.SsdScan | g.DeltaRule
+)
+
+
+def emit_recurrent(
+    program: _native.Program,
+    instruction: RecurrentNode,
+    buffers: Mapping[g.Value, int],
+    ordinals: Sequence[int],
+) -> None:
+    """`ordinals`: the number of each layer among those with a state."""
+    out = buffers[instruction.out]
+    match instruction:
+        case g.Columns(x=x, first=first):
+            program.columns(out, buffers[x], first)
+        case g.Multiply(x=x, y=y, activation=activation):
+            program.multiply(out, buffers[x], buffers[y], activation or "")
+        case g.GroupNorm(x=x, weight=weight, eps=eps, size=size):
+            program.group_norm(out, buffers[x], weight, eps, size)
+        case g.ShortConv(x=x, spec=conv):
+            program.short_conv(
+                out,
+                buffers[x],
+                ordinals[conv.layer],
+                conv.kernel,
+                np.ascontiguousarray(conv.weight[:, 0].T).reshape(-1),
+                conv.bias,
+                conv.activation or "",
+            )
+        case g.SsdScan(xbc=xbc, dt=dt, spec=ssd):
+            program.ssd_scan(
+                out,
+                buffers[xbc],
+                buffers[dt],
+                ordinals[ssd.layer],
+                ssd.offset,
+                (ssd.num_heads, ssd.head_dim, ssd.num_groups, ssd.state_size),
+                _decay(ssd.a_log),
+                ssd.d,
+                ssd.dt_bias,
+                ssd.dt_min,
+                ssd.dt_max,
+            )
+        case g.DeltaRule(qkv=qkv, gates=gates, spec=rule):
+            program.delta_rule(
+                out,
+                buffers[qkv],
+                buffers[gates],
+                ordinals[rule.layer],
+                rule.offset,
+                (rule.num_key_heads, rule.num_value_heads, rule.key_dim, rule.value_dim),
+                _decay(rule.a_log),
+                rule.dt_bias,
+            )
+        case _:
+            assert_never(instruction)
+
+
+def _decay(a_log: NDArray[np.float32]) -> NDArray[np.float32]:
+    return (-np.exp(a_log)).astype(np.float32)

@@ -1,0 +1,69 @@
+"""Towers and projectors in plain torch, slow and obvious: what the fast ones must equal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from octavo_engine.backends.media import brought_together, pixel_rows
+from octavo_engine.backends.pooling import PoolingStep
+from octavo_engine.backends.torch.loader import TorchLoader
+from octavo_engine.backends.torch.reference_pooling import ReferencePoolingOps
+from octavo_engine.models.vision import MediaProjector, VisionTower
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.precision import Precision
+    from octavo_engine.models.vision_config import MediaConfig
+    from octavo_engine.state.media import MediaItem
+    from octavo_engine.weights.checkpoint import Checkpoint
+
+
+class ReferenceVisionOps(ReferencePoolingOps):
+    """VisionOps over the rows of one tile."""
+
+    def __init__(self, inputs: NDArray[np.float32], precision: Precision) -> None:
+        num_rows = len(inputs)
+        nothing = np.zeros(num_rows, np.int32)
+        step = PoolingStep(
+            token_ids=nothing,
+            type_ids=nothing,
+            positions=np.arange(num_rows, dtype=np.int32),
+            starts=np.array([0, num_rows], np.int32),
+            pooled_rows=np.zeros(1, np.int32),
+        )
+        super().__init__(step, precision)
+        self._rows = torch.from_numpy(inputs).to(precision.dtype)
+
+    def input(self, columns: int) -> Tensor:
+        assert self._rows.shape[1] == columns
+        return self._rows
+
+
+class TorchMediaEncoder:
+    """A MediaEncoder."""
+
+    def __init__(self, config: MediaConfig, checkpoint: Checkpoint, precision: Precision) -> None:
+        self.config = config
+        self._precision = precision
+        loader = TorchLoader(checkpoint, precision)
+        self._tower = VisionTower(config.vision, loader)
+        self._projector = MediaProjector(config, loader)
+        loader.finish()
+
+    def encode(self, item: MediaItem) -> NDArray[np.float32]:
+        hidden = self._run(self._tower.forward, pixel_rows(item, self.config))
+        return self._run(self._projector.forward, brought_together(hidden, self.config))
+
+    def _run(
+        self, forward: Callable[[ReferenceVisionOps], Tensor], inputs: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            rows = forward(ReferenceVisionOps(inputs, self._precision))
+            return np.ascontiguousarray(rows.float().numpy())

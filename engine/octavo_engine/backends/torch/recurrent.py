@@ -1,0 +1,141 @@
+"""Recurrent states in plain torch: one token after the other, as the formulas are written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from octavo_engine.backends.torch.reference import ReferenceOps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from octavo_engine.backends.backend import BackendStep
+    from octavo_engine.backends.torch.precision import Precision
+    from octavo_engine.backends.torch.reference import PagedKV, TorchAdapter
+    from octavo_engine.caches import CacheLayout
+    from octavo_engine.ops import Activation, ConvSpec, DeltaSpec, SsdSpec
+
+
+class TorchStates:
+    """Slots with the states of all layers that have one."""
+
+    def __init__(self, layout: CacheLayout, num_slots: int, dtype: torch.dtype) -> None:
+        self.ordinals = layout.ordinals()
+        self.layers = [
+            torch.zeros((num_slots, spec.num_values), dtype=dtype) for spec in layout.states
+        ]
+
+    def copy(self, copies: Sequence[Sequence[int]]) -> None:
+        for source, target in copies:
+            for layer in self.layers:
+                layer[target] = layer[source]
+
+    def poison(self, slots: list[int]) -> None:
+        for layer in self.layers:
+            layer[slots] = torch.nan
+
+
+class ReferenceRecurrentOps(ReferenceOps):
+    """RecurrentOps over one step."""
+
+    def __init__(
+        self,
+        step: BackendStep,
+        kv: PagedKV,
+        states: TorchStates,
+        precision: Precision,
+        adapters: Mapping[int, TorchAdapter],
+    ) -> None:
+        super().__init__(step, kv, precision, adapters)
+        self._states = states
+
+    def columns(self, x: Tensor, first: int, count: int) -> Tensor:
+        return x[:, first : first + count]
+
+    def multiply(self, x: Tensor, y: Tensor, activation: Activation | None = None) -> Tensor:
+        return x * (y if activation is None else self.activation(y, activation))
+
+    def group_norm(self, x: Tensor, weight: Tensor, eps: float, size: int) -> Tensor:
+        groups = x.view(len(x), -1, size)
+        return self.rms_norm(groups, weight.view(-1, size), eps).flatten(1)
+
+    def short_conv(self, x: Tensor, spec: ConvSpec) -> Tensor:
+        weight = spec.weight[:, 0].T  # [kernel, columns]
+        count = (spec.kernel - 1) * x.shape[1]
+
+        def compute(state: Tensor, token: int) -> Tensor:
+            window = torch.cat([state.view(-1, x.shape[1]), x[token][None]])
+            state[:] = window[1:].flatten()
+            y = (window * weight).sum(0)
+            y = y if spec.bias is None else y + spec.bias
+            return y if spec.activation is None else self.activation(y, spec.activation)
+
+        return self._scan(spec.layer, slice(0, count), compute)
+
+    def ssd_scan(self, xbc: Tensor, dt: Tensor, spec: SsdSpec) -> Tensor:
+        heads, dim, size = spec.num_heads, spec.head_dim, spec.state_size
+        inner, each = heads * dim, spec.num_groups * size
+        a = -spec.a_log.exp()
+        steps = functional.softplus(dt + spec.dt_bias).clamp(spec.dt_min, spec.dt_max)
+
+        def compute(state: Tensor, token: int) -> Tensor:
+            x, b, c = torch.split(xbc[token], [inner, each, each])
+            x = x.view(heads, 1, dim)
+            b, c = (
+                part.view(spec.num_groups, size).repeat_interleave(heads // spec.num_groups, dim=0)
+                for part in (b, c)
+            )
+            scanned = state.view(heads, size, dim)
+            scanned *= (a * steps[token]).exp()[:, None, None]
+            scanned += steps[token][:, None, None] * b[:, :, None] * x
+            y: Tensor = (c[:, :, None] * scanned).sum(1) + spec.d[:, None] * x[:, 0]
+            return y.flatten()
+
+        return self._scan(spec.layer, slice(spec.offset, None), compute)
+
+    def delta_rule(self, qkv: Tensor, gates: Tensor, spec: DeltaSpec) -> Tensor:
+        heads, size, dim = spec.num_value_heads, spec.key_dim, spec.value_dim
+        keys = spec.num_key_heads * size
+        beta = torch.sigmoid(gates[:, :heads])
+        dt = functional.softplus(gates[:, heads:] + spec.dt_bias)
+        decay = (-spec.a_log.exp() * dt).exp()
+
+        def of_heads(x: Tensor) -> Tensor:
+            x = x.view(spec.num_key_heads, size)
+            x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+            return x.repeat_interleave(heads // spec.num_key_heads, dim=0)[:, :, None]
+
+        def compute(state: Tensor, token: int) -> Tensor:
+            q, k, v = torch.split(qkv[token], [keys, keys, heads * dim])
+            scanned = state.view(heads, size, dim)
+            scanned *= decay[token][:, None, None]
+            key = of_heads(k)
+            missing = v.view(heads, dim) - (scanned * key).sum(1)
+            scanned += key * (missing * beta[token][:, None])[:, None]
+            y: Tensor = (scanned * of_heads(q) * size**-0.5).sum(1)
+            return y.flatten()
+
+        return self._scan(spec.layer, slice(spec.offset, None), compute)
+
+    def _scan(self, layer: int, part: slice, compute: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """`compute(state, token)` changes that part of the state; the outputs of all tokens."""
+        step = self._step
+        assert step.states is not None, "a model with states needs slots for them"
+        memory = self._states.layers[self._states.ordinals[layer]][:, part]
+        rows = []
+        for index, slot in enumerate(step.states.slots.tolist()):
+            first, end = step.seq_starts[index : index + 2].tolist()
+            state = memory[slot].clone()
+            if step.seq_lens[index] == end - first:
+                state.zero_()
+            for token in range(first, end):
+                rows.append(compute(state, token))
+                if (saved := int(step.states.saves[token])) >= 0:
+                    memory[saved] = state
+            memory[slot] = state
+        return torch.stack(rows)

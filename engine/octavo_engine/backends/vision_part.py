@@ -1,0 +1,88 @@
+"""The tower and the projector inside a checkpoint, under the names that their pages ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo_engine.backends.dequantize import to_float32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from octavo_engine.models.vision_config import MediaConfig
+    from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
+
+_TOWER = re.compile(r"^(?:model\.)?(?:vision_tower|vision_model)\.(?:vision_model\.)?(.+)$")
+_RULES = (
+    (re.compile(r"^embeddings\.patch_embedding\."), "vision.patches."),
+    (re.compile(r"^embeddings\.position_embedding\."), "vision.positions."),
+    (re.compile(r"^embeddings\.class_embedding$"), "vision.class"),
+    (re.compile(r"^encoder\.layers\."), "vision.layers."),
+    (re.compile(r"^pre_layrnorm\."), "vision.pre_norm."),
+    (re.compile(r"^post_layernorm\."), "vision.post_norm."),
+)
+_PROJECTOR = re.compile(
+    r"^(?:model\.)?(?:multi_modal_projector\.(linear_[12])|connector\.modality_projection\.proj)"
+    r"\.(weight|bias)$"
+)
+_LAYER = re.compile(r"^vision\.layers\.(\d+)\.")
+_CLASS, _POSITIONS, _PATCHES = "vision.class", "vision.positions.weight", "vision.patches.weight"
+
+
+class VisionPart:
+    """A checkpoint of which only what sees is visible, and of that only what is computed."""
+
+    def __init__(self, checkpoint: Checkpoint, config: MediaConfig) -> None:
+        self._checkpoint = checkpoint
+        self._config = config.vision
+        self._stored_names = {
+            ours: name
+            for name in checkpoint.names()
+            if (ours := _our_name(name)) is not None and self._is_computed(ours)
+        }
+
+    def names(self) -> Iterable[str]:
+        return [name for name in self._stored_names if name != _CLASS]
+
+    def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored_name = self._stored_names.get(name, name)
+        if name == _PATCHES:
+            side = self._config.patch_size
+            stored = self._checkpoint.read(stored_name, (shape[0], 3, side, side))
+            return dataclasses.replace(stored, name=name, shape=shape)
+        stored = self._checkpoint.read(stored_name, shape)
+        if name != _POSITIONS or not self._config.has_class:
+            return stored
+        # The first token's pixels are zero: what it is can as well stand in its position.
+        own = self._checkpoint.read(self._stored_names.get(_CLASS, _CLASS), shape[1:])
+        values = to_float32(stored).copy()
+        values[0] += to_float32(own)
+        return dataclasses.replace(
+            stored, dtype="F32", data=np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        return self._checkpoint.total_bytes
+
+    def _is_computed(self, name: str) -> bool:
+        if name.startswith("vision.post_norm."):
+            return self._config.has_post_norm
+        met = _LAYER.match(name)
+        return met is None or int(met[1]) < self._config.num_layers
+
+
+def _our_name(name: str) -> str | None:
+    if met := _PROJECTOR.match(name):
+        return f"projector.{met[1] or 'linear_1'}.{met[2]}"
+    met = _TOWER.match(name)
+    if met is None:
+        return None
+    for pattern, ours in _RULES:
+        if pattern.match(met[1]):
+            return pattern.sub(ours, met[1])
+    return None

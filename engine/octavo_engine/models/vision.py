@@ -1,0 +1,112 @@
+"""Vision towers (CLIP, SigLIP), and the projectors that make rows for a language model of theirs.
+
+x ── norm ── qkv ── attention ── o ──(+)── norm ── fc1 ── activation ── fc2 ──(+)── x
+ └───────────────────────────────────┘ └──────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo_engine.ops import AttentionSpec
+
+if TYPE_CHECKING:
+    from octavo_engine.models.vision_config import MediaConfig, TowerActivation, VisionConfig
+    from octavo_engine.ops import Loader, Value, VisionOps
+
+QUICK_GELU = 1.702  # x * sigmoid(that * x)
+
+
+class TowerNorm:
+    """A layer norm with weight and bias."""
+
+    def __init__(self, config: VisionConfig, loader: Loader, name: str) -> None:
+        self.weight = loader.vector(f"{name}.weight", config.hidden_size)
+        self.bias = loader.vector(f"{name}.bias", config.hidden_size)
+        self.eps = config.norm_eps
+
+    def forward(self, ops: VisionOps, x: Value) -> Value:
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class VisionTower:
+    """Rows of pixels, one for each patch, to hidden states. The token before the patches, if there
+    is one, has pixels of zero; what it is stands in its position."""
+
+    def __init__(self, config: VisionConfig, loader: Loader) -> None:
+        self.config = config
+        self.patches = loader.linear(
+            "vision.patches", config.patch_columns, config.hidden_size, bias=config.patch_bias
+        )
+        self.positions = loader.embedding("vision.positions", config.num_tokens, config.hidden_size)
+        self.pre_norm = (
+            TowerNorm(config, loader, "vision.pre_norm") if config.has_pre_norm else None
+        )
+        self.layers = [VisionLayer(config, loader, index) for index in range(config.num_layers)]
+        self.post_norm = (
+            TowerNorm(config, loader, "vision.post_norm") if config.has_post_norm else None
+        )
+
+    def forward(self, ops: VisionOps) -> Value:
+        x = ops.linear(ops.input(self.config.patch_columns), self.patches)
+        x = ops.add(x, ops.table(self.positions, "positions"))
+        if self.pre_norm is not None:
+            x = self.pre_norm.forward(ops, x)
+        for layer in self.layers:
+            x = layer.forward(ops, x)
+        return x if self.post_norm is None else self.post_norm.forward(ops, x)
+
+
+class VisionLayer:
+    """Attention over the whole picture, then an MLP, each normed before."""
+
+    def __init__(self, config: VisionConfig, loader: Loader, index: int) -> None:
+        prefix, size = f"vision.layers.{index}", config.hidden_size
+        self.attention_norm = TowerNorm(config, loader, f"{prefix}.layer_norm1")
+        names = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
+        self.qkv = loader.linear(names, size, [size, size, size], bias=True)
+        self.output = loader.linear(f"{prefix}.self_attn.out_proj", size, size, bias=True)
+        self.mlp_norm = TowerNorm(config, loader, f"{prefix}.layer_norm2")
+        self.up = loader.linear(f"{prefix}.mlp.fc1", size, config.intermediate_size, bias=True)
+        self.down = loader.linear(f"{prefix}.mlp.fc2", config.intermediate_size, size, bias=True)
+        self.activation = config.activation
+        self.spec = AttentionSpec(
+            layer=0,  # what is not kept can share its place
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            is_causal=False,
+        )
+
+    def forward(self, ops: VisionOps, x: Value) -> Value:
+        h = ops.linear(self.attention_norm.forward(ops, x), self.qkv)
+        x = ops.add(x, ops.linear(ops.encoder_attention(h, self.spec), self.output))
+        h = ops.linear(self.mlp_norm.forward(ops, x), self.up)
+        return ops.add(x, ops.linear(_activated(ops, h, self.activation), self.down))
+
+
+class MediaProjector:
+    """Hidden states of a tower, brought together as the family does, to rows of the language
+    model's input."""
+
+    def __init__(self, config: MediaConfig, loader: Loader) -> None:
+        self.columns = config.projector_columns
+        size, bias = config.text_size, config.projector_bias
+        self.activation = config.projector_activation
+        self.first = loader.linear("projector.linear_1", self.columns, size, bias=bias)
+        self.second = None
+        if config.family == "llava":
+            self.second = loader.linear("projector.linear_2", size, size, bias=bias)
+
+    def forward(self, ops: VisionOps) -> Value:
+        x = ops.linear(ops.input(self.columns), self.first)
+        if self.second is None:
+            return x
+        return ops.linear(ops.activation(x, self.activation), self.second)
+
+
+def _activated(ops: VisionOps, x: Value, activation: TowerActivation) -> Value:
+    if activation != "quick_gelu":
+        return ops.activation(x, activation)
+    return ops.scale(ops.activation(ops.scale(x, QUICK_GELU), "silu"), 1.0 / QUICK_GELU)

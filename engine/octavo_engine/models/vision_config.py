@@ -1,0 +1,213 @@
+"""The part of a model that sees, read from config.json: its tower, its projector, its token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from octavo_engine.models.config import (
+    ACTIVATIONS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+)
+from octavo_engine.models.fields import ConfigFields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from octavo_engine.ops import Activation
+
+ImageFamily = Literal["llava", "idefics3"]
+TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
+
+MAX_IMAGE_SIZE = 4096  # pixels of a side that a tower reads at once
+# Model classes that see, and the language models that may be inside them.
+_FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
+    {
+        "LlavaForConditionalGeneration": "llava",
+        "Idefics3ForConditionalGeneration": "idefics3",
+        "SmolVLMForConditionalGeneration": "idefics3",
+    }
+)
+_CLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+_SIGLIP = {
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """A vision transformer: patches of a square picture, each a token, all seen by all."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int  # that are computed; a checkpoint may have more
+    num_heads: int
+    image_size: int
+    patch_size: int
+    activation: TowerActivation
+    norm_eps: float
+    has_class: bool  # a token of its own stands before the patches
+    has_pre_norm: bool
+    has_post_norm: bool
+    patch_bias: bool
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def side(self) -> int:
+        """Patches in a row."""
+        return self.image_size // self.patch_size
+
+    @property
+    def num_tokens(self) -> int:
+        return self.side**2 + self.has_class
+
+    @property
+    def patch_columns(self) -> int:
+        return 3 * self.patch_size**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaConfig:
+    """How pictures become rows of the language model's input."""
+
+    family: ImageFamily
+    vision: VisionConfig
+    token_id: int  # the placeholder
+    text_size: int  # columns of a row
+    projector_activation: Activation = "gelu"
+    projector_bias: bool = False
+    shuffle: int = 1  # patches of a square of that side become one row
+    keeps_class: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Of one tile."""
+        return (self.vision.side // self.shuffle) ** 2 + self.keeps_class
+
+    @property
+    def projector_columns(self) -> int:
+        return self.vision.hidden_size * self.shuffle**2
+
+
+def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
+    """Of a config.json's object; None where the model does not see. Raises ModelError."""
+    fields = ConfigFields(config)
+    names = fields.raw("architectures")
+    family = _FAMILIES.get(names[0]) if isinstance(names, list) and names else None
+    if family is None:
+        return None
+    vision, text = fields.raw("vision_config"), fields.raw("text_config")
+    if not isinstance(vision, dict):
+        raise fields.error("vision_config", "must be an object")
+    text_fields = ConfigFields(
+        text if isinstance(text, dict) else {},
+        defaults={"hidden_size": 4096},
+        path="config.json: text_config",
+    )
+    kind = text_fields.optional_text("model_type") or "llama"
+    if kind != "llama":
+        raise text_fields.error("model_type", "must be llama, inside a model that sees")
+    text_size = text_fields.integer("hidden_size", maximum=MAX_WIDTH)
+    read = _read_llava if family == "llava" else _read_idefics3
+    return read(fields, vision, text_size)
+
+
+def _read_llava(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
+    layer = fields.raw("vision_feature_layer")
+    layer = -2 if layer is None else layer
+    if not isinstance(layer, int) or not -MAX_LAYERS <= layer < 0:
+        raise fields.error("vision_feature_layer", "must be one negative number")
+    strategy = fields.optional_text("vision_feature_select_strategy") or "default"
+    if strategy not in ("default", "full"):
+        raise fields.error("vision_feature_select_strategy", "must be default or full")
+    token = "image_token_index" if fields.raw("image_token_id") is None else "image_token_id"
+    kind = vision.get("model_type")
+    if kind not in ("clip_vision_model", "siglip_vision_model"):
+        raise fields.error("vision_config", "must be of model_type clip_vision_model or siglip")
+    is_clip = kind == "clip_vision_model"
+    if strategy == "default" and not is_clip:
+        raise fields.error("vision_feature_select_strategy", "must be full for a SigLIP tower")
+    tower = _read_tower(vision, is_clip=is_clip, layers_less=-1 - layer, has_post_norm=False)
+    activation = fields.optional_text("projector_hidden_act") or "gelu"
+    if activation not in ACTIVATIONS:
+        raise fields.error("projector_hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
+    return MediaConfig(
+        family="llava",
+        vision=tower,
+        token_id=fields.integer(token, minimum=0, maximum=MAX_VOCABULARY),
+        text_size=text_size,
+        projector_activation=ACTIVATIONS[activation],
+        projector_bias=fields.raw("multimodal_projector_bias") is not False,
+        keeps_class=is_clip and strategy == "full",
+    )
+
+
+def _read_idefics3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
+    tower = _read_tower(vision, is_clip=False, layers_less=0, has_post_norm=True)
+    shuffle = fields.optional_integer("scale_factor", maximum=16) or 2
+    if tower.side % shuffle:
+        raise fields.error("scale_factor", f"must divide {tower.side} patches")
+    return MediaConfig(
+        family="idefics3",
+        vision=tower,
+        token_id=fields.integer("image_token_id", minimum=0, maximum=MAX_VOCABULARY),
+        text_size=text_size,
+        shuffle=shuffle,
+    )
+
+
+def _read_tower(
+    values: dict[str, Any], *, is_clip: bool, layers_less: int, has_post_norm: bool
+) -> VisionConfig:
+    fields = ConfigFields(
+        values, defaults=_CLIP if is_clip else _SIGLIP, path="config.json: vision_config"
+    )
+    size = fields.integer("hidden_size", maximum=MAX_WIDTH)
+    heads = fields.integer("num_attention_heads", maximum=MAX_HEADS)
+    if size % heads:
+        raise fields.error("hidden_size", f"must be a multiple of {heads} attention heads")
+    image_size = fields.integer("image_size", maximum=MAX_IMAGE_SIZE)
+    patch_size = fields.integer("patch_size", maximum=image_size)
+    layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS) - layers_less
+    if layers < 0:
+        raise fields.error("num_hidden_layers", f"must be at least {layers_less}")
+    activation = fields.optional_text("hidden_act") or "gelu"
+    if activation != "quick_gelu" and activation not in ACTIVATIONS:
+        raise fields.error("hidden_act", f"must be quick_gelu or one of {', '.join(ACTIVATIONS)}")
+    return VisionConfig(
+        hidden_size=size,
+        intermediate_size=fields.integer("intermediate_size", maximum=MAX_WIDTH),
+        num_layers=layers,
+        num_heads=heads,
+        image_size=image_size,
+        patch_size=patch_size,
+        activation="quick_gelu" if activation == "quick_gelu" else ACTIVATIONS[activation],
+        norm_eps=fields.positive("layer_norm_eps"),
+        has_class=is_clip,
+        has_pre_norm=is_clip,
+        has_post_norm=has_post_norm,
+        patch_bias=not is_clip,
+    )

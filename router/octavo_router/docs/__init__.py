@@ -1,0 +1,1 @@
+"""`/docs` and `/openapi.json` of the router: its own routes and those that it passes to engines."""

@@ -1,0 +1,122 @@
+"""The router's description of itself. What engines answer is described in engine_openapi.json,
+which `python -m octavo_engine.server` writes together with docs.html."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo_router.http.messages import Inbound, Reply
+from octavo_router.proxy.paths import describes_proxied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from octavo_router.http.messages import Handler
+
+_FOLDER: Final = Path(__file__).parent
+_ABOUT: Final = (
+    "The HTTP interface of an Octavo router. Requests to models are answered by the engines behind "
+    "it; names and shapes are OpenAI's where OpenAI has them, and vLLM's where vLLM has more."
+)
+# Of the routes that the router answers itself; those that are off are not described.
+_OWN: Final[Mapping[str, tuple[str, str]]] = {
+    "/": ("A page with engines, requests and a chat", "text/html"),
+    "/health": ("Whether the router is alive", "application/json"),
+    "/ready": ("Whether it takes requests; 503 otherwise", "application/json"),
+    "/version": ("The release of this router", "application/json"),
+    "/metrics": ("Metrics in Prometheus's text format", "text/plain"),
+    "/docs": ("A page that shows this description", "text/html"),
+    "/openapi.json": ("This description", "application/json"),
+}
+_MODELS: Final = ("/v1/models", "/v1/models/{model}")  # answered here, in the engine's shape
+
+
+class DocsRoutes:
+    """Describes the paths of `served`, the router's own handlers."""
+
+    def __init__(self, served: Collection[str], version: Callable[[], str]) -> None:
+        self._served = served
+        self._version = version
+        self._text = b""
+
+    def table(self) -> dict[tuple[str, str], Handler]:
+        return {("GET", "/docs"): self.page, ("GET", "/openapi.json"): self.openapi}
+
+    def page(self, request: Inbound) -> Reply:
+        text, policy = _page()
+        headers = (
+            ("content-security-policy", policy),
+            ("x-content-type-options", "nosniff"),
+            ("referrer-policy", "no-referrer"),
+        )
+        return Reply(200, text, "text/html; charset=utf-8", headers)
+
+    def openapi(self, request: Inbound) -> Reply:
+        if not self._text:  # made when it is read first
+            self._text = json.dumps(router_document(self._served, self._version())).encode()
+        return Reply(200, self._text, "application/json")
+
+
+def router_document(served: Collection[str], version: str) -> dict[str, Any]:
+    """The OpenAPI document of a router with these routes of its own."""
+    document: dict[str, Any] = json.loads((_FOLDER / "engine_openapi.json").read_bytes())
+    paths = {
+        path: methods
+        for path, methods in document["paths"].items()
+        if path in _MODELS or describes_proxied(path)
+    }
+    for path, (summary, media) in _OWN.items():
+        if path in served:
+            paths[path] = {"get": _own(path, summary, media)}
+    document["paths"] = paths
+    document["info"] |= {"title": "Octavo router", "version": version, "description": _ABOUT}
+    _drop_unused(document)
+    return document
+
+
+def _own(path: str, summary: str, media: str) -> dict[str, Any]:
+    name = re.sub(r"\W+", "_", path).strip("_") or "page"
+    return {
+        "operationId": f"get_{name}",
+        "summary": summary,
+        "tags": ["Probes and facts"],
+        "security": [],
+        "responses": {"200": {"description": "Done.", "content": {media: {}}}},
+    }
+
+
+def _drop_unused(document: dict[str, Any]) -> None:
+    """Leaves the schemas and errors that the paths refer to, and what these refer to."""
+    components = document["components"]
+    used: set[tuple[str, str]] = set()
+    texts = [json.dumps(document["paths"])]
+    while texts:
+        for kind, name in re.findall(r'"#/components/(\w+)/([^"]+)"', texts.pop()):
+            if (kind, name) not in used:
+                used.add((kind, name))
+                texts.append(json.dumps(components[kind][name]))
+    for kind in ("schemas", "responses"):
+        components[kind] = {
+            name: value for name, value in components[kind].items() if (kind, name) in used
+        }
+
+
+@cache
+def _page() -> tuple[bytes, str]:
+    """The engine's page, and a policy that lets nothing run but its own script."""
+    text = (_FOLDER / "docs.html").read_bytes()
+    allowed = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(inline).digest()).decode()}'"
+        for inline in re.findall(rb"<(?:script|style)>(.*?)</(?:script|style)>", text, re.S)
+    )
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src {allowed}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text, policy

@@ -1,0 +1,124 @@
+"""Models that see against transformers: the rows of pictures, and what is said of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from octavo_engine.backends.backend import BackendLimits, BackendStep
+from octavo_engine.backends.native.backend import NativeBackend
+from octavo_engine.config import BLOCK_SIZE
+from tests.engine.backends.tolerance import (
+    BF16_AGAINST_FLOAT32,
+    BF16_AGAINST_ROUNDED_REFERENCE,
+    FLOAT32,
+    error,
+)
+from tests.engine.models.tiny_seeing import SEEING, prompt_of, seeing_model, tile
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.torch.backend import TorchBackend
+    from octavo_engine.state.media import MediaItem, MediaSpan
+
+LIMITS = BackendLimits(max_tokens=512, max_seqs=2, max_logit_rows=512, max_model_len=512)
+
+
+def all_logits(
+    backend: NativeBackend | TorchBackend,
+    tokens: list[int],
+    spans: tuple[MediaSpan, ...],
+    items: tuple[MediaItem, ...],
+) -> NDArray[np.float32]:
+    """Of a prompt in one step."""
+    backend.prepare(LIMITS, 64)
+    assert backend.media is not None
+    encoded = {item.digest: backend.media.encode(item) for item in items}
+    count = len(tokens)
+    ramp = np.arange(count, dtype=np.int32)
+    step = BackendStep(
+        token_ids=np.array(tokens, np.int32),
+        positions=ramp,
+        slots=ramp[None],
+        seq_starts=np.array([0, count], np.int32),
+        seq_lens=np.array([count], np.int32),
+        rows=np.zeros(1, np.int32),
+        block_tables=np.arange(-(-count // BLOCK_SIZE), dtype=np.int32)[None, None],
+        logit_rows=ramp,
+        copies=np.zeros((0, 3), np.int32),
+    )
+    step.input_rows = np.full(count, -1, np.int32)
+    rows, place = [], 0
+    for span in spans:
+        rows.append(encoded[span.digest])
+        step.input_rows[span.first : span.end] = np.arange(place, place + span.length)
+        place += span.length
+    step.inputs = np.concatenate(rows)
+    return backend.logits(step).copy()
+
+
+def example(name: str) -> tuple[list[int], tuple[MediaSpan, ...], tuple[MediaItem, ...]]:
+    media = seeing_model(name).media
+    first, second = tile(media, 1), tile(media, 2)
+    return prompt_of(media, [5, 6, 7], first, [11, 12], second, [20, 21, 22, 23])
+
+
+@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("dtype", ["torch", "f32"])
+def test_logits_are_those_of_transformers(name: str, dtype: str) -> None:
+    tokens, spans, items = example(name)
+    model = seeing_model(name)
+    truth = model.logits(tokens, list(items))
+    found = all_logits(model.backend(dtype), tokens, spans, items)
+    np.testing.assert_allclose(found, truth, **FLOAT32)
+
+
+@pytest.mark.parametrize("name", ["llava", "idefics3"])
+def test_bf16_is_as_close_as_it_is_for_text(name: str) -> None:
+    tokens, spans, items = example(name)
+    model = seeing_model(name)
+    found = all_logits(model.backend("bf16", stored="BF16"), tokens, spans, items)
+    rounded = all_logits(model.backend("torch-bf16", stored="BF16"), tokens, spans, items)
+    exact = all_logits(model.backend("torch", stored="BF16"), tokens, spans, items)
+    assert error(found, exact) < 2 * BF16_AGAINST_FLOAT32  # two models behind each other
+    assert error(found, rounded) < 2 * BF16_AGAINST_ROUNDED_REFERENCE
+
+
+def test_fusion_changes_no_bit() -> None:
+    tokens, spans, items = example("llava")
+    model = seeing_model("llava")
+    plain = all_logits(model.backend("bf16", is_fused=False), tokens, spans, items)
+    fused = all_logits(model.backend("bf16"), tokens, spans, items)
+    np.testing.assert_array_equal(plain, fused)
+
+
+def test_another_picture_changes_what_follows_it_only() -> None:
+    model = seeing_model("llava")
+    media = model.media
+    backend = model.backend("f32")
+    a = all_logits(backend, *prompt_of(media, [5, 6, 7], tile(media, 1), [8, 9]))
+    b = all_logits(backend, *prompt_of(media, [5, 6, 7], tile(media, 2), [8, 9]))
+    np.testing.assert_array_equal(a[:3], b[:3])
+    assert np.abs(a[3:] - b[3:]).max(axis=1).min() > 1e-3
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    model = seeing_model("llava")
+    tokens, spans, items = prompt_of(model.media, [5], tile(model.media, 1), [8])
+    backend = model.backend("f32")
+    all_logits(backend, tokens, spans, items)
+    assert isinstance(backend, NativeBackend)
+    compiled, kv = backend._compiled, backend._kv
+    assert compiled is not None and kv is not None
+    one = np.zeros(1, np.int32)
+    arrays = (one, one, one[None], np.array([0, 1], np.int32), one + 1, one, one[None, None], one)
+    for rows, inputs, message in (
+        (one + 3, np.zeros((3, 64), np.float32), "inputs has 3 rows"),
+        (one, np.zeros((3, 63), np.float32), "63 columns"),
+        (np.zeros(2, np.int32), np.zeros((3, 64), np.float32), "input_rows has 2 entries"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compiled.program.run(kv, *arrays, input_rows=rows, inputs=inputs)

@@ -1,0 +1,201 @@
+"""Pictures through the engine: chunks, hits, preemption and shared steps change no bit, a picture
+that was seen is not encoded again, and a step encodes one at most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.config import SchedulerConfig
+from octavo_engine.core.build import media_limits
+from octavo_engine.core.engine import Engine
+from octavo_engine.executor.uni import UniExecutor
+from octavo_engine.scheduling.media import MediaLimits
+from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
+from tests.engine.models.tiny_seeing import prompt_of, seeing_model, tile
+from tests.fakes.requests import make_request
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.media import MediaEncoder
+    from octavo_engine.models.vision_config import MediaConfig
+    from octavo_engine.state.media import MediaItem
+    from octavo_engine.state.outputs import SequenceOutput
+    from octavo_engine.state.request import EngineRequest
+
+MEDIA = seeing_model("llava").media
+RED, BLUE, GREEN = (tile(MEDIA, seed) for seed in range(3))
+TEXT = [5, 6, 7]
+
+
+class Counted:
+    """An encoder that notes what it encodes."""
+
+    def __init__(self, encoder: MediaEncoder) -> None:
+        self._encoder = encoder
+        self.encoded: list[bytes] = []
+
+    @property
+    def config(self) -> MediaConfig:
+        return self._encoder.config
+
+    def encode(self, item: MediaItem) -> NDArray[np.float32]:
+        if item.pixels == b"":
+            raise RuntimeError("no pixels")
+        self.encoded.append(item.digest)
+        return self._encoder.encode(item)
+
+
+class Rig:
+    def __init__(
+        self, *, num_blocks: int = 64, max_tokens: int = 256, cache_bytes: int | None = None,
+        caching: bool = True,
+    ) -> None:  # fmt: skip
+        backend = seeing_model("llava").backend("f32")
+        assert backend.media is not None
+        self.encoder = backend.media = Counted(backend.media)
+        settings = SchedulerConfig(
+            max_num_seqs=4, max_num_batched_tokens=max_tokens, max_model_len=512,
+            max_step_ms=10_000, enable_prefix_caching=caching,
+        )  # fmt: skip
+        limits = BackendLimits(
+            max_tokens=max_tokens, max_seqs=4, max_logit_rows=4 + SPARE_LOGITS, max_model_len=512
+        )
+        executor = UniExecutor(
+            backend, scheduler_config=settings, limits=limits, num_blocks=num_blocks
+        )
+        own = media_limits(backend)
+        assert own is not None
+        media = own if cache_bytes is None else MediaLimits(own.row_bytes, cache_bytes)
+        self.scheduler = Scheduler(settings, num_blocks=num_blocks, media=media)
+        self.engine = Engine(self.scheduler, executor)
+        self.outputs: dict[str, list[SequenceOutput]] = {}
+        self.encoded_by_step: list[int] = []
+
+    def run(self, *requests: EngineRequest) -> list[tuple[list[int], list[float]]]:
+        """Tokens and log-probabilities of each."""
+        for request in requests:
+            self.engine.add(request)
+        while self.engine.has_work:
+            before = len(self.encoder.encoded)
+            for output in self.engine.step().outputs:
+                self.outputs.setdefault(output.request_id, []).append(output)
+            self.encoded_by_step.append(len(self.encoder.encoded) - before)
+            self.scheduler.check_invariants()
+        assert max(self.encoded_by_step) <= 1
+        return [self.said(request) for request in requests]
+
+    def said(self, request: EngineRequest) -> tuple[list[int], list[float]]:
+        outputs = self.outputs[request.request_id]
+        assert outputs[-1].finish_reason == "length", outputs[-1]
+        tokens = [token for output in outputs for token in output.token_ids]
+        return tokens, [entry.logprob for output in outputs for entry in output.logprobs or []]
+
+
+def ask(*parts: Any, max_tokens: int = 6, **params: Any) -> EngineRequest:
+    tokens, spans, items = prompt_of(MEDIA, *parts)
+    params = {"temperature": 0.0, "logprobs": 0, **params}
+    return make_request(
+        tokens, media=spans, media_items=items, max_tokens=max_tokens, ignore_eos=True, **params
+    )
+
+
+def alone(*parts: Any, **params: Any) -> tuple[list[int], list[float]]:
+    return Rig(caching=False).run(ask(*parts, **params))[0]
+
+
+QUESTION = (TEXT, RED, [8, 9], BLUE, [10, 11, 12])
+
+
+@pytest.mark.parametrize("max_tokens", [16, 37, 64])
+def test_chunks_change_no_bit(max_tokens):
+    assert Rig(max_tokens=max_tokens).run(ask(*QUESTION)) == [alone(*QUESTION)]
+
+
+def test_requests_in_one_step_change_no_bit_and_one_picture_is_encoded_a_step():
+    rig = Rig()
+    others = [(TEXT, BLUE, [1]), ([1, 2], GREEN, [3], RED), ([4, 5, 6, 7],)]
+    said = rig.run(ask(*QUESTION), *[ask(*other) for other in others])
+    assert said == [alone(*QUESTION), *[alone(*other) for other in others]]
+    assert sorted(rig.encoder.encoded) == sorted([RED.digest, BLUE.digest, GREEN.digest])
+
+
+def test_a_prompt_that_ends_with_its_picture():
+    """Its last token is a row of the picture, whether all before it is cached or not."""
+    rig = Rig()
+    truth = alone(TEXT, RED)
+    assert rig.run(ask(TEXT, RED)) == [truth]
+    assert rig.run(ask(TEXT, RED)) == [truth]
+    assert rig.encoder.encoded == [RED.digest]
+
+
+def test_a_repeated_prompt_is_a_prefix_hit_without_the_encoder():
+    rig = Rig()
+    first, again = ask(*QUESTION), ask(*QUESTION)
+    assert rig.run(first) == rig.run(again)
+    assert rig.encoder.encoded == [RED.digest, BLUE.digest]
+    cached = next(o.num_cached_tokens for o in rig.outputs[again.request_id] if o.token_ids)
+    assert cached == len(again.prompt_token_ids) - 1
+
+
+def test_a_repeated_picture_in_another_prompt_is_not_encoded_again():
+    rig = Rig()
+    rig.run(ask(*QUESTION))
+    assert rig.run(ask([40, 41], BLUE, [42])) == [alone([40, 41], BLUE, [42])]
+    assert rig.encoder.encoded == [RED.digest, BLUE.digest]
+    assert rig.scheduler.media is not None and rig.scheduler.media.misses == 2
+
+
+def test_equal_placeholders_of_other_pictures_share_nothing():
+    rig = Rig()
+    questions = [(TEXT, picture, [8, 9, 10]) for picture in (RED, BLUE, GREEN)]
+    said = [rig.run(ask(*question))[0] for question in questions]
+    assert said == [alone(*question) for question in questions]
+    assert len({tuple(logprobs) for _, logprobs in said}) == 3
+
+
+def test_preempted_sequences_say_the_same():
+    rig = Rig(num_blocks=18, max_tokens=64)
+    questions = [(TEXT, RED, [8]), (TEXT, BLUE, [9]), ([1], GREEN, [10, 11])]
+    said = rig.run(*[ask(*question, max_tokens=60) for question in questions])
+    assert rig.scheduler.stats().preemptions > 0
+    assert said == [alone(*question, max_tokens=60) for question in questions]
+
+
+def test_rows_are_given_up_least_recently_used_first():
+    row_bytes = MEDIA.num_rows * MEDIA.text_size * 4
+    rig = Rig(cache_bytes=2 * row_bytes, caching=False)
+    for picture in (RED, BLUE, RED, GREEN, RED, BLUE):
+        rig.run(ask(TEXT, picture, [9]))
+    names = {RED.digest: "red", BLUE.digest: "blue", GREEN.digest: "green"}
+    assert [names[digest] for digest in rig.encoder.encoded] == ["red", "blue", "green", "blue"]
+
+
+def test_a_picture_that_cannot_be_encoded_fails_its_request_only():
+    rig = Rig()
+    broken = ask(TEXT, RED, [9])
+    items = (type(RED)(RED.digest, RED.height, RED.width, b""),)
+    rig.engine.add(msgspec.structs.replace(broken, media_items=items))
+    outputs = [o for _ in range(3) for o in rig.engine.step().outputs]
+    assert [o.finish_reason for o in outputs] == ["error"]
+    assert rig.run(ask(TEXT, RED, [9])) == [alone(TEXT, RED, [9])]
+
+
+def test_a_stream_goes_on_while_pictures_are_encoded():
+    rig = Rig(max_tokens=32)
+    stream = ask([4, 5, 6, 7], max_tokens=30)
+    rig.engine.add(stream)
+    for _ in range(4):
+        rig.engine.step()
+    pictures = [ask([seed], tile(MEDIA, 10 + seed), [9], max_tokens=2) for seed in range(5)]
+    for request in pictures:
+        rig.engine.add(request)
+    while rig.engine.has_work:
+        outputs = rig.engine.step().outputs
+        if stream.request_id in rig.scheduler.sequences:
+            assert any(o.request_id == stream.request_id for o in outputs)

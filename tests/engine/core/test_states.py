@@ -1,0 +1,185 @@
+"""Models with recurrent states: what they say depends on the tokens and on nothing else.
+
+The same requests go through an engine without a prefix cache in one chunk each, and through engines
+in small memory, in small chunks, with hits and preemptions: every log-probability has the same
+bits. Slots and blocks that are free are poisoned after each step.
+
+Red when: a snapshot is named by a block more or less; a row's state is not zeroed or loaded at
+admission; a preempted sequence goes on from its own row; csrc saves a state one token late.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from octavo_engine.backends.backend import BackendLimits, HoldsStates
+from octavo_engine.backends.native.backend import NativeBackend
+from octavo_engine.backends.registry import _check_states
+from octavo_engine.backends.torch.backend import TorchBackend
+from octavo_engine.config import EngineConfig, SchedulerConfig
+from octavo_engine.core.state_capacity import settle_states
+from octavo_engine.errors import ConfigError
+from octavo_engine.executor.uni import UniExecutor
+from octavo_engine.kv.states import StateSnapshots
+from octavo_engine.models.config import ModelConfig
+from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
+from tests.engine.backends.driver import random_tokens
+from tests.engine.models.recurrent import RECURRENT
+from tests.engine.models.tiny import tiny_model
+from tests.fakes.requests import make_request
+
+if TYPE_CHECKING:
+    from octavo_engine.state.request import EngineRequest
+
+MAX_MODEL_LEN = 192
+MAX_NUM_SEQS = 4
+
+
+class Rig:
+    """Scheduler and backend in turn; free memory that holds nothing is poison."""
+
+    def __init__(
+        self, name: str, dtype: Any, *, num_blocks: int, budget: int, num_snapshots: int
+    ) -> None:
+        config = SchedulerConfig(
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=budget,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=num_snapshots > 0,
+        )
+        limits = BackendLimits(
+            max_tokens=budget,
+            max_seqs=MAX_NUM_SEQS,
+            max_logit_rows=MAX_NUM_SEQS + SPARE_LOGITS,
+            max_model_len=MAX_MODEL_LEN,
+            num_state_slots=MAX_NUM_SEQS + num_snapshots,
+        )
+        model = tiny_model(name)
+        shape = ModelConfig.from_hf(model.config)
+        self.backend: NativeBackend | TorchBackend
+        if dtype == "torch":
+            self.backend = TorchBackend(shape, model.checkpoint(), max_model_len=MAX_MODEL_LEN)
+        else:
+            self.backend = NativeBackend(
+                shape, model.checkpoint(), max_model_len=MAX_MODEL_LEN, dtype=dtype, num_threads=1
+            )
+        self.scheduler = Scheduler(
+            config,
+            num_blocks=num_blocks,
+            windows=self.backend.cache_layout.windows,
+            states=StateSnapshots(MAX_NUM_SEQS, num_snapshots, stride=32),
+            now=lambda: 0.0,
+        )
+        self.executor = UniExecutor(
+            self.backend, scheduler_config=config, limits=limits, num_blocks=num_blocks
+        )
+        self.tokens: dict[str, list[int]] = {}
+        self.scores: dict[str, list[float]] = {}
+
+    def step(self) -> None:
+        scheduler = self.scheduler
+        batch = scheduler.schedule()
+        if not batch.is_empty:
+            result = self.executor.execute(batch)
+            for output in scheduler.update(batch, result, 0.0):
+                assert output.finish_reason in (None, "length"), output
+                self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+                found = [*output.prompt_logprobs, *output.logprobs]
+                self.scores.setdefault(output.request_id, []).extend(one.logprob for one in found)
+        scheduler.check_invariants()
+        free = scheduler.kv.pool.free_blocks()
+        self.backend.poison_blocks([block.id for block in free if not block.is_published])
+        assert scheduler.kv.states is not None
+        assert isinstance(self.backend, HoldsStates)
+        self.backend.poison_states([*scheduler.kv.states.free, *scheduler.free_rows])
+
+    def run(self, requests: list[EngineRequest], rng: random.Random) -> None:
+        for request in rng.sample(requests, len(requests)):
+            self.scheduler.add(request)
+            for _ in range(rng.randint(0, 4)):
+                self.step()
+            running = self.scheduler.running
+            if running and rng.random() < 0.2:
+                self.scheduler._preempt(rng.choice(running))
+            if running and rng.random() < 0.2:
+                name = rng.choice(running).request_id
+                self.scheduler.suspend(name, on=True)
+                self.step()
+                self.scheduler.suspend(name, on=False)
+        while self.scheduler.has_work:
+            self.step()
+
+
+def random_requests(rng: random.Random) -> list[EngineRequest]:
+    stems = [random_tokens(120, seed=seed) for seed in range(2)]
+    requests = []
+    for index in range(10):
+        prompt = rng.choice(stems)[: rng.choice([3, 17, 60, 96, 97, 120])]
+        prompt += random_tokens(rng.choice([0, 0, 1, 20]), seed=50 + index)
+        requests.append(
+            make_request(
+                prompt,
+                request_id=str(index),
+                max_tokens=rng.choice([1, 8, 40]),
+                logprobs=0,
+                prompt_logprobs=rng.choice([None, None, None, 0]),
+                temperature=rng.choice([0.0, 1.0]),
+                seed=index,
+                ignore_eos=True,
+            )
+        )
+    return requests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "torch"])
+def test_the_bits_are_those_of_prompts_computed_whole(name: str, dtype: str) -> None:
+    rng = random.Random(name)
+    requests = random_requests(rng)
+    truth = Rig(name, dtype, num_blocks=120, budget=512, num_snapshots=0)
+    truth.run(requests, rng)
+    num_hits = num_preemptions = 0
+    for num_blocks, budget, num_snapshots in ((20, 32, 12), (60, 512, 3), (14, 9, 0)):
+        rig = Rig(name, dtype, num_blocks=num_blocks, budget=budget, num_snapshots=num_snapshots)
+        rig.run(requests, rng)
+        assert rig.tokens == truth.tokens
+        if dtype == "torch":  # its matrix products depend on the number of rows
+            for request, scores in rig.scores.items():
+                np.testing.assert_allclose(scores, truth.scores[request], rtol=1e-3, atol=1e-4)
+        else:
+            assert rig.scores == truth.scores
+        stats = rig.scheduler.stats()
+        assert stats.kv_blocks_used == 0
+        num_hits += stats.prefix_hits
+        num_preemptions += stats.preemptions
+    assert num_hits > 0 and num_preemptions > 0
+
+
+def test_memory_is_shared_out() -> None:
+    settings = SchedulerConfig(max_num_seqs=8)
+    states = settle_states(settings, 1000, state_bytes=10, length=4096, has_pages=True)
+    assert (states.max_num_seqs, states.num_snapshots, states.memory) == (8, 23, 690)
+    few = settle_states(settings, 100, state_bytes=10, length=4096, has_pages=True)
+    assert (few.max_num_seqs, few.num_snapshots) == (5, 1)
+    assert "--max-num-seqs is cut" in few.note
+    alone = settle_states(settings, 100, state_bytes=10, length=4096, has_pages=False)
+    assert (alone.max_num_seqs, alone.num_snapshots) == (8, 2)
+    with pytest.raises(ConfigError, match="recurrent states of one sequence"):
+        settle_states(settings, 10, state_bytes=30, length=4096, has_pages=True)
+    none = settle_states(settings, 1000, state_bytes=0, length=4096, has_pages=True)
+    assert (none.max_num_seqs, none.memory, none.note) == (8, 1000, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [({"device": "cuda"}, "--device cuda"), ({"tensor_parallel_size": 2}, "--tensor-parallel")],
+)
+def test_what_does_not_compute_states_says_so(settings: dict[str, Any], what: str) -> None:
+    config = EngineConfig(model="m").replace(**settings)
+    with pytest.raises(ConfigError, match=f"recurrent states, which {what}"):
+        _check_states(config, ModelConfig.from_hf(tiny_model("lfm2").config))

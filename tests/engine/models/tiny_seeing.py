@@ -1,0 +1,182 @@
+"""Tiny random models that see: transformers' own, and their files as it writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from octavo_engine.backends.media import TakesMedia
+from octavo_engine.backends.native.backend import NativeBackend
+from octavo_engine.backends.text_part import TextPart
+from octavo_engine.backends.torch.backend import TorchBackend
+from octavo_engine.backends.torch.precision import Precision
+from octavo_engine.backends.vision_part import VisionPart
+from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.vision_config import MediaConfig, read_media_config
+from octavo_engine.state.media import MediaItem, MediaSpan
+from tests.engine.models.tiny import MemoryCheckpoint
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PLACEHOLDER = 90
+VOCABULARY = 96
+_TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "head_dim": 16,
+    "pad_token_id": 0,
+}
+_TOWER = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 42,
+    "patch_size": 7,
+}
+SEEING = ("llava", "llava-full", "llava-siglip", "idefics3", "smolvlm")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SeeingModel:
+    reference: Any
+    config: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+    @property
+    def media(self) -> MediaConfig:
+        media = read_media_config(self.config)
+        assert media is not None
+        return media
+
+    def backend(
+        self, dtype: str, *, stored: str = "F32", max_model_len: int = 512, **options: Any
+    ) -> NativeBackend | TorchBackend:
+        """`dtype`: torch, torch-bf16, f32 or bf16."""
+        checkpoint = MemoryCheckpoint(self.tensors, stored)
+        config = ModelConfig.from_hf(self.config)
+        text = TextPart(checkpoint)
+        backend: NativeBackend | TorchBackend
+        if dtype.startswith("torch"):
+            storage = torch.bfloat16 if dtype == "torch-bf16" else None
+            precision = Precision(storage=storage)
+            backend = TorchBackend(config, text, max_model_len=max_model_len, precision=precision)
+        else:
+            backend = NativeBackend(
+                config, text, max_model_len=max_model_len, dtype=dtype,  # type: ignore[arg-type]
+                num_threads=1, **options,
+            )  # fmt: skip
+        assert isinstance(backend, TakesMedia)
+        backend.load_media(self.media, VisionPart(checkpoint, self.media))
+        return backend
+
+    def logits(self, tokens: list[int], items: list[MediaItem]) -> NDArray[np.float32]:
+        pixels = torch.from_numpy(np.stack([normalised(item) for item in items]))
+        if self.media.family == "idefics3":
+            pixels = pixels[None]
+        with torch.inference_mode():
+            output = self.reference(
+                input_ids=torch.tensor([tokens]), pixel_values=pixels, use_cache=False
+            )
+        logits: NDArray[np.float32] = output.logits[0].float().numpy()
+        return logits
+
+
+def normalised(item: MediaItem) -> NDArray[np.float32]:
+    """By its definition: [3, height, width]."""
+    pixels = np.frombuffer(item.pixels, np.uint8).reshape(item.height, item.width, 3)
+    scaled = (pixels.astype(np.float64) * item.scale).astype(np.float32)
+    values = (scaled - np.array(item.mean, np.float32)) / np.array(item.std, np.float32)
+    by_colour: NDArray[np.float32] = np.ascontiguousarray(values.transpose(2, 0, 1), np.float32)
+    return by_colour
+
+
+def tile(media: MediaConfig, seed: int) -> MediaItem:
+    size = media.vision.image_size
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8).tobytes()
+    digest = hashlib.blake2b(pixels, digest_size=16).digest()
+    return MediaItem(digest, size, size, pixels, mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2))
+
+
+def prompt_of(
+    media: MediaConfig, *parts: list[int] | MediaItem
+) -> tuple[list[int], tuple[MediaSpan, ...], tuple[MediaItem, ...]]:
+    """Tokens, spans and items of text and pictures in turn."""
+    tokens: list[int] = []
+    spans: list[MediaSpan] = []
+    items: dict[bytes, MediaItem] = {}
+    for part in parts:
+        if isinstance(part, list):
+            tokens += part
+            continue
+        spans.append(MediaSpan(part.digest, len(tokens), media.num_rows))
+        tokens += [media.token_id] * media.num_rows
+        items[part.digest] = part
+    return tokens, tuple(spans), tuple(items.values())
+
+
+@functools.cache
+def seeing_model(name: str) -> SeeingModel:
+    import transformers
+
+    model_class, config = _made(transformers, name)
+    config._attn_implementation = "eager"
+    model = model_class(config).eval()
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim >= 2:
+                fan_in = math.prod(parameter.shape[1:])
+                parameter.copy_(values * (1.2 / math.sqrt(fan_in)))
+            elif parameter_name.endswith(".weight"):
+                parameter.copy_(1.0 + 0.2 * values)
+            else:
+                parameter.copy_(0.1 * values)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        from safetensors.torch import load_file
+
+        as_json = json.loads((Path(folder) / "config.json").read_text())
+        tensors = load_file(Path(folder) / "model.safetensors")
+    return SeeingModel(model, as_json, tensors)
+
+
+def _made(transformers: Any, name: str) -> tuple[Any, Any]:
+    text = transformers.LlamaConfig(**_TEXT)
+    if name.startswith("llava"):
+        is_siglip = name == "llava-siglip"
+        kind = "SiglipVisionConfig" if is_siglip else "CLIPVisionConfig"
+        config = transformers.LlavaConfig(
+            vision_config=getattr(transformers, kind)(**_TOWER),
+            text_config=text,
+            image_token_index=PLACEHOLDER,
+            vision_feature_select_strategy="default" if name == "llava" else "full",
+            vision_feature_layer=-1 if is_siglip else -2,
+        )
+        return transformers.LlavaForConditionalGeneration, config
+    prefix = "Idefics3" if name == "idefics3" else "SmolVLM"
+    vision = getattr(transformers, f"{prefix}VisionConfig")(**_TOWER)
+    config = getattr(transformers, f"{prefix}Config")(
+        vision_config=vision.to_dict(),
+        text_config=text.to_dict(),
+        image_token_id=PLACEHOLDER,
+        scale_factor=2,
+        pad_token_id=0,
+    )
+    return getattr(transformers, f"{prefix}ForConditionalGeneration"), config
