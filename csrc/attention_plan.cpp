@@ -49,14 +49,16 @@ void AttentionPlan::add_tiles(const Step& step, int64_t seq) {
         const int64_t position = step.positions[static_cast<size_t>(token)];
         const int64_t seen_from =
             shape_.window > 0 ? std::max<int64_t>(0, position + 1 - shape_.window) : 0;
-        const int64_t length = step.seq_lens[at];
+        const bool is_cross = shape_.cross_length > 0;
+        const int64_t length = is_cross ? shape_.cross_length : step.seq_lens[at];
         int64_t seen_to = position + count;  // by the last token
         if (!shape_.is_causal) {
             seen_to = shape_.window > 0 ? std::min(length, seen_to - 1 + shape_.window) : length;
         }
         for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
             tiles_.push_back({
-                .block_table = step.block_table(shape_.group, seq),
+                .block_table =
+                    is_cross ? step.cross_table(seq) : step.block_table(shape_.group, seq),
                 .first_token = static_cast<int32_t>(token),
                 .num_tokens = static_cast<int32_t>(count),
                 .first_position = static_cast<int32_t>(position),

@@ -16,7 +16,8 @@ struct AttentionShape {
     int64_t head_dim;
     int64_t window;
     bool is_causal = true;
-    int64_t group = 0;  // whose block tables say where the keys and values lie
+    int64_t group = 0;         // whose block tables say where the keys and values lie
+    int64_t cross_length = 0;  // so many keys of the sequence's slot in the cross cache; 0: its own
 
     bool operator==(const AttentionShape&) const = default;
 };

@@ -332,7 +332,10 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
               const std::optional<Ints>& type_ids, const std::optional<Times>& op_times,
               const std::optional<Ints>& adapters, const std::optional<Ints>& input_rows,
               const std::optional<FloatTable>& inputs, StateCache* states,
-              const std::optional<Ints>& state_slots, const std::optional<Ints>& state_saves) {
+              const std::optional<Ints>& state_slots, const std::optional<Ints>& state_saves,
+              const KVCache* cross, const std::optional<Ints>& cross_slots,
+              const std::optional<FloatTable>& features, int64_t first_instruction,
+              int64_t end_instruction) {
     check(input_rows.has_value() == inputs.has_value(),
           "step: input_rows and inputs come together");
     check(slots.shape(0) == block_tables.shape(0), "step: slots are of ", slots.shape(0),
@@ -358,11 +361,15 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .inputs = inputs ? inputs->data() : nullptr,
         .num_inputs = inputs ? static_cast<int64_t>(inputs->shape(0)) : 0,
         .input_cols = inputs ? static_cast<int64_t>(inputs->shape(1)) : 0,
+        .features = span_of(features),
+        .cross_slots = span_of(cross_slots),
+        .first_instruction = first_instruction,
+        .end_instruction = end_instruction,
         .op_times = op_times ? std::span<int64_t>(op_times->data(), op_times->size())
                              : std::span<int64_t>(),
     };
     const nb::gil_scoped_release release;
-    program.run(kv, step);
+    program.run(kv, step, cross);
 }
 
 // A view where the buffer holds floats, else a widened copy.
@@ -512,7 +519,29 @@ void bind_program(nb::module_& module) {
              arg("input_rows").noconvert().none() = nb::none(),
              arg("inputs").noconvert().none() = nb::none(), arg("states").none() = nb::none(),
              arg("state_slots").noconvert().none() = nb::none(),
-             arg("state_saves").noconvert().none() = nb::none())
+             arg("state_saves").noconvert().none() = nb::none(),
+             arg("cross").none() = nb::none(),
+             arg("cross_slots").noconvert().none() = nb::none(),
+             arg("features").noconvert().none() = nb::none(), arg("first_instruction") = 0,
+             arg("end_instruction") = -1)
+        .def_prop_ro("num_instructions", &Program::num_instructions)
+        .def(
+            "cross_attention",
+            [](Program& self, int dst, int q, int64_t layer, int64_t num_heads, int64_t head_dim,
+               int64_t length, float scale) {
+                self.cross_attention(dst, q, {layer, num_heads, head_dim, length, scale});
+            },
+            arg("dst"), arg("q"), arg("layer"), arg("num_heads"), arg("head_dim"), arg("length"),
+            arg("scale"))
+        .def(
+            "store_cross",
+            [](Program& self, int src, int64_t layer, int64_t num_heads, int64_t head_dim,
+               int64_t length) {
+                self.store_cross(src, {layer, num_heads, head_dim, length, 1.0F});
+            },
+            arg("src"), arg("layer"), arg("num_heads"), arg("head_dim"), arg("length"))
+        .def("features", &Program::features, arg("dst"))
+        .def("shift_rows", &Program::shift_rows, arg("dst"), arg("src"))
         .def("read", &read_buffer, arg("buffer"), arg("num_rows"));
 }
 

@@ -56,6 +56,15 @@ struct AdapterOptions {
     int u = -1;
 };
 
+// A layer's attention over what an encoder left.
+struct CrossOptions {
+    int64_t layer;
+    int64_t num_heads;
+    int64_t head_dim;
+    int64_t length;  // keys of a sequence
+    float scale;
+};
+
 struct MoeOptions {
     std::vector<const Packed*> gate_up;  // of each expert
     std::vector<const Packed*> down;
@@ -164,9 +173,17 @@ class Program {
     void select_rows(int dst, int src);
     void pool(int dst, int src, cpu::PoolKind kind);
 
+    // Of models with an encoder (program_cross.cpp). The cross cache has slots of `length` tokens
+    // in whole blocks, which begin anew with each slot.
+    void cross_attention(int dst, int q, const CrossOptions& options);
+    void store_cross(int src, const CrossOptions& options);  // rows of [k heads | v heads]
+    void features(int dst);                                  // the step's, rounded to dst's dtype
+    void shift_rows(int dst, int src);  // each row to the next one of its sequence; first: zeros
+
     // Runs a step. Throws ValueError when its arrays do not agree or exceed the plan, and
     // RuntimeError when another rank has failed. One at a time.
-    void run(const KVCache& kv, const Step& step);
+    void run(const KVCache& kv, const Step& step, const KVCache* cross = nullptr);
+    int64_t num_instructions() const { return static_cast<int64_t>(instructions_.size()); }
 
     // The buffer, of which `num_rows` rows are to be read.
     const Buffer& readable(int index, int64_t num_rows) const;
@@ -208,6 +225,16 @@ class Program {
         cpu::Matrix dst;
         std::vector<cpu::Panels> key_up, value_up;
     };
+    struct StoreCross {
+        cpu::AttentionArgs args;
+        int64_t layer;
+    };
+    struct Features {
+        cpu::RowOpArgs args;
+    };
+    struct Shift {
+        cpu::RowOpArgs args;
+    };
     struct Quantize {
         cpu::LinearArgs args;  // of the instruction after it
     };
@@ -235,7 +262,8 @@ class Program {
         Rows rows;
         std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Shrink, Product, cpu::RowOpArgs,
                      cpu::PoolArgs, Attention, LatentAttention, Gate, Moe, cpu::GroupNormArgs,
-                     Recurrent<cpu::ConvArgs>, Recurrent<cpu::SsdArgs>, Recurrent<cpu::DeltaArgs>>
+                     Recurrent<cpu::ConvArgs>, Recurrent<cpu::SsdArgs>, Recurrent<cpu::DeltaArgs>,
+                     StoreCross, Features, Shift>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };
@@ -269,12 +297,19 @@ class Program {
     void for_each_expert(const Experts& experts, const cpu::Matrix& src, const cpu::Matrix& dst,
                          cpu::Activation activation, bool shares_rows, int worker);
 
+    // program_cross.cpp
+    void check_cross(const char* name, const CrossOptions& options);
+    void check_cross_layer(const cpu::AttentionArgs& args, int64_t layer) const;
+    void place_cross(Step& step, const KVCache* cross);
+    void run_instruction(const StoreCross& store, const Step& step, int worker);
+    void run_instruction(const Features& features, const Step& step, Range rows);
+
     // program_states.cpp
     const Buffer& f32_of_tokens(const char* name, const char* which, int index) const;
     void check_states(const Step& step) const;
 
     // program_run.cpp
-    void prepare(const KVCache& kv, const Step& step);
+    void prepare(const KVCache& kv, Step& step, const KVCache* cross);
     void place_adapters(const Step& step);
     void check_cache(const Attention& attention, const KVCache& kv) const;
     void run_worker(const KVCache& kv, const Step& step, int worker);
@@ -310,6 +345,15 @@ class Program {
     };
     RowSlots row_slots_[2];
     const RowSlots& slots_of(Rows rows) const { return row_slots_[static_cast<size_t>(rows)]; }
+
+    // Of the cross cache, where any instruction reads or writes it:
+    int64_t cross_length_ = 0;
+    int64_t feature_cols_ = 0;
+    bool has_shifts_ = false;
+    const KVCache* cross_ = nullptr;     // of the step under way
+    std::vector<int32_t> cross_tables_;  // 0, 1, 2, …
+    std::vector<int32_t> cross_stores_;  // slot of each token's keys and values
+    std::vector<int32_t> shifted_rows_;
 
     Pairs pairs_;  // of the mixture of experts under way
 

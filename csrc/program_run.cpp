@@ -78,8 +78,9 @@ void scan(const Op& op, const Step& step, std::atomic<int64_t>& next_part, Kerne
 
 }  // namespace
 
-void Program::run(const KVCache& kv, const Step& step) {
-    prepare(kv, step);
+void Program::run(const KVCache& kv, const Step& given, const KVCache* cross) {
+    Step step = given;
+    prepare(kv, step, cross);
     if (!step.op_times.empty()) {
         const auto num_ops = static_cast<size_t>(
             std::ranges::count_if(instructions_, [](const Instruction& instruction) {
@@ -99,11 +100,12 @@ void Program::run(const KVCache& kv, const Step& step) {
 }
 
 // All that may fail, before the team starts.
-void Program::prepare(const KVCache& kv, const Step& step) {
+void Program::prepare(const KVCache& kv, Step& step, const KVCache* cross) {
     limits_.num_blocks = kv.num_blocks();
     limits_.windows = kv.windows();
     check_step(step, limits_);
     place_adapters(step);
+    place_cross(step, cross);
     check_states(step);
     for (const Instruction& instruction : instructions_) {
         if (const auto* attention = std::get_if<Attention>(&instruction.args)) {
@@ -178,6 +180,10 @@ void Program::place_adapters(const Step& step) {
 }
 
 void Program::check_cache(const Attention& attention, const KVCache& kv) const {
+    if (attention.args.has_queries_only) {
+        check_cross_layer(attention.args, attention.layer);
+        return;
+    }
     check(attention.layer < kv.num_layers(), "run: attention of layer ", attention.layer,
           ", but the KV cache has ", kv.num_layers());
     const cpu::KVLayer& wanted = attention.args.kv;
@@ -201,7 +207,10 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     const Share share = all(worker);
     size_t turn = 0;
     size_t op = 0;  // as the caller counts: rows are quantised for the product behind
-    for (const Instruction& instruction : instructions_) {
+    const auto first = static_cast<size_t>(step.first_instruction);
+    const auto end = static_cast<size_t>(step.end_instruction);
+    for (size_t index = first; index < end; ++index) {
+        const Instruction& instruction = instructions_[index];
         const bool is_quantize = std::holds_alternative<Quantize>(instruction.args);
         const bool is_shrink = std::holds_alternative<Shrink>(instruction.args);
         op += is_quantize || is_shrink ? 0 : 1;
@@ -268,6 +277,13 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 [&](const Attention& attention) { attend(attention, kv, step, next_part, worker); },
                 [&](const LatentAttention& op) { attend_latents(op, kv, step, next_part, worker); },
                 [&](const Moe& moe) { run_moe(moe, count, worker); },
+                [&](const StoreCross& store) { run_instruction(store, step, worker); },
+                [&](const Features& features) { run_instruction(features, step, rows); },
+                [&](const Shift& shift) {
+                    cpu::RowOpArgs args = shift.args;
+                    args.rows = shifted_rows_.data();
+                    kernels.row_op(args, rows.begin, rows.end);
+                },
                 [&](const cpu::GroupNormArgs& args) {
                     kernels.group_norm(args, rows.begin, rows.end);
                 },
@@ -372,7 +388,8 @@ cpu::AttentionArgs Program::step_args(const Attention& attention, const KVCache&
                                       const Step& step) const {
     cpu::AttentionArgs args = attention.args;
     args.q = reinterpret_cast<float*>(queries_.data());
-    args.kv = kv.layer(attention.layer);
+    const bool is_cross = plan.shape().cross_length > 0;
+    args.kv = (is_cross ? *cross_ : kv).layer(attention.layer);
     args.positions = step.positions.data();
     args.slots = step.slots_of(plans_[attention.plan].shape().group);
     return args;

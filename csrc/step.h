@@ -33,6 +33,15 @@ struct Step {
     const float* inputs = nullptr;             // [num_inputs, input_cols]
     int64_t num_inputs = 0;
     int64_t input_cols = 0;
+    std::span<const float> features = {};    // [T, columns] of programs that read some
+    // [B] where in the cross cache each sequence's keys and values are; empty: no cross-attention.
+    std::span<const int32_t> cross_slots = {};
+    // [slots, blocks]: blocks of each slot of the cross cache; the program fills it in.
+    std::span<const int32_t> cross_tables = {};
+    int64_t cross_blocks = 0;  // of a slot
+    // Instructions to run, to go on with later; without an end: all.
+    int64_t first_instruction = 0;
+    int64_t end_instruction = -1;
     // When the step began, then when each instruction was done; empty: nobody asks. Instructions
     // without rows stay 0.
     std::span<int64_t> op_times = {};
@@ -42,6 +51,9 @@ struct Step {
     int64_t num_logit_rows() const { return static_cast<int64_t>(logit_rows.size()); }
     const int32_t* block_table(int64_t group, int64_t seq) const {
         return block_tables + (group * table_rows + rows[static_cast<size_t>(seq)]) * table_cols;
+    }
+    const int32_t* cross_table(int64_t seq) const {
+        return cross_tables.data() + cross_slots[static_cast<size_t>(seq)] * cross_blocks;
     }
     const int32_t* slots_of(int64_t group) const { return slots.data() + group * num_tokens(); }
 };

@@ -25,6 +25,7 @@ COMMANDS = {
     "down": "stop what octavo up runs on this machine",
     "chat": "chat with a model in the terminal",
     "complete": "let a model continue a text",
+    "transcribe": "write down what is said in a file of speech",
     "run-batch": "run a file of requests, without a port",
     "bench": "measure throughput, latency, or a running server",
     "operator": "run the operator that reconciles LLMDeployments",

@@ -1,5 +1,7 @@
 #include "cpu/elementwise.h"
 
+#include <algorithm>
+
 #include "cpu/math.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
@@ -78,6 +80,10 @@ void row_op(const RowOpArgs& args, int64_t begin, int64_t end) {
     const bool from_float = args.src.dtype == Dtype::F32;
     for (int64_t r = begin; r < end; ++r) {
         std::byte* dst = args.dst.row(r);
+        if (args.rows != nullptr && args.rows[r] < 0) {
+            std::fill_n(dst, args.dst.cols * size_of(args.dst.dtype), std::byte{0});
+            continue;
+        }
         const std::byte* src = args.src.row(args.rows == nullptr ? r : args.rows[r]);
         if (to_float) {
             from_float ? compute_row<float, float>(args, dst, src, r)

@@ -171,8 +171,9 @@ struct RowOpArgs {
     Matrix other = {};  // Add; Multiply: by activation(other)
     int64_t first = 0;  // Columns: of src
     Activation activation = Activation::None;
-    float factor = 1.0F;            // Add, Scale; the cap of SoftCap, the limit of Clamp
-    const int32_t* rows = nullptr;  // Select: which row of src becomes row i of dst
+    float factor = 1.0F;  // Add, Scale; the cap of SoftCap, the limit of Clamp
+    // Select: which row of src becomes row i of dst; -1: zeros do.
+    const int32_t* rows = nullptr;
 };
 
 // What a table is looked up by.
@@ -228,13 +229,14 @@ struct AttentionArgs {
     float norm_eps = 0.0F;
     HeadNorm norm = HeadNorm::Rms;
     bool norm_after_rope = false;
-    bool norm_by_head = false;  // each head has weights of its own
-    bool is_causal = true;      // else a token sees later ones too, as far as its window
+    bool norm_by_head = false;      // each head has weights of its own
+    bool is_causal = true;          // else a token sees later ones too, as far as its window
+    bool has_queries_only = false;  // a row of qkv has no k and v: others wrote them
 
     int64_t group() const { return num_heads / kv.num_kv_heads; }
     const float* sinks = nullptr;  // [num_heads]: a score more in the softmax, of no value
     // Work of prepare_heads: each q head and each KV head of each token.
-    int64_t head_units() const { return num_heads + kv.num_kv_heads; }
+    int64_t head_units() const { return num_heads + (has_queries_only ? 0 : kv.num_kv_heads); }
 };
 
 // What a token brings to a latent layer: its queries, each [what meets latents | what turns], and

@@ -409,6 +409,27 @@ class Program:
     def pool(self, dst: int, src: int, kind: str) -> None:
         """dst (rows S) = one row for each sequence from all of its rows in src (rows T): "mean",
         "max", "mean_sqrt_len" or "weightedmean"."""
+    def cross_attention(
+        self,
+        dst: int,
+        q: int,
+        layer: int,
+        num_heads: int,
+        head_dim: int,
+        length: int,
+        scale: float,
+    ) -> None:
+        """Attention of rows of q, [q heads], over the `length` keys and values in each sequence's
+        slot of the cross cache."""
+    def store_cross(self, src: int, layer: int, num_heads: int, head_dim: int, length: int) -> None:
+        """Rows of src, [k heads | v heads], go to their sequence's slot of the cross cache."""
+    def features(self, dst: int) -> None:
+        """dst = the step's features."""
+    def shift_rows(self, dst: int, src: int) -> None:
+        """Each row of dst is the one before it of its sequence in src, the first one zeros."""
+    @property
+    def num_instructions(self) -> int:
+        """As `run` counts them, of which some stand for no call."""
     def run(
         self,
         kv: KVCache,
@@ -423,6 +444,11 @@ class Program:
         type_ids: NDArray[np.int32] | None = None,
         op_times: NDArray[np.int64] | None = None,
         adapters: NDArray[np.int32] | None = None,
+        cross: KVCache | None = None,
+        cross_slots: NDArray[np.int32] | None = None,
+        features: NDArray[np.float32] | None = None,
+        first_instruction: int = 0,
+        end_instruction: int = -1,
         input_rows: NDArray[np.int32] | None = None,
         inputs: NDArray[np.float32] | None = None,
         states: StateCache | None = None,
@@ -435,7 +461,10 @@ class Program:
         no token of the step sees through its group's window may be anything.
 
         `op_times`, one longer than there are instructions, takes when the step began and when each
-        was done, by time.perf_counter_ns; one that had no rows is 0."""
+        was done, by time.perf_counter_ns; one that had no rows is 0.
+
+        `cross_slots` has each sequence's slot in the `cross` cache. With some of the instructions
+        only, the next call with the same step goes on with the others."""
     def read(self, buffer: int, num_rows: int) -> NDArray[np.float32]:
         """A view (f32) or copy (bf16) of the first rows of a buffer, e.g. the logits after
         `run`."""

@@ -138,6 +138,17 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossSpec:
+    """One decoder layer's attention over all that an encoder left of a request."""
+
+    layer: int  # index into the cross cache
+    num_heads: int
+    head_dim: int
+    length: int  # keys, the same number for every request
+    scale: float  # of q · k
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsSpec:
     """How a token's experts are chosen and weighed: by a softmax of its scores, or the sigmoid of
     each."""
@@ -262,6 +273,24 @@ class EncoderOps(Ops, Protocol):
         a weightedmean."""
 
 
+class CrossOps(EncoderOps, Protocol):
+    """What models with an encoder and a decoder are composed of besides. The encoder's pass has
+    features instead of token ids; the decoder's reads what it stored."""
+
+    def features(self, columns: int) -> Value:
+        """The step's features: [T, columns]."""
+
+    def shift_rows(self, x: Value) -> Value:
+        """The row before each one, zeros for a sequence's first: [T, columns]."""
+
+    def store_cross(self, kv: Value, spec: CrossSpec) -> None:
+        """Keep the keys and values of columns [k heads | v heads] in the sequence's slot."""
+
+    def cross_attention(self, q: Value, spec: CrossSpec) -> Value:
+        """Attend from columns [q heads] to all that is kept in the sequence's slot, whatever the
+        token's position: [T, num_heads * head_dim]."""
+
+
 class RecurrentOps(Ops, Protocol):
     """What models with recurrent states are composed of besides. A state is read where a sequence
     stands before the step, and left where it stands behind it."""
@@ -320,3 +349,10 @@ class Model(Protocol):
 
     def forward(self, ops: Ops) -> Value:
         """The logits of the selected rows: [S, vocabulary]."""
+
+
+class EncoderDecoder(Model, Protocol):
+    """A model whose requests bring features, which an encoder reads first."""
+
+    def encode(self, ops: CrossOps) -> Value:
+        """Store what the decoder's layers attend to. Returns the encoder's last hidden states."""

@@ -52,6 +52,8 @@ class BackendStep:
     # Of models with recurrent states; `states` says what they are. A sequence of which the step has
     # all tokens begins with a state of zeros.
     states: StateStep | None = None
+    # [B]  slot of each sequence's audio, of models that read some; -1: it has none.
+    audio_slots: NDArray[np.int32] | None = None
     # [T]  which of `inputs` stands for the token in place of its embedding; -1: none does. None:
     # of no token.
     input_rows: NDArray[np.int32] | None = None
@@ -160,6 +162,29 @@ class DraftsTokens(Protocol):
     def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         """Compute the step in the draft model, and sample its logits. Steps may be as large as
         `draft_limits` says; their copies and adapters are not looked at."""
+
+
+@runtime_checkable
+class EncodesAudio(Protocol):
+    """A backend with an encoder of audio. What it makes of a window stays in a slot until the slot
+    gets another one."""
+
+    @property
+    def feature_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of a window's features; None: the model reads no audio."""
+
+    @property
+    def audio_slot_bytes(self) -> int:
+        """What a slot takes of the host's memory."""
+
+    def prepare_audio(self, num_slots: int) -> None:
+        """Room for so many windows. Called once, after `prepare`."""
+
+    def encode_audio(
+        self, slot: int, features: NDArray[np.float32], part: int, num_parts: int
+    ) -> None:
+        """One of the parts of the work, of equal size and in their order; the last one fills the
+        slot. Parts of two windows are never mixed."""
 
 
 class CompileListener(Protocol):

@@ -431,7 +431,7 @@ class AsyncEngine:
         """Validated, tokenised, with its seed. Raises a RequestError."""
         arrival_at = time.monotonic()
         self._check_open()
-        check_task("generate", self.info)
+        check_task("generate" if submission.audio is None else "transcribe", self.info)
         deadline_s, prompt = submission.deadline_s, submission.prompt
         if submission.priority < BACKGROUND and not submission.resumed:
             self._check_queue(deadline_s)
@@ -458,6 +458,7 @@ class AsyncEngine:
             cache_salt=submission.cache_salt,
             adapter=submission.adapter,
             media=submission.media,
+            audio=submission.audio,
             labels=submission.labels,
             group=submission.group,
         )

@@ -8,8 +8,9 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from octavo_engine.backends.backend import BackendLimits, LaunchesSteps, TakesAdapters
+from octavo_engine.backends.backend import BackendLimits, EncodesAudio, LaunchesSteps, TakesAdapters
 from octavo_engine.backends.media import TakesMedia
+from octavo_engine.core.audio_queue import AudioQueue
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.draft_tokenizer import check_draft_tokenizer
 from octavo_engine.core.engine import Engine
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from octavo_engine.weights.source import ModelFiles
 
 logger = logging.getLogger(__name__)
+
+AUDIO_FRACTION = 0.2  # of what is free once the KV cache is planned, for windows of audio
+SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 
 MEDIA_CACHE_BYTES = 128 << 20  # for rows of pictures that may come again
 MIN_MEDIA = 4  # of the largest pictures there is room for at least
@@ -108,6 +112,7 @@ def build_engine(
     identity = identify(config, files)
     check_context(config, identity.own_max_model_len)
     check_draft_tokenizer(config, files)
+    _check_speech(config, files)
     if backend is None:
         if config.device in ("auto", "cpu"):
             require_extension()
@@ -149,6 +154,8 @@ def build_engine(
         format=format_of(config, files),
         cache_key=cache_key,
         sees=media_limits(backend) is not None,
+        tasks=("generate",) if identity.speech is None else ("transcribe",),
+        speech=identity.speech,
     )
     logger.info(
         "Loaded %s on %s in %.1f s: %s, %s",
@@ -269,6 +276,10 @@ def _assemble(
     )
     launches = executor if _runs_ahead(config, executor) else None
     engine = Engine(scheduler, executor, launches=launches, now=now)
+    if isinstance(backend, EncodesAudio) and backend.feature_shape is not None:
+        num_slots = _audio_slots(config, backend)
+        backend.prepare_audio(num_slots)
+        engine.use_audio(AudioQueue(backend, num_slots, now=now))
     if config.enable_lora:
         engine.use_adapters(_make_adapters(config, backend, now))
     engine.use_grammars(
@@ -277,6 +288,31 @@ def _assemble(
         )
     )
     return engine
+
+
+def _audio_slots(config: EngineConfig, backend: EncodesAudio) -> int:
+    """Windows of audio in memory: as many as sequences can run, if a part of what is free does."""
+    fits = int(AUDIO_FRACTION * free_memory()) // backend.audio_slot_bytes
+    if fits < 1:
+        raise ConfigError(
+            f"a window of audio takes {gib(backend.audio_slot_bytes)} of memory, and "
+            f"{gib(free_memory())} are free"
+        )
+    return min(fits, config.scheduler.max_num_seqs)
+
+
+def _check_speech(config: EngineConfig, files: ModelFiles | None) -> None:
+    """Raises ConfigError for what models that read audio cannot be combined with."""
+    if files is None or architecture_of(files) not in SPEECH_ARCHITECTURES:
+        return
+    for flag, is_set in (
+        ("--tensor-parallel-size", config.tensor_parallel_size > 1),
+        ("--enable-lora", config.enable_lora),
+        ("--speculative-config", config.speculation is not None),
+        (f"--device {config.device}", config.device not in ("auto", "cpu", "torch")),
+    ):
+        if is_set:
+            raise ConfigError(f"{flag} is not available for models that read audio; leave it out")
 
 
 def media_limits(backend: Backend) -> MediaLimits | None:

@@ -18,6 +18,7 @@ from octavo_engine.executor.executor import (
 )
 from octavo_engine.profile import Lapped
 from octavo_engine.sampling.processors import ProcessorRegistry
+from octavo_engine.state.audio import AudioWindow
 from octavo_engine.state.batch import ScheduledBatch
 from octavo_engine.state.outputs import EngineStats, SequenceOutput, StepOutput, StepResult
 from octavo_engine.state.request import EngineRequest
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from octavo_engine.core.adapters import AdapterQueue
+    from octavo_engine.core.audio_queue import AudioQueue
     from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.core.kv_events.publisher import KVEventPublisher
     from octavo_engine.core.kv_events.recorder import KVEventRecorder
@@ -75,6 +77,7 @@ class Engine:
         self._make_grammars: Callable[[], GrammarQueue] | None = None
         self._grammars: GrammarQueue | None = None  # made when first needed
         self._adapters: AdapterQueue | None = None
+        self._audio: AudioQueue | None = None  # of models that read audio
         self._adapted: dict[str, HeldAdapter] = {}  # of requests that wait for their grammar
         self._loaded: list[AdapterLoaded] = []
         self._refused: list[tuple[str, RequestError]] = []
@@ -87,6 +90,7 @@ class Engine:
             self.scheduler.has_work
             or bool(self._grammars)
             or (self._adapters is not None and self._adapters.has_work)
+            or bool(self._audio)
             or bool(self._refused)
             or bool(self._ahead)
         )
@@ -94,6 +98,12 @@ class Engine:
     def add(self, request: EngineRequest) -> None:
         """Take a request in. Raises RequestError: it is full, or this one can never be served."""
         self._processors.resolve(request.params.logits_processors)
+        if self._audio is not None:
+            placed = self._audio.submit(request)
+            if placed is None:
+                self._live.add(request.request_id)
+                return  # it comes in line once its audio is encoded
+            request = placed
         adapter = None
         if request.adapter is not None:
             adapter = self._adapter_queue("model").submit(request)
@@ -120,6 +130,10 @@ class Engine:
         self._adapted.pop(request_id, None)
         if self.profile is not None:
             self.profile.leave(request_id)
+        if self._audio is not None:
+            self._audio.release([request_id])
+            if (out := self._audio.abort(request_id)) is not None:
+                return out
         if self._adapters is not None and (out := self._adapters.abort(request_id)) is not None:
             return out
         if self._grammars is not None and (out := self._grammars.abort(request_id)) is not None:
@@ -138,9 +152,14 @@ class Engine:
         if self._grammars is not None:
             ended += self._settle_grammars(self._grammars)
         outputs: list[SequenceOutput] = []
+        if self._audio is not None:
+            ended += self._encode_audio(self._audio)
         batch = self._turn(outputs) if self._ahead is None else self._turn_ahead(outputs)
         outputs += [*self.scheduler.take_finished(), *ended]
-        self._live.difference_update(o.request_id for o in outputs if o.finish_reason is not None)
+        finished = [o.request_id for o in outputs if o.finish_reason is not None]
+        self._live.difference_update(finished)
+        if self._audio is not None:
+            self._audio.release(finished)
         self.last_step_was_empty = is_empty = batch.is_empty and not was_under_way
         if is_empty and not outputs and not self._refused:
             self._wait(0.002)  # for a caller that steps without a pause
@@ -181,6 +200,10 @@ class Engine:
         """What reads LoRA adapters. The scheduler has slots for them."""
         self._adapters = adapters
 
+    def use_audio(self, audio: AudioQueue) -> None:
+        """What encodes audio; every request must have some."""
+        self._audio = audio
+
     def take_refused(self) -> list[tuple[str, RequestError]]:
         """Requests that were taken in and cannot be served after all; each is handed out once."""
         refused, self._refused = self._refused, []
@@ -200,6 +223,11 @@ class Engine:
             setattr(stats, counter, getattr(stats, counter) - getattr(before, counter))
         if self._adapters is not None:
             self._adapters.add_stats(stats)
+        if self._audio is not None:
+            stats.num_waiting += len(self._audio)
+            stats.audio_encoded = self._audio.num_encoded
+            stats.audio_hits = self._audio.num_hits
+            stats.audio_encode_seconds = self._audio.encode_seconds
         if self._grammars is not None:
             compiles = self._grammars.compiler.stats
             stats.num_waiting += len(self._grammars)
@@ -238,13 +266,23 @@ class Engine:
         if length < 1:
             return
         params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-        self.add(EngineRequest(request_id="warm-up", prompt_token_ids=[0] * length, params=params))
+        audio = None
+        if self._audio is not None:
+            rows, columns = self._audio.shape
+            audio = AudioWindow(bytes(16), bytes(4 * rows * columns))
+        self.add(
+            EngineRequest(
+                request_id="warm-up", prompt_token_ids=[0] * length, params=params, audio=audio
+            )
+        )
         while self.has_work:
             for output in self.step().outputs:
                 if output.finish_reason == "error":
                     raise ModelError(f"the model cannot compute: {output.error}")
         self.reset_prefix_cache()
         self._warm_up_stats = self.scheduler.stats()
+        if self._audio is not None:
+            self._audio.forget_counts()
 
     def tell_kv_events(self, recorder: KVEventRecorder, publisher: KVEventPublisher) -> None:
         """From now on what the prefix cache holds is published, beginning with: nothing."""
@@ -343,6 +381,30 @@ class Engine:
         for request_id, _ in refused:
             self._adapted.pop(request_id, None)
         return finished
+
+    def _encode_audio(self, audio: AudioQueue) -> list[SequenceOutput]:
+        """Some of the encoder's work. Returns what ended instead of being encoded."""
+        if not audio:
+            return []
+        ended = audio.take_late()
+        self.heartbeat.expect(audio.expected_s())
+        try:
+            ready = audio.advance(is_busy=self.scheduler.has_work)
+        except Exception:
+            logger.exception("Audio could not be encoded")
+            message = "the engine failed to encode the audio"
+            return ended + [
+                SequenceOutput(request_id=request_id, finish_reason="error", error=message)
+                for request_id in audio.take_all()
+            ]
+        for request in ready:
+            try:
+                self._compile(request, None)
+            except RequestError as error:
+                audio.release([request.request_id])
+                self._live.discard(request.request_id)
+                self._refused.append((request.request_id, error))
+        return ended
 
     def _adapter_queue(self, param: str) -> AdapterQueue:
         if self._adapters is None:

@@ -7,6 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from octavo_engine.core.info import SpeechInfo
 from octavo_engine.errors import ModelError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class ModelIdentity(NamedTuple):
     own_max_model_len: int
     eos_token_ids: tuple[int, ...]
     default_params: dict[str, int | float]
+    speech: SpeechInfo | None
     digest: bytes  # 16 bytes; covers whatever makes two models' KV differ
 
 
@@ -44,7 +46,7 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
     if files is None:
         facts = {"sim": config.names[0], "vocab": config.sim.vocab_size}
         own = config.max_model_len or config.scheduler.max_model_len
-        return ModelIdentity(own, (_SIM_EOS,), {}, _digest(facts))
+        return ModelIdentity(own, (_SIM_EOS,), {}, None, _digest(facts))
     from octavo_engine.weights.fingerprint import fingerprint
 
     implementation = implementation_in(config, files)
@@ -68,7 +70,25 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         own_length,
         tuple(dict.fromkeys((*eos, *generation_eos))),
         default_params(files.generation_config),
+        _speech(files, implementation),
         _digest(facts),
+    )
+
+
+def _speech(files: ModelFiles, implementation: Implementation) -> SpeechInfo | None:
+    from octavo_engine.models.config import ModelConfig
+
+    if implementation == "transformers":
+        return None
+    shape = ModelConfig.from_hf(files.config)
+    if shape.speech is None:
+        return None
+    given = files.generation_config or files.config
+    return SpeechInfo(
+        num_mels=shape.speech.num_mels,
+        num_frames=shape.speech.num_frames,
+        suppressed=_ids(given.get("suppress_tokens")),
+        suppressed_at_begin=_ids(given.get("begin_suppress_tokens")),
     )
 
 

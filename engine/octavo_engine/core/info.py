@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 HealthState = Literal["loading", "ready", "stalled", "draining", "dead"]
 
 
+class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model that reads audio: its windows, and which tokens its makers suppress."""
+
+    num_mels: int
+    num_frames: int  # of a window, in hundredths of a second
+    suppressed: tuple[int, ...] = ()
+    suppressed_at_begin: tuple[int, ...] = ()
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Settled once the model is loaded. Crosses the process boundary as msgpack."""
 
@@ -37,6 +46,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     prompts: dict[str, str] = {}  # what an embedder wants before a text, by the text's purpose
     default_prompt: str | None = None  # one of them, for texts that name none
     similarity: str = "cosine"  # that its makers compare embeddings by
+    speech: SpeechInfo | None = None
     cache_key: bytes  # digest of all that makes one KV block differ from another model's
 
 

@@ -112,7 +112,10 @@ class KVManager:
         request = sequence.request
         # All that a block's content depends on beside its tokens and those before it.
         adapter = "" if request.adapter is None else request.adapter.digest
-        sequence.root = root_digest(self._cache_key, salt=request.cache_salt, adapter=adapter)
+        salt = request.cache_salt
+        if request.audio is not None:  # all tokens attend to it; of a fixed length, so unambiguous
+            salt += request.audio.digest.hex()
+        sequence.root = root_digest(self._cache_key, salt=salt, adapter=adapter)
         if not sequence.digests and self._named is not None and not request.media:
             prompt, root, digests = self._named
             # The answers to one prompt share it, and come one after the other.

@@ -68,6 +68,8 @@ class StepInputs:
         self.adapters = np.full(max_num_seqs, -1, np.int32)  # each row's slot; -1: none
         self._has_states = has_states
         self._num_adapted = 0  # rows that have one
+        self.audio_slots = np.full(max_num_seqs, -1, np.int32)  # each row's; -1: none
+        self._has_audio = False  # a row had some: then all have in such models
         self.fills = np.zeros(max_num_seqs, np.int64)  # how often each row got a new sequence
         self.row_params = RowParams(processors)
         # Constants to take slices of.
@@ -95,6 +97,8 @@ class StepInputs:
         built = layout(batch, rows, starts)
         if self._num_adapted:
             built.step.adapters = self.adapters[rows]
+        if self._has_audio:
+            built.step.audio_slots = self.audio_slots[rows]
         if self._has_states:
             built.step.states = _states(batch, built.step)
         if batch.awaited:
@@ -145,6 +149,9 @@ class StepInputs:
         self.fills[row] += 1
         self._num_adapted += int(sequence.adapter_slot >= 0) - int(self.adapters[row] >= 0)
         self.adapters[row] = sequence.adapter_slot
+        audio = sequence.request.audio
+        self.audio_slots[row] = slot = -1 if audio is None else audio.slot
+        self._has_audio = self._has_audio or slot >= 0
         self.token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
         for group, table in enumerate(sequence.block_tables):
             self.block_tables[group, row, : len(table)] = table

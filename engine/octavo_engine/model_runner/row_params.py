@@ -10,6 +10,7 @@ import numpy as np
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.sampling.adjust import Adjustments
 from octavo_engine.sampling.processors import ProcessorRegistry, failing_processor
+from octavo_engine.sampling.transcript import TranscriptProcessor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,10 +50,14 @@ class RowParams:
 
     def _resolve(self, request: EngineRequest) -> tuple[LogitsProcessor, ...] | None:
         names = request.params.logits_processors
-        if not names:
+        rules = None if request.audio is None else request.audio.rules
+        if not names and rules is None:
             return None
+        of_audio: tuple[LogitsProcessor, ...] = ()
+        if rules is not None:
+            of_audio = (TranscriptProcessor(rules, len(request.prompt_token_ids)),)
         try:
-            return self.registry.resolve(names)
+            return (*of_audio, *self.registry.resolve(names))
         except InvalidRequest as error:  # refused at the door as a rule; here the step must go on
             logger.warning(
                 "Request has no such logits processor",

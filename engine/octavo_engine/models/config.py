@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.models.recurrent_config import Mixer, RecurrentConfig
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
+    from octavo_engine.models.speech_config import SpeechConfig
     from octavo_engine.ops import Activation
 
 TorchDType = Literal["float32", "float16", "bfloat16"]
@@ -99,6 +100,7 @@ class ModelConfig:
     latent: LatentConfig | None = None  # in place of keys and values of heads
     block: BlockConfig = PLAIN  # of the gpt page
     is_whole: bool = False  # texts are read whole, for a vector or a score: nothing is cached
+    speech: SpeechConfig | None = None  # of models that read audio, their encoder
     recurrent: RecurrentConfig | None = None  # of layers that are not attention
     is_part: bool = False  # the text part of a model that also sees pictures
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo_engine.models.recurrent_config import DeltaConfig
+from octavo_engine.models.speech_names import SpeechNames
 from octavo_engine.weights.views import Arranged, StoredPlace
 
 if TYPE_CHECKING:
@@ -206,6 +207,8 @@ _BAICHUAN2_TOKENS = 125696  # its head's rows are brought to length one
 def under_our_names(config: ModelConfig, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as the model's page asks for it."""
     family = config.family
+    if family.naming == "whisper":
+        return SpeechNames(checkpoint)
     if family.naming == "llama" and not family.turns_neighbours:
         return checkpoint
     return Arranged(checkpoint, dict(_sources(config, checkpoint.names())))

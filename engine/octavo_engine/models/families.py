@@ -12,6 +12,7 @@ from octavo_engine.models import recurrent_config as r
 from octavo_engine.models.block import BlockConfig
 from octavo_engine.models.grouped_experts import read_deepseek, read_glm_moe
 from octavo_engine.models.plugins import find_plugin, plugin_architectures
+from octavo_engine.models.speech_config import read_speech
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
-    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "qwen3_next",
+    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "qwen3_next", "whisper",
 ]  # fmt: skip
 
 
@@ -37,7 +38,7 @@ class Family:
     """How to read a family's config.json, and on which page of this package it is written."""
 
     # Of this package, or another's.
-    page: Literal["llama", "gemma", "gpt", "hybrid"] | Page = "llama"
+    page: Literal["llama", "gemma", "gpt", "hybrid", "whisper"] | Page = "llama"
     block: BlockConfig = b.PLAIN  # of the gpt page
     # The family's own names for fields that others share; a dot leads into an object.
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -131,6 +132,26 @@ _LLAVA_TEXT = Family(  # files of LLaVA 1.5 leave out what Llama 7B has
 _SMOLVLM_TEXT = Family(defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 16384})
 _GEMMA3_FAMILY = Family(
     page="gemma", scales="gemma", windows="pattern", qk_norm=True, local_rope=True, defaults=_GEMMA3
+)
+_WHISPER = Family(
+    page="whisper",
+    naming="whisper",
+    block=BlockConfig(positions="table"),
+    read=read_speech,
+    aliases={
+        "hidden_size": "d_model",
+        "intermediate_size": "decoder_ffn_dim",
+        "num_hidden_layers": "decoder_layers",
+        "num_attention_heads": "decoder_attention_heads",
+        "max_position_embeddings": "max_target_positions",
+        "hidden_act": "activation_function",
+    },
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "gelu",
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 448,
+    },
 )
 _GRANITE = {
     "rms_norm_eps": 1e-6,
@@ -855,6 +876,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "topk_group": 1,
             },
         ),
+        "WhisperForConditionalGeneration": _WHISPER,
         **_GPT,
         **_LIKE_LLAMA,
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from octavo_engine.models.gemma import Gemma
 from octavo_engine.models.gpt import Gpt
 from octavo_engine.models.hybrid import Hybrid
 from octavo_engine.models.llama import Llama
+from octavo_engine.models.whisper import Whisper
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -26,5 +27,8 @@ def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Mode
             return Gemma(config, loader, max_model_len)
         case "gpt":
             return Gpt(config, loader, max_model_len)
+        case "whisper":
+            # NOTE: its forward pass needs CrossOps, which every backend that runs it has.
+            return cast("Model", Whisper(config, loader, max_model_len))
         case "hybrid":
             return Hybrid(config, loader, max_model_len)

@@ -32,6 +32,9 @@ from octavo_engine.server.compat.token_generate import (
 from octavo_engine.server.docs import endpoints
 from octavo_engine.server.http.exchange import Exchange
 from octavo_engine.server.openai import models, response_schemas, schemas, tokenize
+from octavo_engine.server.openai.audio import endpoint as audio
+from octavo_engine.server.openai.audio import shapes as audio_shapes
+from octavo_engine.server.openai.audio.form import AudioForm
 from octavo_engine.server.openai.batches import batches, files
 from octavo_engine.server.openai.batches import shapes as batch_shapes
 from octavo_engine.server.openai.chat.batch import ChatBatchRequest, chat_batch
@@ -186,10 +189,12 @@ ROUTES = (
     Row("POST", "/generative_scoring", generative_scoring, "key", works=True,
         says="How likely some tokens come next, per item", body=GenerativeScoringRequest,
         answer=GenerativeScores),
-    Row("POST", "/v1/audio/transcriptions", not_implemented.audio, "key", works=True,
-        says="Refused until a speech model is served", form=not_implemented.AudioForm, also=(415,)),
-    Row("POST", "/v1/audio/translations", not_implemented.audio, "key", works=True,
-        says="Refused until a speech model is served", form=not_implemented.AudioForm, also=(415,)),
+    Row("POST", "/v1/audio/transcriptions", audio.transcriptions, "key", works=True,
+        says="The text of a file of speech", form=AudioForm, answer=audio_shapes.Transcript,
+        events=audio_shapes.TranscriptEvent, also=(413, 415)),
+    Row("POST", "/v1/audio/translations", audio.translations, "key", works=True,
+        says="The English text of a file of speech", form=AudioForm,
+        answer=audio_shapes.Transcript, events=audio_shapes.TranscriptEvent, also=(413, 415)),
     Row("GET", "/v1/realtime", not_implemented.realtime, "key",
         says="Not there: it would need a speech model", also=(501,)),
     Row("POST", "/v1/files", files.upload_file, "key", needs="files_dir",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo_engine.state.adapter import AdapterRef  # noqa: TC001  (msgspec reads it)
+from octavo_engine.state.audio import AudioWindow  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.media import MediaItem, MediaSpan  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.sampling_params import SamplingParams  # noqa: TC001  (msgspec reads it)
@@ -32,4 +33,5 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     media: tuple[MediaSpan, ...] = ()  # pictures in the prompt, by their place; they do not overlap
     media_items: tuple[MediaItem, ...] = ()  # what they are made from, each picture once
+    audio: AudioWindow | None = None  # of models that read audio; the core puts it in a slot
     group: str = ""  # the client's request, where it has several sequences; else empty

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from octavo_engine import _native
 from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.backend import draft_limits
 from octavo_engine.backends.draft_part import forward_later, layout_with
+from octavo_engine.backends.native.audio import NativeAudio, feature_shape, slot_bytes
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.emit import CachePlaces
 from octavo_engine.backends.native.facts import timed
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.vision_config import MediaConfig
-    from octavo_engine.ops import Model
+    from octavo_engine.ops import EncoderDecoder, Model
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
@@ -139,6 +140,7 @@ class NativeBackend:
         self._states: _native.StateCache | None = None
         self._num_blocks = self._num_slots = 0
         self.laps: Laps | None = None  # while steps are recorded
+        self._audio: NativeAudio | None = None
 
     @property
     def name(self) -> str:
@@ -237,6 +239,8 @@ class NativeBackend:
             step.logit_rows,
             op_times=times,
             adapters=step.adapters,
+            cross=None if self._audio is None else self._audio.cache,
+            cross_slots=step.audio_slots,
             states=self._states,
             state_slots=None if states is None else states.slots,
             state_saves=None if states is None else states.saves,
@@ -276,6 +280,32 @@ class NativeBackend:
         assert self._adapters is not None, "made without adapters"
         self._adapters.set(slot, packed)
 
+    @property
+    def feature_shape(self) -> tuple[int, int] | None:
+        return feature_shape(self.config)
+
+    @property
+    def audio_slot_bytes(self) -> int:
+        return slot_bytes(self.config, self.kv_format)
+
+    def prepare_audio(self, num_slots: int) -> None:
+        memory = self._in_memory
+        self._audio = NativeAudio(
+            self.config,
+            cast("EncoderDecoder", memory.model),
+            memory.team,
+            num_slots,
+            self.kv_format,
+            is_fused=self._is_fused,
+            activation_bits=self._activation_bits,
+        )
+
+    def encode_audio(
+        self, slot: int, features: NDArray[np.float32], part: int, num_parts: int
+    ) -> None:
+        assert self._audio is not None, "prepare_audio() comes first"
+        self._audio.encode(slot, features, part, num_parts)
+
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._kv is not None, "prepare() comes first"
         self._kv.poison(block_ids)
@@ -298,6 +328,7 @@ class NativeBackend:
     def close(self) -> None:
         self._compiled = None
         self._compiled_draft = None
+        self._audio = None
         self.media = None
         self._kv = None
         self._states = None

@@ -109,6 +109,24 @@ def _emit(
             program.select_rows(out, buffers[x])
         case g.PoolRows(x=x, how=how):
             program.pool(out, buffers[x], how)
+        case g.FeaturesNode():
+            program.features(out)
+        case g.ShiftRows(x=x):
+            program.shift_rows(out, buffers[x])
+        case g.StoreCross(x=x, spec=cross):
+            program.store_cross(
+                buffers[x], cross.layer, cross.num_heads, cross.head_dim, cross.length
+            )
+        case g.CrossAttentionNode(q=q, spec=cross):
+            program.cross_attention(
+                out,
+                buffers[q],
+                cross.layer,
+                cross.num_heads,
+                cross.head_dim,
+                cross.length,
+                cross.scale,
+            )
         case _:
             emit_recurrent(program, instruction, buffers, places.ordinals)
 

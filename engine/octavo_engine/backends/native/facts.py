@@ -88,6 +88,8 @@ _NAMES = {
     g.Glu: "glu", g.Activate: "activation", g.Add: "add", g.Scale: "scale",
     g.GateNode: "gate", g.SoftCap: "soft_cap", g.Clamp: "clamp", g.Convert: "convert",
     g.SelectRows: "select_rows",
+    g.PoolRows: "pool", g.FeaturesNode: "features", g.ShiftRows: "shift_rows",
+    g.StoreCross: "store_cross", g.CrossAttentionNode: "cross_attention",
     g.PoolRows: "pool", g.Columns: "columns", g.Multiply: "multiply", g.GroupNorm: "group_norm",
     g.ShortConv: "short_conv", g.SsdScan: "ssd_scan", g.DeltaRule: "delta_rule",
 }  # fmt: skip

@@ -23,6 +23,8 @@ from octavo_engine.backends.native.graph import (
     AttentionNode,
     Clamp,
     Convert,
+    CrossAttentionNode,
+    FeaturesNode,
     Glu,
     Graph,
     LayerNorm,
@@ -187,7 +189,19 @@ def _can_round(instruction: Instruction) -> bool:
     if isinstance(instruction, Linear):
         return instruction.glu is not None or instruction.activation is not None
     return isinstance(
-        instruction, (RmsNorm, LayerNorm, AttentionNode, Glu, Activate, Scale, SoftCap, Clamp)
+        instruction,
+        (
+            RmsNorm,
+            LayerNorm,
+            AttentionNode,
+            CrossAttentionNode,
+            FeaturesNode,
+            Glu,
+            Activate,
+            Scale,
+            SoftCap,
+            Clamp,
+        ),
     )
 
 

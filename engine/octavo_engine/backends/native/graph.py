@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Activation,
         AttentionSpec,
         ConvSpec,
+        CrossSpec,
         DeltaSpec,
         ExpertsSpec,
         LatentAttentionSpec,
@@ -288,6 +289,36 @@ class SelectRows:
 
 
 @dataclass(frozen=True, slots=True)
+class FeaturesNode:
+    out: Value
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftRows:
+    """Each row is the one before it of its sequence, the first zeros."""
+
+    out: Value
+    x: Value
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCross:
+    """What x has of keys and values goes to the cross cache; `out` is a column that no other
+    instruction reads."""
+
+    out: Value
+    x: Value
+    spec: CrossSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttentionNode:
+    out: Value
+    q: Value
+    spec: CrossSpec
+
+
+@dataclass(frozen=True, slots=True)
 class PoolRows:
     out: Value
     x: Value
@@ -313,6 +344,10 @@ Instruction: TypeAlias = (
     | Convert
     | SelectRows
     | PoolRows
+    | FeaturesNode
+    | ShiftRows
+    | StoreCross
+    | CrossAttentionNode
     | Columns
     | Multiply
     | GroupNorm

@@ -12,8 +12,10 @@ from octavo_engine.backends.native.graph import (
     AttentionNode,
     Clamp,
     Columns,
+    CrossAttentionNode,
     DeltaRule,
     Embed,
+    FeaturesNode,
     GateNode,
     Glu,
     Graph,
@@ -28,9 +30,11 @@ from octavo_engine.backends.native.graph import (
     RmsNorm,
     Scale,
     SelectRows,
+    ShiftRows,
     ShortConv,
     SoftCap,
     SsdScan,
+    StoreCross,
     Value,
 )
 
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
         Activation,
         AttentionSpec,
         ConvSpec,
+        CrossSpec,
         DeltaSpec,
         ExpertsSpec,
         LatentAttentionSpec,
@@ -68,7 +73,7 @@ def record(forward: Callable[[Recorder], Value]) -> Graph:
 
 
 class Recorder:
-    """VisionOps, LatentOps and RecurrentOps over values without numbers."""
+    """VisionOps, LatentOps, RecurrentOps and CrossOps over values without numbers."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -170,6 +175,18 @@ class Recorder:
 
     def pool(self, x: Value, how: Pool) -> Value:
         return self._add(PoolRows(Value(len(self.instructions), x.cols, "S"), x, how))
+
+    def features(self, columns: int) -> Value:
+        return self._add(FeaturesNode(self._value(columns, None)))
+
+    def shift_rows(self, x: Value) -> Value:
+        return self._add(ShiftRows(self._value(x.cols, x), x))
+
+    def store_cross(self, kv: Value, spec: CrossSpec) -> None:
+        self._add(StoreCross(self._value(1, kv), kv, spec))
+
+    def cross_attention(self, q: Value, spec: CrossSpec) -> Value:
+        return self._add(CrossAttentionNode(self._value(q.cols, q), q, spec))
 
     def columns(self, x: Value, first: int, count: int) -> Value:
         return self._add(Columns(self._value(count, x), x, first))

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
 from octavo_engine.backends.adapters import match_sites
 from octavo_engine.backends.draft_part import forward_later, layout_with
+from octavo_engine.backends.encoder_step import encoder_step
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.media import TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchStates
-from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps, TorchPart, block_values
+from octavo_engine.backends.torch.reference import (
+    CrossStep,
+    PagedKV,
+    ReferenceOps,
+    TorchPart,
+    block_values,
+)
 from octavo_engine.models.registry import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from octavo_engine import _native
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.vision_config import MediaConfig
-    from octavo_engine.ops import Model
+    from octavo_engine.ops import CrossOps, EncoderDecoder, Model
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
     from octavo_engine.weights.checkpoint import Checkpoint
@@ -69,6 +77,7 @@ class TorchBackend:
         self._kv: PagedKV | None = None
         self._states: TorchStates | None = None
         self._team: _native.Team | None = None
+        self._memory: Tensor | None = None  # of audio: see CrossStep
 
     @property
     def name(self) -> str:
@@ -127,7 +136,12 @@ class TorchBackend:
         with torch.inference_mode():
             for source, target, num_tokens in step.copies.tolist():
                 self._kv.copy(source, target, num_tokens)
-            ops = self._ops(step, self._kv)
+            cross = None
+            if self._memory is not None and step.audio_slots is not None:
+                cross = CrossStep(self._memory, step.audio_slots.tolist())
+                ops = ReferenceOps(step, self._kv, self.precision, self._adapters, cross)
+            else:
+                ops = self._ops(step, self._kv)
             logits = self._model.forward(ops)
             return np.ascontiguousarray(logits.float().numpy())
 
@@ -156,6 +170,38 @@ class TorchBackend:
         if packed is not None:
             self._adapters[slot] = packed
 
+    @property
+    def feature_shape(self) -> tuple[int, int] | None:
+        speech = self.config.speech
+        return None if speech is None else (speech.num_rows, speech.feature_columns)
+
+    @property
+    def audio_slot_bytes(self) -> int:
+        speech = self.config.speech
+        assert speech is not None, "the model reads audio"
+        values = 2 * self.config.num_layers * speech.num_rows * self.config.hidden_size
+        return values * self.precision.dtype.itemsize
+
+    def prepare_audio(self, num_slots: int) -> None:
+        config, speech = self.config, self.config.speech
+        assert speech is not None, "the model reads audio"
+        shape = (config.num_layers, 2, num_slots, speech.num_rows)
+        self._memory = torch.zeros(
+            (*shape, config.num_heads, config.head_dim), dtype=self.precision.dtype
+        )
+
+    def encode_audio(
+        self, slot: int, features: NDArray[np.float32], part: int, num_parts: int
+    ) -> None:
+        if part < num_parts - 1:
+            return  # all of it is done at once
+        assert self._kv is not None and self._memory is not None
+        values = torch.from_numpy(features.copy()).to(self.precision.dtype)
+        cross = CrossStep(self._memory, [slot], values)
+        with torch.inference_mode():
+            ops = ReferenceOps(encoder_step(len(features)), self._kv, self.precision, cross=cross)
+            cast("EncoderDecoder", self._model).encode(cast("CrossOps", ops))
+
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._kv is not None, "prepare() comes first"
         self._kv.poison(block_ids)
@@ -167,6 +213,7 @@ class TorchBackend:
     def close(self) -> None:
         self._model = None
         self._draft_model = None
+        self._memory = None
         self.media = None
         self._kv = None
         self._states = None

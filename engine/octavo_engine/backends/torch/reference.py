@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from octavo_engine.ops import (
         Activation,
         AttentionSpec,
+        CrossSpec,
         ExpertsSpec,
         LatentAttentionSpec,
         Rope,
@@ -76,6 +78,14 @@ def _sides(spec: PagedSpec) -> tuple[int, int, int]:
     return 2, spec.num_kv_heads, spec.head_dim
 
 
+class CrossStep(NamedTuple):
+    """What a step of a model with an encoder has besides."""
+
+    memory: Tensor  # [layers, 2 (K, V), slots, length, heads, head_dim]
+    slots: list[int]  # of each sequence
+    features: Tensor | None = None  # [T, columns], of the encoder's pass
+
+
 class TorchPart(NamedTuple):
     """What an adapter adds to some of a linear layer's outputs."""
 
@@ -97,8 +107,10 @@ class ReferenceOps:
         kv: PagedKV,
         precision: Precision,
         adapters: Mapping[int, TorchAdapter] = MappingProxyType({}),
+        cross: CrossStep | None = None,
     ) -> None:
         """`adapters` by slot."""
+        self._cross = cross
         self._step = step
         self._kv = kv
         self._precision = precision
@@ -223,6 +235,51 @@ class ReferenceOps:
             self._attend(q, index, spec) for index in range(len(self._step.seq_lens))
         ]  # tokens lie in the order of their sequences
         return torch.cat(outputs) if outputs else q.flatten(1)
+
+    def encoder_attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
+        """Of whole sequences without rope, as encoders of features are."""
+        outputs = []
+        for begin, end in self._own():
+            q, k, v = self._heads(qkv[begin:end], spec)
+            outputs.append(self._attend_all(q, self._precision.stored(k), v, spec.scale))
+        return torch.cat(outputs)
+
+    def features(self, columns: int) -> Tensor:
+        assert self._cross is not None and self._cross.features is not None
+        return self._cross.features
+
+    def shift_rows(self, x: Tensor) -> Tensor:
+        shifted = x.roll(1, 0)
+        shifted[self._positions == 0] = 0
+        return shifted
+
+    def store_cross(self, kv: Tensor, spec: CrossSpec) -> None:
+        assert self._cross is not None
+        heads = self._precision.stored(kv.view(len(kv), 2, spec.num_heads, spec.head_dim))
+        for slot, (begin, end) in zip(self._cross.slots, self._own(), strict=True):
+            positions = self._positions[begin:end].long()
+            self._cross.memory[spec.layer, :, slot, positions] = heads[begin:end].transpose(0, 1)
+
+    def cross_attention(self, q: Tensor, spec: CrossSpec) -> Tensor:
+        assert self._cross is not None
+        outputs = []
+        for slot, (begin, end) in zip(self._cross.slots, self._own(), strict=True):
+            k, v = self._cross.memory[spec.layer, :, slot]
+            own = q[begin:end].view(-1, spec.num_heads, spec.head_dim)
+            outputs.append(self._attend_all(own, k, v, spec.scale))
+        return torch.cat(outputs)
+
+    def _own(self) -> list[tuple[int, int]]:
+        """The rows of each sequence."""
+        starts = self._step.seq_starts.tolist()
+        return list(pairwise(starts))
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        rounded = self._precision.multiplied
+        scores = torch.einsum("thd,shd->hts", rounded(q), k) * scale
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        values = torch.einsum("hts,shd->thd", rounded(weights), self._precision.stored(v))
+        return (values / weights.sum(-1).T[..., None]).flatten(1)
 
     def _heads(self, qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [T, heads, head_dim], normed and rotated as the spec says."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.text.outputs import PromptLogprobs
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.adapter import AdapterRef
+    from octavo_engine.state.audio import AudioWindow
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
     from octavo_engine.state.sampling_params import SamplingParams
@@ -77,6 +78,7 @@ class SettledSubmission:
     cache_salt: str = ""
     adapter: AdapterRef | None = None
     media: PromptMedia | None = None
+    audio: AudioWindow | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     group: str = ""  # the client's request, where it has several prompts; else empty
 
@@ -453,6 +455,7 @@ class OutputProcessor:
             adapter=submission.adapter,
             media=() if submission.media is None else submission.media.spans,
             media_items=() if submission.media is None else submission.media.items,
+            audio=submission.audio,
             labels=submission.labels,
             group=submission.group,
         )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.media.prompt import PromptMedia
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.adapter import AdapterRef
+    from octavo_engine.state.audio import AudioWindow
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.sampling_params import SamplingParams
 
@@ -28,6 +29,7 @@ class Submission:
     resumed: Sequence[ResumedOutput] = ()  # one an answer, if another engine began it
     adapter: AdapterRef | None = None
     media: PromptMedia | None = None
+    audio: AudioWindow | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     stream: bool = True  # false: one output, at the end
     # Submissions of one group are parts of one request, which shares the engine with others.

@@ -1,0 +1,1 @@
+"""/v1/audio: speech to text, in OpenAI's shapes."""

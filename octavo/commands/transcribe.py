@@ -1,0 +1,95 @@
+"""`octavo transcribe`: the text of a file of speech, from a running server."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DESCRIPTION = """Write down what is said in a file of speech.
+
+The server must serve a Whisper model: octavo serve --model openai/whisper-base"""
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+FORMATS = ("text", "json", "srt", "vtt", "verbose_json")
+_TIMEOUT_S = 3600.0
+
+
+def main(prog: str, argv: Sequence[str]) -> int:
+    options = _parser(prog).parse_args(argv)
+    fields = {
+        "response_format": options.format,
+        **({"model": options.model} if options.model else {}),
+        **({"language": options.language} if options.language else {}),
+        **({"prompt": options.prompt} if options.prompt else {}),
+    }
+    path = "/v1/audio/translations" if options.translate else "/v1/audio/transcriptions"
+    key = options.api_key or os.environ.get("OCTAVO_API_KEY", "")
+    sound = Path(options.file).read_bytes()
+    try:
+        status, answer = post_form(options.url, path, sound, fields, api_key=key)
+    except (OSError, http.client.HTTPException) as error:
+        sys.stderr.write(f"{prog}: {options.url} does not answer: {error}\n")
+        return 1
+    text = answer.decode("utf-8", "replace")
+    if status != 200:
+        sys.stderr.write(f"{prog}: {_reason(text)}\n")
+        return 1
+    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    return 0
+
+
+def post_form(
+    url: str, path: str, sound: bytes, fields: Mapping[str, str], *, api_key: str = ""
+) -> tuple[int, bytes]:
+    """Status and body of the answer. Raises OSError or HTTPException."""
+    boundary = secrets.token_hex(16)
+    parts = [
+        f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
+    ]
+    head = f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    body = "".join([*parts, head]).encode() + sound + f"\r\n--{boundary}--\r\n".encode()
+    headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    place = urlsplit(url)
+    kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+    connection = kind(place.netloc, timeout=_TIMEOUT_S)
+    try:
+        connection.request("POST", place.path.rstrip("/") + path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def _reason(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip()[:500] or "the server sent no reason"
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", metavar="FILE", help="wav; or flac, mp3, ogg, m4a")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"of the server ({DEFAULT_URL})")
+    parser.add_argument("--api-key", help="or OCTAVO_API_KEY")
+    parser.add_argument("--model", help="served name; default: the server's only one")
+    parser.add_argument("--language", help="ISO 639-1 code; default: detected")
+    parser.add_argument("--prompt", help="names and spellings to use")
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--translate", action="store_true", help="into English")
+    return parser

@@ -1,0 +1,161 @@
+"""Speech to text over HTTP with real weights: Whisper tiny.en, beside faster-whisper."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openai
+import pytest
+
+from octavo_engine.speech.decode import decode_audio
+from tests.engine.speech.test_decode import wav
+from tests.fakes.process import ServeProcess, serving
+from tests.fakes.whisper_files import model_source, real_whisper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+SENTENCES = (
+    "She sells sea shells by the sea shore, and the weather in the north is cold today.",
+    "The train to the city leaves at nine in the morning. Please do not forget your ticket.",
+    "A small model runs on two cores and writes down what people say.",
+)
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    if shutil.which("espeak-ng") is None:
+        pytest.skip("espeak-ng is not installed")
+    folder = tmp_path_factory.mktemp("sounds")
+    paths = [folder / f"{i}.wav" for i in range(len(SENTENCES))]
+    for path, text in zip(paths, SENTENCES, strict=True):
+        subprocess.run(["espeak-ng", "-s", "140", "-w", str(path), text], check=True)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    folder = real_whisper(tmp_path_factory.mktemp("whisper"))
+    with serving(
+        "--device", "cpu", "--model", str(folder), "--served-model-name", "whisper",
+        "--dtype", "float32",
+    ) as process:  # fmt: skip
+        yield process
+
+
+@pytest.fixture
+def client(server: ServeProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z']+", text.lower())
+
+
+def peer_text(path: Path) -> str:
+    """It pads frames with zeros where Whisper's authors pad sound with silence: so pad it here."""
+    faster_whisper = pytest.importorskip("faster_whisper")
+    samples = decode_audio(path.read_bytes())
+    padded = np.zeros(480_000, np.float32)
+    padded[: len(samples)] = samples
+    model = faster_whisper.WhisperModel(str(model_source()), device="cpu", compute_type="float32")
+    segments, _ = model.transcribe(padded, beam_size=1, best_of=1, language="en")
+    return "".join(segment.text for segment in segments)
+
+
+def test_the_same_words_as_faster_whisper(client: openai.OpenAI, sounds: list[Path]) -> None:
+    for path in sounds:
+        ours = client.audio.transcriptions.create(model="whisper", file=path).text
+        assert words(ours) == words(peer_text(path))
+        assert len(words(ours)) > 8
+
+
+def test_every_format(client: openai.OpenAI, sounds: list[Path]) -> None:
+    create: Any = client.audio.transcriptions.create
+
+    def ask(response_format: str) -> Any:
+        return create(model="whisper", file=sounds[1], response_format=response_format)
+
+    text = ask("text").strip()
+    verbose = ask("verbose_json")
+    assert verbose.text == text and verbose.language == "english"
+    assert 4 < verbose.duration < 12
+    assert "".join(segment.text for segment in verbose.segments).strip() == text
+    for segment in verbose.segments:
+        assert 0 <= segment.start < segment.end <= verbose.duration + 0.01
+        assert -1 < segment.avg_logprob < 0 and 0 <= segment.no_speech_prob < 0.6
+    assert ask("vtt").startswith("WEBVTT\n\n00:00:00.000 --> ")
+    assert re.match(r"1\n00:00:00,000 --> 00:00:0\d,\d\d\d\n", ask("srt"))
+
+
+def test_a_stream_says_the_same(client: openai.OpenAI, sounds: list[Path]) -> None:
+    whole = client.audio.transcriptions.create(model="whisper", file=sounds[0])
+    with client.audio.transcriptions.create(model="whisper", file=sounds[0], stream=True) as stream:
+        events = list(stream)
+    deltas = [e.delta for e in events if e.type == "transcript.text.delta"]
+    assert events[-1].type == "transcript.text.done"
+    assert "".join(deltas) == events[-1].text and events[-1].text.strip() == whole.text
+
+
+def test_eight_at_once_say_what_each_says_alone(client: openai.OpenAI, sounds: list[Path]) -> None:
+    def ask(path: Path) -> str:
+        return client.audio.transcriptions.create(model="whisper", file=path).text
+
+    alone = [ask(path) for path in sounds]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(ask, (sounds * 3)[:8]))
+    assert together == (alone * 3)[:8]
+
+
+def test_the_command_line_writes_the_text(
+    server: ServeProcess, client: openai.OpenAI, sounds: list[Path], tmp_path: Path
+) -> None:
+    def run(path: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "octavo.cli", "transcribe", str(path), "--url", server.url]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    text = client.audio.transcriptions.create(model="whisper", file=sounds[2]).text
+    done = run(sounds[2])
+    assert (done.returncode, done.stdout) == (0, f"{text}\n")
+    (tmp_path / "empty.wav").write_bytes(b"")
+    failed = run(tmp_path / "empty.wav")
+    assert (failed.returncode, failed.stderr) == (1, "octavo transcribe: file is empty\n")
+
+
+def test_silence_has_no_words(server: ServeProcess, tmp_path: Path) -> None:
+    path = tmp_path / "silence.wav"
+    path.write_bytes(wav(np.zeros(24_000, np.float32), 8000))
+    with server.client() as http:
+        answer = http.post("/v1/audio/transcriptions", files={"file": path.read_bytes()})
+    assert answer.status_code == 200
+    assert len(words(answer.json()["text"])) < 3
+    assert answer.json()["usage"] == {"type": "duration", "seconds": 3}
+
+
+def test_what_the_model_cannot_do_is_refused(server: ServeProcess, sounds: list[Path]) -> None:
+    chat = {"model": "whisper", "messages": [{"role": "user", "content": "Hello"}]}
+    sound = {"file": sounds[0].read_bytes()}
+    path = "/v1/audio/transcriptions"
+    with server.client() as http:
+        answers = [
+            (http.post("/v1/completions", json={"prompt": "a"}), "cannot generate"),
+            (http.post("/v1/chat/completions", json=chat), ""),
+            (http.post("/v1/audio/translations", files=sound), "cannot translate"),
+            (http.post(path, files=sound, data={"language": "de"}), "language de"),
+            (http.post(path, files={"file": b"RIFF....WAVEnothing"}), "cannot be read as audio"),
+            (http.post(path, files=sound, data={"temperature": "2"}), "temperature"),
+        ]
+        missing = http.post(path, files=sound, data={"model": "other"})
+    for answer, reason in answers:
+        assert answer.status_code == 400, answer.text
+        assert reason in answer.json()["error"]["message"]
+    assert missing.status_code == 404
