@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -116,6 +118,17 @@ class TakesAdapters(Protocol):
 
     def set_adapter(self, slot: int, packed: PackedAdapter | None) -> None:
         """What the slot holds from the next step on; None: nothing."""
+
+
+@runtime_checkable
+class MovesKV(Protocol):
+    """A backend whose KV blocks can be taken out and put back, as bytes between two steps."""
+
+    def save_blocks(self, block_ids: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """Copies of all bytes of blocks, each `kv_bytes_per_block`."""
+
+    def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
+        """What `save_blocks` gave, into blocks of the same group of layers."""
 
 
 class CompileListener(Protocol):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.core.kv_events.publisher import KVEventPublisher
     from octavo_engine.core.kv_events.recorder import KVEventRecorder
+    from octavo_engine.core.kv_tiers import KVTiers
     from octavo_engine.executor.executor import Executor, LaunchesBatches
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.profile import StepProfile
@@ -76,6 +77,7 @@ class Engine:
         self._grammars: GrammarQueue | None = None  # made when first needed
         self._adapters: AdapterQueue | None = None
         self._adapted: dict[str, HeldAdapter] = {}  # of requests that wait for their grammar
+        self._tiers: KVTiers | None = None
         self._loaded: list[AdapterLoaded] = []
         self._refused: list[tuple[str, RequestError]] = []
         self._kv_events: tuple[KVEventRecorder, KVEventPublisher] | None = None
@@ -134,6 +136,8 @@ class Engine:
         profile, was_under_way = self.profile, bool(self._ahead)
         if profile is not None:
             profile.start_step()
+        if self._tiers is not None:
+            self._tiers.settle()
         ended = [] if self._adapters is None else self._settle_adapters(self._adapters)
         if self._grammars is not None:
             ended += self._settle_grammars(self._grammars)
@@ -181,6 +185,10 @@ class Engine:
         """What reads LoRA adapters. The scheduler has slots for them."""
         self._adapters = adapters
 
+    def use_tiers(self, tiers: KVTiers) -> None:
+        """What holds KV blocks beside the pool; after the warm-up, which is not to be found."""
+        self._tiers = self.scheduler.tiers = tiers
+
     def take_refused(self) -> list[tuple[str, RequestError]]:
         """Requests that were taken in and cannot be served after all; each is handed out once."""
         refused, self._refused = self._refused, []
@@ -200,6 +208,8 @@ class Engine:
             setattr(stats, counter, getattr(stats, counter) - getattr(before, counter))
         if self._adapters is not None:
             self._adapters.add_stats(stats)
+        if self._tiers is not None:
+            stats.tiers = self._tiers.read_stats()
         if self._grammars is not None:
             compiles = self._grammars.compiler.stats
             stats.num_waiting += len(self._grammars)
@@ -256,6 +266,8 @@ class Engine:
     def close(self) -> None:
         if self._kv_events is not None:
             self._kv_events[1].close()
+        if self._tiers is not None:
+            self._tiers.close()
         if self._adapters is not None:
             self._adapters.close()
         if self._grammars is not None:
@@ -295,11 +307,13 @@ class Engine:
         started = self._now()
         result = self.executor.execute(batch)
         step_s = self._now() - started
-        if self.profile is None:
-            return self.scheduler.update(batch, result, step_s)
-        self.profile.laps.mark("results")
+        if self.profile is not None:
+            self.profile.laps.mark("results")
         outputs = self.scheduler.update(batch, result, step_s)
-        self.profile.laps.mark("update")
+        if self._tiers is not None:
+            self._tiers.save()
+        if self.profile is not None:
+            self.profile.laps.mark("update")
         return outputs
 
     def _compile(self, request: EngineRequest, adapter: HeldAdapter | None) -> None:
@@ -368,6 +382,8 @@ class Engine:
             self._grammars.wait(timeout_s)
         elif self._adapters is not None and self._adapters.has_work:
             self._adapters.wait(timeout_s)
+        elif self._tiers is not None and self._tiers.is_fetching:
+            self._tiers.wait(timeout_s)
 
     def _fail(self, batches: Sequence[ScheduledBatch], error: Exception) -> list[SequenceOutput]:
         """End what was being computed; if not even that is known, end all there is."""

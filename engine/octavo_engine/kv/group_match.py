@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.prefix_cache import CachedPrefix
@@ -26,7 +26,7 @@ def match_groups(
     equally many tokens."""
     if len(caches) == 1 and needs[0].behind is None:
         return [caches[0].match(root, digests, token_ids, limit)]
-    end = _common_end(caches, needs, digests[: limit // BLOCK_SIZE])
+    end = common_end(caches, needs, digests[: limit // BLOCK_SIZE])
     parent = digests[end - 1] if end else root
     following = token_ids[end * BLOCK_SIZE : min((end + 1) * BLOCK_SIZE, limit)]
     sources = [cache.longest(parent, following) for cache in caches]
@@ -41,8 +41,14 @@ def match_groups(
     return matches
 
 
-def _common_end(
-    caches: Sequence[PrefixCache], needs: Sequence[GroupNeeds], digests: Sequence[bytes]
+class FindsBlocks(Protocol):
+    """A PrefixCache, or one together with what can be brought into it."""
+
+    def get(self, digest: bytes) -> object | None: ...
+
+
+def common_end(
+    caches: Sequence[FindsBlocks], needs: Sequence[GroupNeeds], digests: Sequence[bytes]
 ) -> int:
     """The largest number of full blocks such that each group has all that are seen from there."""
     end = len(digests)
@@ -60,7 +66,7 @@ def _common_end(
     return end
 
 
-def _end_in_window(cache: PrefixCache, need: GroupNeeds, digests: Sequence[bytes], end: int) -> int:
+def _end_in_window(cache: FindsBlocks, need: GroupNeeds, digests: Sequence[bytes], end: int) -> int:
     """The largest end up to `end` before which the whole window is there."""
     place = end
     while place > need.first(end * BLOCK_SIZE):

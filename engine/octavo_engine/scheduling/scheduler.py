@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
     from octavo_engine.kv.manager import PrefixMatch
+    from octavo_engine.scheduling.block_tiers import BlockTiers
     from octavo_engine.state.adapter import HeldAdapter
     from octavo_engine.state.outputs import FinishReason, StepResult
     from octavo_engine.state.request import EngineRequest
@@ -111,6 +112,7 @@ class Scheduler:
         )
         self.shares = RequestShares(config, self._step_time)
         self.adapter_slots = AdapterSlots(num_adapter_slots)
+        self.tiers: BlockTiers | None = None  # that hold KV blocks beside the pool
         self._are_slots_kept = False  # for one that has waited long; others do not overtake it
         self._speculation: Speculation | None = None
         if speculation is not None:
@@ -592,6 +594,8 @@ class Scheduler:
                 num_passed += 1
                 if self._holds_all_up(sequence, now) or num_passed == MAX_PASSED:
                     break
+                continue
+            if self.tiers is not None and self.tiers.defers(sequence, match, self._step_time):
                 continue
             self._start(sequence, match, batch, now)
             if is_further:
