@@ -102,6 +102,24 @@ void poison_blocks(KVCache& kv, const std::vector<int64_t>& block_ids) {
     }
 }
 
+using Page = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ReadOnlyPage = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void check_page(const char* what, size_t size, const KVCache& kv) {
+    check(static_cast<int64_t>(size) == kv.bytes_per_block(), what, ": a page of ", size,
+          " bytes; it must have ", kv.bytes_per_block());
+}
+
+void save_block(const KVCache& kv, int64_t block, const Page& page) {
+    check_page("save", page.size(), kv);
+    kv.save(block, reinterpret_cast<std::byte*>(page.data()));
+}
+
+void load_block(KVCache& kv, int64_t block, const ReadOnlyPage& page) {
+    check_page("load", page.size(), kv);
+    kv.load(block, reinterpret_cast<const std::byte*>(page.data()));
+}
+
 nb::object read_block(const KVCache& kv, int64_t layer, int64_t block) {
     check(layer >= 0 && layer < kv.num_layers(), "read: layer ", layer, " of ", kv.num_layers());
     const cpu::KVLayer& shape = kv.layer(layer);
@@ -138,6 +156,8 @@ void bind_kv_cache(nb::module_& module) {
         .def_prop_ro("bytes_per_block", &KVCache::bytes_per_block)
         .def("copy", &copy_blocks, arg("copies").noconvert())
         .def("poison", &poison_blocks, arg("block_ids"))
+        .def("save", &save_block, arg("block"), arg("page").noconvert())
+        .def("load", &load_block, arg("block"), arg("page").noconvert())
         .def("read", &read_block, arg("layer"), arg("block"));
 }
 

@@ -191,6 +191,24 @@ void KVCache::poison(int64_t block) {
     }
 }
 
+void KVCache::save(int64_t block, std::byte* to) const {
+    check_block("save", block);
+    for (const Region& region : regions_) {
+        const auto size = static_cast<size_t>(region.stride);
+        std::memcpy(to, region.data + block * region.stride, size);
+        to += size;
+    }
+}
+
+void KVCache::load(int64_t block, const std::byte* from) {
+    check_block("load", block);
+    for (const Region& region : regions_) {
+        const auto size = static_cast<size_t>(region.stride);
+        std::memcpy(region.data + block * region.stride, from, size);
+        from += size;
+    }
+}
+
 void KVCache::read(int64_t layer_index, int64_t block, float* keys, float* values) const {
     check(layer_index >= 0 && layer_index < num_layers(), "read: layer ", layer_index, " of ",
           num_layers());

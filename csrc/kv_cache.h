@@ -47,6 +47,10 @@ class KVCache {
     // Fills a block with NaN.
     void poison(int64_t block);
 
+    // All bytes of a block, bytes_per_block() of them, whatever they mean.
+    void save(int64_t block, std::byte* to) const;
+    void load(int64_t block, const std::byte* from);
+
     // K and V of one block, each [num_kv_heads, 16, head_dim]; of a latent layer no V.
     void read(int64_t layer_index, int64_t block, float* keys, float* values) const;
 

@@ -120,6 +120,10 @@ class KVCache:
     def copy(self, copies: NDArray[np.int32]) -> None:
         """Rows (source block, target block, number of tokens), in all regions."""
     def poison(self, block_ids: list[int]) -> None: ...
+    def save(self, block: int, page: NDArray[np.uint8]) -> None:
+        """All bytes of a block into `page`, which has `bytes_per_block`."""
+    def load(self, block: int, page: NDArray[np.uint8]) -> None:
+        """The opposite."""
     def read(self, layer: int, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """K and V of one block, each [num_kv_heads, 16, head_dim]; for tests."""
 

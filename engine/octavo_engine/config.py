@@ -225,6 +225,9 @@ class EngineConfig:
     stream_interval: int = 1  # tokens of an answer in one piece of a stream, after the first
     chat_template: str | None = None  # file or template text that replaces the model's own
     kv_events_config: str | None = None  # JSON with the fields of KVEventsConfig
+    kv_offloading_size: float = 0.0  # GiB of the host's memory for KV blocks beside the pool
+    kv_disk_path: str | None = None  # folder for KV blocks that outlive the engine
+    kv_disk_size: float = 10.0  # GiB that files in it may take
     speculative_config: str | None = None  # JSON with the fields of SpeculationConfig and a method
     enable_lora: bool = False  # requests may name LoRA adapters
     max_loras: int = 16  # adapters in one step
@@ -272,6 +275,7 @@ class EngineConfig:
                "--memory-fraction must be above 0 and at most 1", fraction)  # fmt: skip
         _check(self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0,
                "--kv-cache-memory-bytes must be above 0", self.kv_cache_memory_bytes)  # fmt: skip
+        self._check_tiers()
         if self.kv_events.is_on:
             _check(s.enable_prefix_caching,
                    "--kv-events-config needs --enable-prefix-caching", False)  # fmt: skip
@@ -287,6 +291,18 @@ class EngineConfig:
         _check(not (self.async_scheduling and self.speculation),
                "--async-scheduling plans before tokens are known, --speculative-config guesses "
                "what follows them: leave one of them out", "both")  # fmt: skip
+
+    def _check_tiers(self) -> None:
+        size, disk_size = self.kv_offloading_size, self.kv_disk_size
+        _check(math.isfinite(size) and size >= 0,
+               "--kv-offloading-size must be at least 0, in GiB", size)  # fmt: skip
+        _check(math.isfinite(disk_size) and disk_size > 0,
+               "--kv-disk-size must be above 0, in GiB", disk_size)  # fmt: skip
+        _check(self.kv_disk_path != "", "--kv-disk-path must name a folder", "an empty path")
+        has_tiers = size > 0 or self.kv_disk_path is not None
+        _check(not has_tiers or self.scheduler.enable_prefix_caching,
+               "--kv-offloading-size and --kv-disk-path need --enable-prefix-caching",
+               False)  # fmt: skip
 
     def _check_parallelism(self) -> None:
         size = self.tensor_parallel_size

@@ -23,10 +23,10 @@ from prometheus_client.exposition import choose_encoder
 
 from octavo_engine.grammar.buckets import SECONDS_BUCKETS
 from octavo_engine.protocol import metric_names as names
-from octavo_engine.state.outputs import EngineStats
+from octavo_engine.state.outputs import EngineStats, TierStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 # Fine where a CPU or GPU token lies (0.1 ms to 100 ms), coarse where only "too long" matters.
 LATENCY_BUCKETS = (
@@ -237,6 +237,8 @@ class EngineMetrics:
         yield self._cache_config(snapshot)
         for name, text, attribute in COUNTERS:
             yield self._counter(name, text, {(): self._totals[attribute]})
+        if stats.tiers is not None:
+            yield from self._tiers(stats.tiers)
         cached = self._totals["prompt_tokens_cached"]
         yield self._counter(
             names.PROMPT_TOKENS_BY_SOURCE,
@@ -318,6 +320,49 @@ class EngineMetrics:
             _core_times(stats.adapter_load_counts, stats.adapter_load_seconds),
         )
 
+    def _tiers(self, tiers: TierStats) -> Iterator[Metric]:
+        blocks = GaugeMetricFamily(
+            names.KV_TIER_BLOCKS, "KV blocks beside the pool.", labels=[*self._labels, "tier"]
+        )
+        for tier, count in (("host", tiers.host_blocks), ("disk", tiers.disk_blocks)):
+            blocks.add_metric([*self._labels.values(), tier], count)
+        yield blocks
+        counters: list[tuple[str, str, dict[tuple[str, ...], float], str]] = [
+            (
+                names.KV_OFFLOAD_BYTES,
+                "Bytes of KV blocks copied out of the pool and into it.",
+                {("GPU_to_CPU",): tiers.saved_bytes, ("CPU_to_GPU",): tiers.loaded_bytes},
+                "transfer_type",
+            ),
+            (
+                names.KV_OFFLOAD_TIME,
+                "Seconds of copies into the pool and of reads from disk.",
+                {
+                    ("CPU_to_GPU",): tiers.host_load_seconds,
+                    ("disk_to_CPU",): tiers.disk_load_seconds,
+                },
+                "transfer_type",
+            ),
+            (
+                names.KV_TIER_HIT_BLOCKS,
+                "KV blocks brought into the pool, by where they were.",
+                {("host",): tiers.host_hit_blocks, ("disk",): tiers.disk_hit_blocks},
+                "tier",
+            ),
+            (
+                names.KV_TIER_FAILURES,
+                "KV blocks not written, not read, and loads slower than computing.",
+                {
+                    ("unsaved",): tiers.unsaved_blocks,
+                    ("failed_read",): tiers.failed_reads,
+                    ("refused",): tiers.refused,
+                },
+                "reason",
+            ),
+        ]
+        for name, text, values, label in counters:
+            yield self._counter(name, text, values, label)
+
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
@@ -370,7 +415,7 @@ class EngineMetrics:
         return family
 
     def _counter(
-        self, name: str, text: str, values: dict[tuple[str, ...], int], *labels: str
+        self, name: str, text: str, values: Mapping[tuple[str, ...], float], *labels: str
     ) -> Metric:
         family = CounterMetricFamily(name, text, labels=[*self._labels, *labels])
         for label_values, value in values.items():

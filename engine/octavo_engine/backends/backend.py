@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -185,6 +187,17 @@ class EncodesAudio(Protocol):
     ) -> None:
         """One of the parts of the work, of equal size and in their order; the last one fills the
         slot. Parts of two windows are never mixed."""
+
+
+@runtime_checkable
+class MovesKV(Protocol):
+    """A backend whose KV blocks can be taken out and put back, as bytes between two steps."""
+
+    def save_blocks(self, block_ids: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """Copies of all bytes of blocks, each `kv_bytes_per_block`."""
+
+    def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
+        """What `save_blocks` gave, into blocks of the same group of layers."""
 
 
 class CompileListener(Protocol):

@@ -20,6 +20,7 @@ from octavo_engine.core.identity import architecture_of, format_of, identify, im
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
+from octavo_engine.core.kv_tiers import make_tiers
 from octavo_engine.core.memory import free_memory
 from octavo_engine.core.state_capacity import MAX_EMPTY_BLOCKS, StateCapacity, settle_states
 from octavo_engine.errors import ConfigError
@@ -132,6 +133,9 @@ def build_engine(
             identity.eos_token_ids,
         )
         engine.warm_up()
+        tiers = make_tiers(config, backend, engine.scheduler, cache_key, now)
+        if tiers is not None:
+            engine.use_tiers(tiers)
         if config.kv_events.is_on:
             engine.tell_kv_events(KVEventRecorder(), KVEventPublisher(config.kv_events))
     except BaseException:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.core.kv_events.publisher import KVEventPublisher
     from octavo_engine.core.kv_events.recorder import KVEventRecorder
+    from octavo_engine.core.kv_tiers import KVTiers
     from octavo_engine.executor.executor import Executor, LaunchesBatches
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.profile import StepProfile
@@ -79,6 +80,7 @@ class Engine:
         self._adapters: AdapterQueue | None = None
         self._audio: AudioQueue | None = None  # of models that read audio
         self._adapted: dict[str, HeldAdapter] = {}  # of requests that wait for their grammar
+        self._tiers: KVTiers | None = None
         self._loaded: list[AdapterLoaded] = []
         self._refused: list[tuple[str, RequestError]] = []
         self._kv_events: tuple[KVEventRecorder, KVEventPublisher] | None = None
@@ -148,6 +150,8 @@ class Engine:
         profile, was_under_way = self.profile, bool(self._ahead)
         if profile is not None:
             profile.start_step()
+        if self._tiers is not None:
+            self._tiers.settle()
         ended = [] if self._adapters is None else self._settle_adapters(self._adapters)
         if self._grammars is not None:
             ended += self._settle_grammars(self._grammars)
@@ -204,6 +208,10 @@ class Engine:
         """What encodes audio; every request must have some."""
         self._audio = audio
 
+    def use_tiers(self, tiers: KVTiers) -> None:
+        """What holds KV blocks beside the pool; after the warm-up, which is not to be found."""
+        self._tiers = self.scheduler.tiers = tiers
+
     def take_refused(self) -> list[tuple[str, RequestError]]:
         """Requests that were taken in and cannot be served after all; each is handed out once."""
         refused, self._refused = self._refused, []
@@ -228,6 +236,8 @@ class Engine:
             stats.audio_encoded = self._audio.num_encoded
             stats.audio_hits = self._audio.num_hits
             stats.audio_encode_seconds = self._audio.encode_seconds
+        if self._tiers is not None:
+            stats.tiers = self._tiers.read_stats()
         if self._grammars is not None:
             compiles = self._grammars.compiler.stats
             stats.num_waiting += len(self._grammars)
@@ -294,6 +304,8 @@ class Engine:
     def close(self) -> None:
         if self._kv_events is not None:
             self._kv_events[1].close()
+        if self._tiers is not None:
+            self._tiers.close()
         if self._adapters is not None:
             self._adapters.close()
         if self._grammars is not None:
@@ -333,11 +345,13 @@ class Engine:
         started = self._now()
         result = self.executor.execute(batch)
         step_s = self._now() - started
-        if self.profile is None:
-            return self.scheduler.update(batch, result, step_s)
-        self.profile.laps.mark("results")
+        if self.profile is not None:
+            self.profile.laps.mark("results")
         outputs = self.scheduler.update(batch, result, step_s)
-        self.profile.laps.mark("update")
+        if self._tiers is not None:
+            self._tiers.save()
+        if self.profile is not None:
+            self.profile.laps.mark("update")
         return outputs
 
     def _compile(self, request: EngineRequest, adapter: HeldAdapter | None) -> None:
@@ -430,6 +444,8 @@ class Engine:
             self._grammars.wait(timeout_s)
         elif self._adapters is not None and self._adapters.has_work:
             self._adapters.wait(timeout_s)
+        elif self._tiers is not None and self._tiers.is_fetching:
+            self._tiers.wait(timeout_s)
 
     def _fail(self, batches: Sequence[ScheduledBatch], error: Exception) -> list[SequenceOutput]:
         """End what was being computed; if not even that is known, end all there is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.media_names import parts_of
@@ -39,7 +39,7 @@ def match_groups(
         ]
     if len(caches) == 1 and needs[0].behind is None:
         return [caches[0].match(root, digests, token_ids, limit, media)]
-    end = _common_end(caches, needs, digests[: limit // BLOCK_SIZE])
+    end = common_end(caches, needs, digests[: limit // BLOCK_SIZE])
     parent = digests[end - 1] if end else root
     following = token_ids[end * BLOCK_SIZE : min((end + 1) * BLOCK_SIZE, limit)]
     parts = parts_of(media, end) if media else ()
@@ -70,13 +70,19 @@ def _end_at_snapshot(
     snapshot."""
     end = len(digests)
     while True:
-        end = states.longest(digests, _common_end(caches, needs, digests[:end]))
-        if _common_end(caches, needs, digests[:end]) == end:
+        end = states.longest(digests, common_end(caches, needs, digests[:end]))
+        if common_end(caches, needs, digests[:end]) == end:
             return end
 
 
-def _common_end(
-    caches: Sequence[PrefixCache], needs: Sequence[GroupNeeds], digests: Sequence[bytes]
+class FindsBlocks(Protocol):
+    """A PrefixCache, or one together with what can be brought into it."""
+
+    def get(self, digest: bytes) -> object | None: ...
+
+
+def common_end(
+    caches: Sequence[FindsBlocks], needs: Sequence[GroupNeeds], digests: Sequence[bytes]
 ) -> int:
     """The largest number of full blocks such that each group has all that are seen from there."""
     end = len(digests)
@@ -94,7 +100,7 @@ def _common_end(
     return end
 
 
-def _end_in_window(cache: PrefixCache, need: GroupNeeds, digests: Sequence[bytes], end: int) -> int:
+def _end_in_window(cache: FindsBlocks, need: GroupNeeds, digests: Sequence[bytes], end: int) -> int:
     """The largest end up to `end` before which the whole window is there."""
     place = end
     while place > need.first(end * BLOCK_SIZE):

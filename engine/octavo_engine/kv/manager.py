@@ -38,6 +38,14 @@ if TYPE_CHECKING:
 GIVEN_BACK = -1  # in a block table: the block left the window
 
 
+class BlockSave(NamedTuple):
+    """A full block that was just computed: what a tier may hold beside the pool."""
+
+    block_id: int
+    group: int
+    digest: bytes
+
+
 class PrefixMatch(NamedTuple):
     """How a waiting sequence could start."""
 
@@ -90,6 +98,10 @@ class KVManager:
         self.residency = ResidencyLabels(self.pool.cache)
         self.computing: dict[bytes, Sequence] = {}  # digest of a block to come -> its sequence
         self.pinned: list[Block] = []  # sources of this step's copies: they must survive until then
+        # Where tiers hold blocks beside the pool: what was computed and what proved wrong later,
+        # since they last looked.
+        self.saves: list[BlockSave] | None = None
+        self.spoiled: list[bytes] = []
         self._cache_key = cache_key
         self._named: tuple[list[int], bytes, list[bytes]] | None = None  # a prompt, root, digests
         self._caching = caching
@@ -284,6 +296,8 @@ class KVManager:
                 block = self.pool.blocks[table[index]]
                 if not cache.publish(block, parent, tokens, digests[index], media):
                     continue
+                if self.saves is not None:
+                    self.saves.append(BlockSave(block.id, block.group, digests[index]))
                 for listener in cache.listeners:  # of the first group only there are any
                     listener.stored(sequence, index)
             self._computed(digests[index], sequence)
@@ -316,6 +330,8 @@ class KVManager:
                     cache.retract(block)
         if self.states is not None:
             self.states.retract(sequence.digests)
+        if self.saves is not None:
+            self.spoiled += sequence.digests
         self._free(sequence)
 
     def end_step(self) -> None:

@@ -17,6 +17,7 @@ ENGINE_STATE = "octavo_engine_state"
 STEP_SECONDS = "octavo_step_seconds"
 LAST_STEP_AGE_SECONDS = "octavo_last_step_age_seconds"
 MODEL_LOAD_SECONDS = "octavo_model_load_seconds"
+KV_TIER_BLOCKS = "octavo_kv_tier_blocks"
 NUM_HTTP_REQUESTS_IN_FLIGHT = "octavo_num_http_requests_in_flight"
 
 # counters: the text format adds _total
@@ -38,6 +39,10 @@ SPEC_DECODE_NUM_DRAFTS = "octavo_spec_decode_num_drafts"
 SPEC_DECODE_NUM_DRAFT_TOKENS = "octavo_spec_decode_num_draft_tokens"
 SPEC_DECODE_NUM_ACCEPTED_TOKENS = "octavo_spec_decode_num_accepted_tokens"
 SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS = "octavo_spec_decode_num_accepted_tokens_per_pos"
+KV_OFFLOAD_BYTES = "octavo_kv_offload_total_bytes"
+KV_OFFLOAD_TIME = "octavo_kv_offload_total_time"
+KV_TIER_HIT_BLOCKS = "octavo_kv_tier_hit_blocks"
+KV_TIER_FAILURES = "octavo_kv_tier_failures"
 
 # histograms
 TIME_TO_FIRST_TOKEN_SECONDS = "octavo_time_to_first_token_seconds"

@@ -90,7 +90,7 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     # memory
     "gpu-memory-utilization": _value("--memory-fraction is the share of the memory that is free "
                                      "after loading; --kv-cache-memory-bytes is a size"),
-    "swap-space": _value("a preempted sequence is computed again; leave it out", "0"),
+    "swap-space": _value("--kv-offloading-size keeps KV blocks in the host's memory", "0"),
     "cpu-offload-gb": _value("weights are not offloaded; --quantization int8 or int4 makes them "
                              "smaller", "0"),
     "block-size": _value("a KV block always holds 16 tokens; leave it out", "16"),
@@ -104,8 +104,8 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "disable-hybrid-kv-cache-manager": _switch("there is one manager of KV blocks; leave it out"),
     "kv-transfer-config": _value(_NO_TRANSFER, "{}"),
     "ec-transfer-config": _value(_NO_TRANSFER, "{}"),
-    "kv-offloading-size": _value(_NO_TRANSFER, "0"),
-    "kv-offloading-backend": _value(_NO_TRANSFER),
+    "kv-offloading-backend": _value("--kv-offloading-size and --kv-disk-path set the tiers",
+                                    "native"),
     # scheduling
     "max-num-partial-prefills": _value(_WHOLE_STEPS, *ANY),
     "max-long-partial-prefills": _value(_WHOLE_STEPS, *ANY),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
     from octavo_engine.kv.manager import PrefixMatch
     from octavo_engine.kv.states import StateSnapshots
+    from octavo_engine.scheduling.block_tiers import BlockTiers
     from octavo_engine.scheduling.media import MediaLimits
     from octavo_engine.scheduling.speculation import Speculation
     from octavo_engine.state.adapter import HeldAdapter
@@ -120,6 +121,7 @@ class Scheduler:
         self.shares = RequestShares(config, self._step_time)
         self.adapter_slots = AdapterSlots(num_adapter_slots)
         self.media = None if media is None else MediaPlanner(media)
+        self.tiers: BlockTiers | None = None  # that hold KV blocks beside the pool
         self._are_slots_kept = False  # for one that has waited long; others do not overtake it
         self._speculation: Speculation | None = None
         if speculation is not None:
@@ -638,6 +640,8 @@ class Scheduler:
                 num_passed += 1
                 if self._holds_all_up(sequence, now) or num_passed == MAX_PASSED:
                     break
+                continue
+            if self.tiers is not None and self.tiers.defers(sequence, match, self._step_time):
                 continue
             self._start(sequence, match, batch, now)
             if is_further:

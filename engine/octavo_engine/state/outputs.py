@@ -61,6 +61,24 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     ] = []  # of the prompt positions computed since the last output
 
 
+class TierStats(msgspec.Struct, kw_only=True):
+    """Of the tiers that hold KV blocks beside the pool; counters only grow."""
+
+    host_blocks: int = 0  # that are there now
+    host_bytes: int = 0
+    disk_blocks: int = 0
+    disk_bytes: int = 0
+    saved_bytes: int = 0  # copied out of the pool
+    unsaved_blocks: int = 0  # not written to disk: too much waited, no room or an error
+    loaded_bytes: int = 0  # brought back into the pool
+    host_hit_blocks: int = 0
+    disk_hit_blocks: int = 0
+    host_load_seconds: float = 0.0  # of copies into the pool
+    disk_load_seconds: float = 0.0  # of reads
+    failed_reads: int = 0  # blocks that were gone or damaged, and reads that took too long
+    refused: int = 0  # loads that would have taken longer than computing
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
     """Where the engine stands; counters only grow."""
 
@@ -101,6 +119,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     adapter_load_counts: list[int] = []  # by metrics.SECONDS_BUCKETS
     adapter_load_seconds: float = 0.0  # in all
     adapter_load_failures: int = 0
+    tiers: TierStats | None = None  # of KV blocks beside the pool, where there are any
     longest_wait_s: float = 0.0  # a request that would wait longer is refused; 0: none waits
 
 

@@ -69,6 +69,7 @@ class Sequence:
         "state_saves",
         "stop_ids",
         "tail_digest",
+        "tiers_looked",
         "token_ids",
     )
 
@@ -119,6 +120,7 @@ class Sequence:
         self.block_tables: list[list[int]] = [self.block_table]  # of all groups
         self.held_from: list[int] = []  # of each group, its first block; empty without windows
         self.root = b""  # of its digest chain
+        self.tiers_looked = -1  # how often it was set back when they were last looked through
         self.digests: list[bytes] = []  # of its full blocks, as far as tokens are known
         self.tail_digest: bytes | None = (
             None  # of the partly filled block at the end, if there is one

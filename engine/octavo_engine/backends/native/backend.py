@@ -30,7 +30,7 @@ from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -313,6 +313,18 @@ class NativeBackend:
     def poison_states(self, slots: list[int]) -> None:
         assert self._states is not None, "prepare() comes first"
         self._states.poison(slots)
+
+    def save_blocks(self, block_ids: Sequence[int]) -> list[NDArray[np.uint8]]:
+        assert self._kv is not None, "prepare() comes first"
+        pages = [np.empty(self._kv.bytes_per_block, np.uint8) for _ in block_ids]
+        for block_id, page in zip(block_ids, pages, strict=True):
+            self._kv.save(block_id, page)
+        return pages
+
+    def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
+        assert self._kv is not None, "prepare() comes first"
+        for block_id, page in zip(block_ids, pages, strict=True):
+            self._kv.load(block_id, page)
 
     def release_kv(self) -> None:
         self._kv = None

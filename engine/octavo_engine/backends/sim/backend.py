@@ -14,6 +14,8 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK, Sampled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from octavo_engine.weights.adapter import AdapterFiles
 
 KV_BYTES_PER_TOKEN = 1024  # what a block pretends to take; only sums over it are ever shown
+COPIED_BYTES_PER_S = 1e10  # of blocks, from and to the host's memory
 GREEDY_BELOW = np.float32(1e-5)  # a greedy request asks for no randomness: all say the same
 _NO_SEEDS = np.zeros(1, np.uint64)
 CHOSEN_LOGPROB = float(np.log(0.5))  # each alternative is half as likely as the one before
@@ -96,6 +99,13 @@ class SimBackend:
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         """There is no memory to spoil."""
+
+    def save_blocks(self, block_ids: Sequence[int]) -> list[NDArray[np.uint8]]:
+        self._clock.sleep(len(block_ids) * self.kv_bytes_per_block / COPIED_BYTES_PER_S)
+        return [np.zeros(self.kv_bytes_per_block, np.uint8) for _ in block_ids]
+
+    def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
+        self._clock.sleep(sum(page.nbytes for page in pages) / COPIED_BYTES_PER_S)
 
     def close(self) -> None:
         """Nothing is held."""

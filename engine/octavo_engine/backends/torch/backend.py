@@ -25,7 +25,7 @@ from octavo_engine.backends.torch.reference import (
 from octavo_engine.models.registry import build_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -209,6 +209,15 @@ class TorchBackend:
     def poison_states(self, slots: list[int]) -> None:
         assert self._states is not None, "prepare() comes first"
         self._states.poison(slots)
+
+    def save_blocks(self, block_ids: Sequence[int]) -> list[NDArray[np.uint8]]:
+        assert self._kv is not None, "prepare() comes first"
+        return [self._kv.save(block_id) for block_id in block_ids]
+
+    def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
+        assert self._kv is not None, "prepare() comes first"
+        for block_id, page in zip(block_ids, pages, strict=True):
+            self._kv.load(block_id, page)
 
     def close(self) -> None:
         self._model = None

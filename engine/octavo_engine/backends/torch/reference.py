@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Literal
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendStep
@@ -63,6 +64,18 @@ class PagedKV:
     def poison(self, block_ids: list[int]) -> None:
         for region in self._regions.values():
             region[block_ids] = torch.nan
+
+    def save(self, block_id: int) -> NDArray[np.uint8]:
+        parts = [region[block_id].view(torch.uint8) for region in self._regions.values()]
+        return torch.cat(parts).numpy()
+
+    def load(self, block_id: int, page: NDArray[np.uint8]) -> None:
+        data = torch.from_numpy(page.copy())
+        start = 0
+        for region in self._regions.values():
+            part = region[block_id].view(torch.uint8)
+            part.copy_(data[start : start + len(part)])
+            start += len(part)
 
 
 def block_values(spec: PagedSpec) -> int:

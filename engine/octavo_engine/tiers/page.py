@@ -1,0 +1,19 @@
+"""How a KV block is named and held outside the pool: bytes that no tier looks into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Page: TypeAlias = NDArray[np.uint8]  # all bytes of one block; never changed once it is one
+
+BlockName: TypeAlias = bytes
+NAME_BYTES = 17
+
+
+def block_name(digest: bytes, group: int) -> BlockName:
+    """A block holds tokens of one group of layers, so the digest of its tokens is not enough."""
+    return digest + bytes((group,))

@@ -1,0 +1,164 @@
+"""The disk tier: what was written is read after a restart, and what is wrong is never read.
+
+Red when: the checksum of a page or of the header is not compared; a file is found under its last
+name before it is whole; the budget counts only this model's files; a vanished file stays in the
+index.
+"""
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo_engine.tiers import disk_store
+from octavo_engine.tiers.disk_store import DiskStore
+
+KEY = b"k" * 16
+PAGE = 4096
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(17, "big")
+
+
+def page(number: int):
+    return np.random.default_rng(number).integers(0, 256, PAGE, np.uint8)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    stores = []
+
+    def open_store(*, key=KEY, max_bytes=1 << 20, folder=tmp_path):
+        store = DiskStore(folder, key, page_bytes=PAGE, max_bytes=max_bytes)
+        stores.append(store)
+        return store
+
+    yield open_store
+    for store in stores:
+        store.close()
+
+
+def fill(store, *numbers):
+    for number in numbers:
+        store.put(name(number), page(number))
+    assert store.flush()
+
+
+def read(store, *numbers):
+    found: list[Any] = []
+    store.fetch([name(number) for number in numbers], found.append)
+    end = time.monotonic() + 10
+    while not found and time.monotonic() < end:
+        time.sleep(0.002)
+    return [None if p is None else bytes(p) for p in found[0]]
+
+
+def files(folder):
+    return sorted(folder.glob("*/*.kv"))
+
+
+def test_what_was_written_is_found_after_a_restart(opened):
+    fill(opened(), 1, 2, 3)
+    again = opened()
+    assert read(again, 3, 1, 9) == [bytes(page(3)), bytes(page(1)), None]
+
+
+def test_engines_of_another_key_find_nothing(opened):
+    fill(opened(), 1)
+    assert name(1) not in opened(key=b"x" * 16)
+
+
+@pytest.mark.parametrize("place", ["magic", "header", "page", "cut off", "empty"])
+def test_a_damaged_file_is_dropped(opened, tmp_path, place, caplog):
+    fill(opened(), 1)
+    (path,) = files(tmp_path)
+    data = bytearray(path.read_bytes())
+    offsets = {"magic": 3, "header": 45, "page": len(data) - 7}
+    if place in offsets:
+        data[offsets[place]] ^= 1
+    path.write_bytes(data[:-5] if place == "cut off" else b"" if place == "empty" else data)
+    again = opened()
+    assert read(again, 1) == [None]
+    assert name(1) not in again and not path.exists() and "Dropped" in caplog.text
+
+
+def test_a_file_that_vanishes_is_forgotten(opened, tmp_path):
+    store = opened()
+    fill(store, 1)
+    files(tmp_path)[0].unlink()
+    assert read(store, 1) == [None] and name(1) not in store
+
+
+def test_the_budget_is_of_all_models_and_the_least_recently_used_file_goes(opened, tmp_path):
+    fill(opened(key=b"o" * 16), 1)
+    os.utime(files(tmp_path)[0], (0, 0))
+    store = opened(max_bytes=4 * PAGE)
+    for number in range(2, 8):
+        fill(store, number)
+        os.utime(tmp_path / KEY.hex() / store._index[name(number)], (number, number))
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 4 * PAGE
+    assert name(7) in store and name(2) not in store
+    assert not list((tmp_path / (b"o" * 16).hex()).glob("*.kv"))
+
+
+def test_an_error_while_writing_costs_the_blocks_only(opened, monkeypatch, caplog):
+    store = opened()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk_store, "write_run", full)
+        fill(store, 1)
+    assert name(1) not in store and store.num_unsaved == 1 and "No space left" in caplog.text
+    fill(store, 1)
+    assert read(store, 1) == [bytes(page(1))]
+
+
+def test_files_of_another_engine_are_found(opened, monkeypatch):
+    monkeypatch.setattr(disk_store, "RESCAN_S", 0.02)
+    one, other = opened(), opened()
+    fill(one, 5)
+    end = time.monotonic() + 10
+    while name(5) not in other and time.monotonic() < end:
+        time.sleep(0.01)
+    assert read(other, 5) == [bytes(page(5))]
+
+
+def test_what_does_not_fit_into_the_queue_is_not_saved(opened, monkeypatch):
+    monkeypatch.setattr(disk_store, "MAX_PENDING_BYTES", 0)
+    store = opened()
+    store.put(name(1), page(1))
+    assert name(1) not in store and store.num_unsaved == 1
+
+
+def test_spoiled_blocks_are_never_found_again(opened, tmp_path):
+    store = opened()
+    fill(store, 1, 2)
+    store.drop([name(2), name(3)])
+    assert name(2) not in store and name(2) not in opened()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_write_permission_is_read_only(opened, tmp_path):
+    fill(opened(), 1)
+    (tmp_path / KEY.hex()).chmod(0o555)
+    store = opened()
+    store.put(name(2), page(2))
+    assert read(store, 1, 2) == [bytes(page(1)), None]
+    (tmp_path / KEY.hex()).chmod(0o755)
+
+
+def test_a_file_left_half_written_is_neither_read_nor_kept_forever(opened, tmp_path):
+    fill(opened(), 1)
+    (path,) = files(tmp_path)
+    torn = path.with_suffix(".part")
+    torn.write_bytes(path.read_bytes()[:-1])
+    opened()
+    assert torn.exists(), "its writer may be at work"
+    os.utime(torn, (0, 0))
+    opened()
+    assert not torn.exists()
