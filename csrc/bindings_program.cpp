@@ -539,8 +539,7 @@ void bind_program(nb::module_& module) {
              arg("input_rows").noconvert().none() = nb::none(),
              arg("inputs").noconvert().none() = nb::none(), arg("states").none() = nb::none(),
              arg("state_slots").noconvert().none() = nb::none(),
-             arg("state_saves").noconvert().none() = nb::none(),
-             arg("cross").none() = nb::none(),
+             arg("state_saves").noconvert().none() = nb::none(), arg("cross").none() = nb::none(),
              arg("cross_slots").noconvert().none() = nb::none(),
              arg("features").noconvert().none() = nb::none(), arg("first_instruction") = 0,
              arg("end_instruction") = -1)

@@ -64,8 +64,8 @@ void Program::cross_attention(int dst, int q, const CrossOptions& options) {
     if (queries_.size() < query_bytes) {
         queries_ = Memory(query_bytes);
     }
-    scratch_bytes_ = std::max(scratch_bytes_,
-                              team_.kernels().attend_scratch_bytes(args.group(), options.head_dim));
+    scratch_bytes_ = std::max(
+        scratch_bytes_, team_.kernels().attend_scratch_bytes(args.group(), options.head_dim, 0));
     instructions_.push_back({to.rows, instruction});
 }
 

@@ -388,10 +388,10 @@ cpu::AttentionArgs Program::step_args(const Attention& attention, const KVCache&
                                       const Step& step) const {
     cpu::AttentionArgs args = attention.args;
     args.q = reinterpret_cast<float*>(queries_.data());
-    const bool is_cross = plan.shape().cross_length > 0;
-    args.kv = (is_cross ? *cross_ : kv).layer(attention.layer);
+    const auto& shape = plans_[attention.plan].shape();
+    args.kv = (shape.cross_length > 0 ? *cross_ : kv).layer(attention.layer);
     args.positions = step.positions.data();
-    args.slots = step.slots_of(plans_[attention.plan].shape().group);
+    args.slots = step.slots_of(shape.group);
     return args;
 }
 
