@@ -8,6 +8,8 @@ once in the whole run.
 from __future__ import annotations
 
 import gc
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from _pytest.fixtures import FixtureDef
+
+# Triton settles when it is first imported, by whomever, what its kernels run in.
+if not Path("/proc/driver/nvidia").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 T = TypeVar("T")
 DEAR = ("apiserver", "platform", "prometheus")  # fixtures: processes that stay up

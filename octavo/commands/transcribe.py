@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -11,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from octavo.options.parser import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,10 +81,8 @@ def _reason(text: str) -> str:
         return text.strip()[:500] or "the server sent no reason"
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser(prog: str) -> CommandParser:
+    parser = CommandParser(prog, DESCRIPTION)
     parser.add_argument("file", metavar="FILE", help="wav; or flac, mp3, ogg, m4a")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"of the server ({DEFAULT_URL})")
     parser.add_argument("--api-key", help="or OCTAVO_API_KEY")

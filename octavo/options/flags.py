@@ -201,6 +201,7 @@ SERVER_FLAGS = (
     Flag("limits.max_prompts", "most prompts in one request"),
     Flag("limits.max_sequences", "most prompts times answers"),
     Flag("limits.max_messages", "most messages of a chat"),
+    Flag("limits.max_images", "most pictures in one request"),
     Flag("limits.max_pooling_items", "most texts to embed, score or classify in one request"),
     Flag("limits.max_pooling_tokens", "most tokens of all these texts"),
     Flag("limits.max_embed_len", "longest text to embed; above the model's length it is embedded "

@@ -73,6 +73,13 @@ HELP: Mapping[str, CommandHelp] = {
         ),
         frozenset(_TERMINAL),
     ),
+    "transcribe": CommandHelp(
+        (
+            "octavo transcribe meeting.mp3",
+            "octavo transcribe talk.wav --format srt --language en",
+        ),
+        frozenset(("url", "api-key", "model", "language", "prompt", "format", "translate")),
+    ),
     "run-batch": CommandHelp(
         (
             "octavo run-batch -i requests.jsonl -o answers.jsonl --model demo://smollm2",

@@ -177,7 +177,7 @@ class EncodesAudio(Protocol):
 
     @property
     def audio_slot_bytes(self) -> int:
-        """What a slot takes of the host's memory."""
+        """What a slot takes of the host's memory; 0 without."""
 
     def prepare_audio(self, num_slots: int) -> None:
         """Room for so many windows. Called once, after `prepare`."""

@@ -25,7 +25,7 @@ class FamilyEntry(NamedTuple):
 
 
 _PLAIN_ATTENTION = "CUDA by `--kernels plain` only"
-_RECURRENT = "no CUDA, no tensor parallelism: [recurrent states](recurrent.md)"
+_RECURRENT = "CPU only, no tensor parallelism: [recurrent states](recurrent.md)"
 _CPU_ONLY = "CPU only"
 
 CATALOGUE = (
@@ -161,6 +161,12 @@ CATALOGUE = (
     ),
     FamilyEntry("StableLM", ("StableLmForCausalLM",), "stabilityai/stablelm-2-1_6b-chat"),
     FamilyEntry("StarCoder 2", ("Starcoder2ForCausalLM",), "bigcode/starcoder2-3b"),
+    FamilyEntry(
+        "Whisper",
+        ("WhisperForConditionalGeneration",),
+        "openai/whisper-tiny.en",
+        limits="CPU only: [speech to text](audio.md)",
+    ),
 )
 
 _INTRO = """<!-- Made by `python -m octavo_engine.models`: edit models/catalogue.py. -->

@@ -22,5 +22,13 @@ class Prefills:
     def __bool__(self) -> bool:
         return bool(self.regular or self.shared or self.background)
 
+    def add(self, sequence: Sequence, *, is_shared: bool, is_background: bool) -> None:
+        if is_shared:
+            self.shared.append(sequence)
+        elif is_background:
+            self.background.append(sequence)
+        else:
+            self.regular.append(sequence)
+
     def all(self) -> list[Sequence]:
         return self.regular + self.shared + self.background

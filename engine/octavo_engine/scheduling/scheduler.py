@@ -644,12 +644,7 @@ class Scheduler:
             if self.tiers is not None and self.tiers.defers(sequence, match, self._step_time):
                 continue
             self._start(sequence, match, batch, now)
-            if is_further:
-                prefills.shared.append(sequence)
-            elif is_held:
-                prefills.background.append(sequence)
-            else:
-                prefills.regular.append(sequence)
+            prefills.add(sequence, is_shared=is_further, is_background=is_held)
             lengths.append(length)
             reserved += reserve
         prefills.regular.sort(key=by_order)

@@ -62,7 +62,7 @@ class Segment(NamedTuple):
     seek: int = 0  # where its window began, in hundredths of a second
 
 
-class Said(NamedTuple):
+class DecodedWindow(NamedTuple):
     """One window's answer at one temperature."""
 
     tokens: list[int]  # without the end
@@ -130,12 +130,12 @@ def compression_ratio(text: str) -> float:
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
 
-def is_silence(said: Said) -> bool:
+def is_silence(said: DecodedWindow) -> bool:
     """Nothing was said in this window, and what was decoded is a guess."""
     return said.no_speech_prob > MAX_NO_SPEECH and said.avg_logprob <= MIN_LOGPROB
 
 
-def is_doubtful(said: Said) -> bool:
+def is_doubtful(said: DecodedWindow) -> bool:
     """Another temperature may do better."""
     if is_silence(said):
         return False
@@ -143,7 +143,7 @@ def is_doubtful(said: Said) -> bool:
 
 
 def cut_segments(
-    said: Said,
+    said: DecodedWindow,
     tokens: SpeechTokens,
     *,
     seek: int,

@@ -43,7 +43,10 @@ def test_each_family_says_which_class_it_is_tested_as() -> None:
         assert {twins.get(own, "") for own in entry.architectures} >= {entry.tested_as}
 
 
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+_TEXT = [entry for entry in CATALOGUE if entry.name != "Whisper"]
+
+
+@pytest.mark.parametrize("entry", _TEXT, ids=lambda entry: entry.name)
 def test_limits_of_devices_are_those_of_the_models(entry) -> None:
     names = [
         name

@@ -196,7 +196,7 @@ MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
 
 
 # What devices compute; the rest they refuse.
-ON_DEVICES = [name for name in FAMILIES if name not in LATENTS]
+ON_DEVICES = [name for name in FAMILIES if name not in (*LATENTS, *RECURRENT)]
 
 
 class MemoryCheckpoint:

@@ -15,7 +15,7 @@ from octavo_engine.errors import ContextLengthExceeded, DeadlineExceeded, Genera
 from octavo_engine.metrics import BucketHistogram, EngineMetrics, MetricsSnapshot, MonotonicStats
 from octavo_engine.protocol import metric_names as names
 from octavo_engine.server.settings import ServerSettings
-from octavo_engine.state.outputs import EngineStats
+from octavo_engine.state.outputs import EngineStats, TierStats
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running
 
@@ -123,7 +123,8 @@ def test_openmetrics_is_spoken_too():
 
 
 def test_every_name_of_the_engines_catalogue_is_emitted():
-    exposition, _ = EngineMetrics("m", MetricsSnapshot).render()
+    stats = EngineStats(tiers=TierStats())
+    exposition, _ = EngineMetrics("m", lambda: MetricsSnapshot(stats=stats)).render()
     families = {family.name for family in text_string_to_metric_families(exposition.decode())}
 
     catalogue = {

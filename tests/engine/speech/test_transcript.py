@@ -8,7 +8,7 @@ import pytest
 from octavo_engine.speech import transcript
 from octavo_engine.speech.languages import LANGUAGES, language_code
 from octavo_engine.speech.mel import SAMPLE_RATE
-from octavo_engine.speech.transcript import Said, Segment, SpeechTokens
+from octavo_engine.speech.transcript import DecodedWindow, Segment, SpeechTokens
 
 FIRST = 1000
 TOKENS = SpeechTokens(
@@ -20,8 +20,8 @@ NO_LANGUAGES = TOKENS._replace(languages={})
 
 def said(
     *tokens: int, text: str = "some text", logprob: float = -0.3, silence: float = 0.0
-) -> Said:
-    return Said(list(tokens), text, logprob, 0.0, silence)
+) -> DecodedWindow:
+    return DecodedWindow(list(tokens), text, logprob, 0.0, silence)
 
 
 def at(seconds: float) -> int:
@@ -33,7 +33,7 @@ def decode(tokens: list[int]) -> str:
 
 
 def cut(
-    answer: Said, *, seek: int = 0, frames: int = 3000
+    answer: DecodedWindow, *, seek: int = 0, frames: int = 3000
 ) -> tuple[list[tuple[float, float, str]], int]:
     segments, following = transcript.cut_segments(
         answer, TOKENS, seek=seek, frames=frames, decode=decode

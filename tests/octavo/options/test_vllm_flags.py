@@ -102,7 +102,7 @@ def test_keys_may_come_by_either_name_and_are_not_shown(capsys, monkeypatch):
     ("given", "message"),
     [
         (["--model-impl", "terratorch"], "--model-impl terratorch is not supported: models are"),
-        (["--swap-space", "4"], "--swap-space is not supported: a preempted sequence is"),
+        (["--swap-space", "4"], "--swap-space is not supported: --kv-offloading-size keeps"),
         (["--gpu_memory_utilization=0.9"], "--gpu_memory_utilization is not supported: --memory-"),
         (["--quantization", "mxfp4"], "--quantization mxfp4 is not supported: how weights are"),
         (["--load-format=pt"], "--load-format pt is not supported: weights are read from"),
@@ -157,7 +157,7 @@ def test_vllm_s_yaml_file_is_read(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("swap-space: 4\n", "config file: swap-space is not supported: a preempted sequence is"),
+        ("swap-space: 4\n", "config file: swap-space is not supported: --kv-offloading-size"),
         ("quantization: torchao\n", "config file: quantization torchao is not supported"),
         ("- a\n", "must be a YAML mapping of flags to values"),
         ("a: [\n", "is not valid YAML: while parsing"),
@@ -176,7 +176,7 @@ def test_a_variable_for_such_a_setting_warns_with_the_sentence(monkeypatch, caps
     monkeypatch.setenv("OCTAVO_SWAP_SPICE", "4")
     cli.main(("serve", "m", "--print-config"))
     err = capsys.readouterr().err
-    assert "OCTAVO_SWAP_SPACE is set, but a preempted sequence is computed again" in err
+    assert "OCTAVO_SWAP_SPACE is set, but --kv-offloading-size keeps KV blocks" in err
     assert "OCTAVO_SWAP_SPICE is set, but nothing reads it" in err
 
 
@@ -209,4 +209,4 @@ def test_commands_without_a_server_pass_over_its_settings():
 def test_other_commands_translate_too(command, capsys):
     arguments = (*command.split(), "demo://smollm2", "--swap-space", "4")
     assert cli.main(arguments) == cli.EXIT_SETTINGS
-    assert "a preempted sequence is computed again" in capsys.readouterr().err
+    assert "--kv-offloading-size keeps KV blocks in the host's memory" in capsys.readouterr().err

@@ -118,8 +118,8 @@ def test_values_are_values():
         ),
         (
             {"engine": {"args": {"swap-space": 4}}},
-            "spec.engine.args.swap-space is not supported: a preempted sequence is computed again; "
-            "leave it out",
+            "spec.engine.args.swap-space is not supported: --kv-offloading-size keeps KV blocks in "
+            "the host's memory",
         ),
         (
             {"engine": {"args": {"dtype": "auto"}}},

@@ -35,6 +35,8 @@ def feature_shape(config: ModelConfig) -> tuple[int, int] | None:
 
 
 def slot_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
+    if config.speech is None:
+        return 0
     layer = kv_format.bytes_of(KVSpec(config.num_heads, config.head_dim))
     return _slot_blocks(config) * config.num_layers * layer
 

@@ -62,6 +62,13 @@ class _Loaded(NamedTuple):
     draft_model: Model | None
 
 
+def _load_draft(draft: DraftPart, team: _native.Team, dtype: Dtype, max_model_len: int) -> Model:
+    loader = NativeLoader(draft.checkpoint, team, dtype, quantization=draft.quantization)
+    model = build_model(draft.config, loader, max_model_len)
+    loader.finish()
+    return model
+
+
 class NativeBackend:
     """Packed weights, KV cache and program in csrc.
 
@@ -125,13 +132,7 @@ class NativeBackend:
         if activation_bits == 8:
             loader.check_integers()
         self._sites = loader.sites
-        draft_model = None
-        if draft is not None:
-            draft_loader = NativeLoader(
-                draft.checkpoint, team, dtype, quantization=draft.quantization
-            )
-            draft_model = build_model(draft.config, draft_loader, max_model_len)
-            draft_loader.finish()
+        draft_model = None if draft is None else _load_draft(draft, team, dtype, max_model_len)
         self._loaded: _Loaded | None = _Loaded(team, model, draft_model)
         self.media: MediaEncoder | None = None
         self._compiled: CompiledProgram | None = None

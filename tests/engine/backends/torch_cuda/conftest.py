@@ -34,7 +34,7 @@ def patch_once() -> None:
     )
 
 
-# Before a kernel is defined: a definition settles which of the two it is.
+# Before a kernel is defined: a definition settles which of the two it is (and tests/conftest.py).
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     patch_once()

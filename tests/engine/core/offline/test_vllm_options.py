@@ -32,7 +32,7 @@ def test_settings_that_change_nothing_are_accepted():
         ({"gpu_memory_utilization": 0.9}, "LLM(gpu_memory_utilization=0.9) is not supported: "
          "memory_fraction is the share of the memory that is free after loading"),
         ({"model_impl": "terratorch"}, "models are octavo's own or transformers'"),
-        ({"swap_space": 4}, "a preempted sequence is computed again"),
+        ({"swap_space": 4}, "kv_offloading_size keeps KV blocks in the host's memory"),
         ({"quantization": "mxfp4"}, "LLM(quantization='mxfp4') is not supported: how weights are"),
         ({"limit_mm_per_prompt": {"image": 1}}, "images, audio and video are not read"),
     ],

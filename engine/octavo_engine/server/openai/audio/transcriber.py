@@ -13,7 +13,7 @@ from octavo_engine.core.text.submission import Submission
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.speech import transcript
 from octavo_engine.speech.mel import HOP, feature_rows, log_mel
-from octavo_engine.speech.transcript import Said, Segment
+from octavo_engine.speech.transcript import DecodedWindow, Segment
 from octavo_engine.state.audio import AudioWindow, TranscriptRules
 from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParams
 
@@ -110,7 +110,7 @@ class Transcriber:
                     for s in segments
                 ]
 
-    async def _say(self, window: AudioWindow, context: list[int]) -> Said:
+    async def _say(self, window: AudioWindow, context: list[int]) -> DecodedWindow:
         """At the first temperature that gives no doubt; of doubtful answers the last one."""
         job = self._job
         temperatures = transcript.TEMPERATURES if job.temperature is None else (job.temperature,)
@@ -125,7 +125,7 @@ class Transcriber:
                 tokens = [t for t in answer.token_ids if t != self.tokens.end]
                 text = self._decoded([t for t in tokens if t < self.tokens.end])
                 count = len(tokens) + 1
-                said = Said(
+                said = DecodedWindow(
                     tokens, text.strip(), sum(answer.logprobs) / count, temperature, await silence
                 )
                 if not transcript.is_doubtful(said):
