@@ -49,7 +49,7 @@ test-all: $(VENV)/.test  ## All tests but those on a cluster
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # Measurements need an idle machine, so this is not part of `test`.
-test-faults: $(VENV)/.test  ## Load, hostile input and faults, as figures with bounds: ten minutes
+test-faults: $(VENV)/.test  ## Load, hostile input and faults, as figures with bounds: 12 minutes
 	$(BIN)/python -m benchmarks.faults.run $(FAULTS_ARGS)
 
 # Builds for tests alone, each in its folder; tests.other_build puts it in place of what is installed.

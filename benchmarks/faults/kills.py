@@ -7,10 +7,9 @@ or repeated: chat, completions, responses and messages, whole and streamed, gree
 tools, a JSON schema, several choices, log-probabilities and stop strings. Each answer is compared
 with the one that an engine gave before anything was killed: the same text, calls,
 log-probabilities, finish reasons and usage, once. An engine is killed with all its processes, or
-only its core, or it
-is stopped first and killed while its peers wait for it. The next one is killed when all requests
-that were under way at the last kill have ended, and both engines serve again. Ends with status 1
-where a bound of `benchmarks/faults/bounds.json` is not kept.
+only its core, or it is stopped first and killed while its peers wait for it. The next one is killed
+when all requests that were under way at the last kill have ended, and both engines serve again.
+Ends with status 1 where a bound of `benchmarks/faults/bounds.json` is not kept.
 """
 
 from __future__ import annotations

@@ -5,12 +5,14 @@
 overload         three times what engines can do, from clients that do not wait
 hostile bodies   what others notice of bodies that are costly to read, and the memory that is left
 slow readers     two thousand clients that read ten bytes a second of their streams
+kills            engines with a real model are killed under a hundred live requests
 poison requests  requests that engines die of cost two engines at most
 drains           engines and routers that are ended lose no answer
 router workers   they are replaced, and end with their parent
 
-Simulated engines, real processes; about ten minutes on two cores that do nothing else. The bounds
-are in `bounds.json`. Ends with status 1 where one is not kept or a scenario could not be run.
+Mostly simulated engines, real processes; about twelve minutes on two cores that do nothing else.
+The bounds are in `bounds.json`. Ends with status 1 where one is not kept or a scenario could not be
+run.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as Xml
 
 from benchmarks import hostile
+from benchmarks.faults import kills
 from benchmarks.faults.bounds import bounds_of, judge
 from benchmarks.router import impatient_clients, slow_readers
 from benchmarks.router.overload import Verdict
@@ -154,6 +157,7 @@ SCENARIOS: Final[dict[str, Callable[[], Iterator[Verdict]]]] = {
     "overload": overload,
     "hostile bodies": hostile_bodies,
     "slow readers": readers,
+    "kills": lambda: iter([kills.run(kills.Setup())]),
     "poison requests": lambda: tests("poison requests", *_POISON),
     "drains": lambda: tests("drains", *_DRAINS),
     "router workers": lambda: tests("router workers", *_WORKERS),
