@@ -45,7 +45,8 @@ def _switch(advice: str, *neutral: str) -> UnsupportedOption:
 
 
 _ONE_TOKENIZER = "the tokenizer comes with the model; name another one in --tokenizer"
-_NO_MEDIA = "images, audio and video are not read; leave it out"
+_FLOAT32_STATES = "recurrent states are held in float32; leave it out"
+_NO_MEDIA = "pictures are read from data: URLs only, at most --max-images of them; leave it out"
 _NO_REPLICAS = "an engine has no replicas of its own; start several behind `octavo router`"
 _NO_EXPERTS = "experts are not spread over processes; leave it out"
 _NO_NODES = "an engine runs on one machine; leave it out"
@@ -98,8 +99,8 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "calculate-kv-scales": _switch("8-bit KV caches have a scale for each token and head"),
     "prefix-caching-hash-algo": _value("prefixes have one hash, shared with the router; leave it "
                                        "out", *ANY),
-    "mamba-cache-dtype": _value("state-space models are not supported; leave it out", "auto"),
-    "mamba-ssm-cache-dtype": _value("state-space models are not supported; leave it out", "auto"),
+    "mamba-cache-dtype": _value(_FLOAT32_STATES, "auto", "float32"),
+    "mamba-ssm-cache-dtype": _value(_FLOAT32_STATES, "auto", "float32"),
     "kv-sharing-fast-prefill": _switch("layers do not share a KV cache; leave it out"),
     "disable-hybrid-kv-cache-manager": _switch("there is one manager of KV blocks; leave it out"),
     "kv-transfer-config": _value(_NO_TRANSFER, "{}"),
