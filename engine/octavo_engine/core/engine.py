@@ -233,9 +233,9 @@ class Engine:
             self._adapters.add_stats(stats)
         if self._audio is not None:
             stats.num_waiting += len(self._audio)
-            stats.audio_encoded = self._audio.num_encoded
-            stats.audio_hits = self._audio.num_hits
-            stats.audio_encode_seconds = self._audio.encode_seconds
+            stats.mm_cache_queries = self._audio.num_encoded + self._audio.num_hits
+            stats.mm_cache_hits = self._audio.num_hits
+            stats.mm_encode_seconds = self._audio.encode_seconds
         if self._tiers is not None:
             stats.tiers = self._tiers.read_stats()
         if self._grammars is not None:

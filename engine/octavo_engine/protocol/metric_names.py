@@ -43,6 +43,9 @@ KV_OFFLOAD_BYTES = "octavo_kv_offload_total_bytes"
 KV_OFFLOAD_TIME = "octavo_kv_offload_total_time"
 KV_TIER_HIT_BLOCKS = "octavo_kv_tier_hit_blocks"
 KV_TIER_FAILURES = "octavo_kv_tier_failures"
+MM_CACHE_QUERIES = "octavo_mm_cache_queries"
+MM_CACHE_HITS = "octavo_mm_cache_hits"
+MM_ENCODE_SECONDS = "octavo_mm_encode_seconds"
 
 # histograms
 TIME_TO_FIRST_TOKEN_SECONDS = "octavo_time_to_first_token_seconds"

@@ -816,6 +816,10 @@ class Scheduler:
             stats.running_adapters = sorted(self.adapter_slots.running)
             waiting = {s.request.adapter.name for s in self.waiting if s.request.adapter}
             stats.waiting_adapters = sorted(waiting)
+        if self.media is not None:
+            stats.mm_cache_queries = self.media.hits + self.media.misses
+            stats.mm_cache_hits = self.media.hits
+            stats.mm_encode_seconds = self.media.encoder_s
         snapshot = copy(stats)
         snapshot.spec_accepted_per_pos = list(stats.spec_accepted_per_pos)
         return snapshot
