@@ -204,7 +204,7 @@ def test_a_draft_model_that_does_not_fit_is_refused(
 def test_layers_with_windows_take_no_draft_into_blocks_that_they_gave_back(name: str) -> None:
     model = tiny_model(name)
     pages = len(native(model, model).cache_layout.groups)
-    drafted, accepted = compare(native, model, model, random.Random(3), pages=pages)
+    drafted, accepted = compare(native, model, model, random.Random(1), pages=pages)
     assert accepted > 0.5 * drafted > 100
 
 

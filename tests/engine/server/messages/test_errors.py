@@ -160,8 +160,11 @@ def test_a_stream_that_breaks_says_why(fault, status, type_):
     name, _, data = last.partition("\ndata: ")
     assert name == "event: error"
     assert (whole.status_code, whole.json()["error"]["type"]) == (status, type_)
-    assert json.loads(data) == {"type": "error", "error": whole.json()["error"]}
-    assert raised.value.body["error"] == whole.json()["error"]  # type: ignore[index]  # a dict
+    error = whole.json()["error"] | {
+        "code": getattr(fault, "code", None) or "internal_error"
+    }  # routers go by it
+    assert json.loads(data) == {"type": "error", "error": error}
+    assert raised.value.body["error"] == error  # type: ignore[index]  # a dict
     assert "secret" not in text and "message_stop" not in text
 
 
