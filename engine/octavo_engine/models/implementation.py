@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Implementation = Literal["octavo", "transformers"]
 
 _PACKAGES = ("torch", "transformers")
-_INSTALL = "pip install 'octavo[transformers]'"
+_INSTALL = "pip install torch transformers"
 _DEVICES = ("auto", "cpu", "torch", "cuda")
 
 

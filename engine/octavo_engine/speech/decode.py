@@ -1,6 +1,6 @@
 """Audio files to 16 kHz mono samples: WAV here, all other formats in a process of its own.
 
-The other formats are read by PyAV (`octavo[audio]`), whose decoders are C code that meets hostile
+The other formats are read by PyAV (the extra `audio`), whose decoders are C code that meets hostile
 bytes: the process that runs them has little memory, little time, and nothing to lose.
 """
 
@@ -56,7 +56,7 @@ def _decode_elsewhere(data: bytes, limits: AudioLimits) -> NDArray[np.float32]:
     if importlib.util.find_spec("av") is None:
         raise InvalidRequest(
             "file is not a WAV file, and this server has no decoder for other formats: send WAV, "
-            "or install octavo[audio] on the server",
+            "or run on the server: pip install av",
             param="file",
         )
     command = [

@@ -43,8 +43,8 @@ class PictureWorkers:
         """Raises RequestError that names `param`."""
         if find_spec("PIL") is None:
             raise RequestError(
-                f"{param}: this server cannot decode pictures; its operator must install "
-                "octavo[media]",
+                f"{param}: this server cannot decode pictures; its operator must run: "
+                "pip install pillow",
                 param=param,
                 code="not_supported",
             )
