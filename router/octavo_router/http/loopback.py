@@ -1,4 +1,4 @@
-"""Whether a request was made on this machine, by a program and not by a page in a browser."""
+"""Whether a request was made on this machine, by a program or by the router's own page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Whoever sends one of these speaks for somebody else, who may be anywhere. Or is a page.
-_RELAYED: Final = frozenset(
-    (b"forwarded", b"via", b"x-real-ip", b"origin", b"sec-fetch-site", b"true-client-ip")
-)
+# Whoever sends one of these speaks for somebody else, who may be anywhere.
+_RELAYED: Final = frozenset((b"forwarded", b"via", b"x-real-ip", b"true-client-ip"))
 _RELAYED_PREFIXES: Final = (b"x-forwarded-", b"x-envoy-", b"cf-")
 
 
@@ -19,10 +17,17 @@ def is_made_here(client: str, fields: Sequence[tuple[bytes, bytes]]) -> bool:
     """`client` is the peer's address. Proxies on this machine are known by the fields they add."""
     if not is_loopback(client):
         return False
+    host = next((value for name, value in fields if name == b"host"), b"")
+    if host and not names_this_machine(host.decode("latin-1")):
+        return False
+    own = (b"http://" + host, b"https://" + host) if host else ()
     for name, value in fields:
         if name in _RELAYED or name.startswith(_RELAYED_PREFIXES):
             return False
-        if name == b"host" and not names_this_machine(value.decode("latin-1")):
+        # A page in a browser here may come from anywhere, but for the one that this port serves.
+        if name == b"origin" and value.lower() not in own:
+            return False
+        if name == b"sec-fetch-site" and value != b"same-origin":
             return False
     return True
 

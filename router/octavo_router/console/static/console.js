@@ -11,6 +11,7 @@ const history = []; // of totals, oldest first
 let requests = [];
 let conversation = [];
 let answering = null; // an AbortController while an answer comes
+let mayExplain = true; // until the router says that only its administrators may look inside
 
 function headers(more = {}) {
   const key = sessionStorage.getItem("octavo-key");
@@ -104,6 +105,19 @@ function body(text) {
   });
 }
 
+async function ask(text) {
+  const sent = { "content-type": "application/json" };
+  if (mayExplain) sent["x-octavo-explain"] = "1";
+  const response = await fetch("v1/chat/completions", {
+    method: "POST", headers: headers(sent), body: body(text), signal: answering.signal,
+  });
+  if (response.status !== 403 || !mayExplain) return response;
+  const { error } = await response.clone().json();
+  if (error?.code !== "admin_key_required") return response;
+  mayExplain = false;
+  return ask(text);
+}
+
 async function send(text) {
   answering = new AbortController();
   $("send").disabled = true;
@@ -116,10 +130,7 @@ async function send(text) {
   let first = null;
   let pieces = 0;
   try {
-    const sent = { "content-type": "application/json", "x-octavo-explain": "1" };
-    const response = await fetch("v1/chat/completions", {
-      method: "POST", headers: headers(sent), body: body(text), signal: answering.signal,
-    });
+    const response = await ask(text);
     if (!response.ok) throw new Error((await response.json()).error?.message ?? response.statusText);
     const why = response.headers.get("x-octavo-explain");
     if (why) drawWhy($("why"), JSON.parse(why));
