@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from octavo_engine.server.limits import RequestLimits
+from octavo_engine.server.openai.batches import runner
+from octavo_engine.server.openai.batches.lines import FinishedLine, done_so_far
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.state.request import BACKGROUND
 from tests.engine.server.batches.filing import begin, filing, lines, question
@@ -138,7 +141,8 @@ def test_a_cancelled_batch_has_a_result_for_every_request(tmp_path):
         assert client.post(f"{URL}/{batch['id']}/cancel").json() == done
 
 
-def test_what_is_not_answered_in_time_has_expired(tmp_path):
+@pytest.mark.parametrize("slow_read", [False, True])
+def test_what_is_not_answered_in_time_has_expired(slow_read, tmp_path, monkeypatch):
     engine = FakeEngine(hold_after=2)
     with filing(tmp_path, engine, batch_concurrency=1) as (server, client):
         batch = create(client, item("a", max_tokens=1), item("b"), item("c", max_tokens=1))
@@ -147,9 +151,21 @@ def test_what_is_not_answered_in_time_has_expired(tmp_path):
     fields = json.loads(record.read_bytes())
     fields["batch"]["expires_at"] = fields["batch"]["created_at"]
     record.write_text(json.dumps(fields))
+    if slow_read:  # the thread that reads what was answered outlives the batch's time
+        waits = iter((0.2,))
+
+        def read_slowly(path: str) -> FinishedLine:
+            found = done_so_far(path)
+            time.sleep(next(waits, 0))
+            return found
+
+        monkeypatch.setattr(runner, "done_so_far", read_slowly)
     with filing(tmp_path) as (server, client):
         go_on(server)
         done = ended(client, batch)
+        if slow_read:
+            time.sleep(0.4)
+            done = retrieve(client, batch)
         assert done["request_counts"] == {
             "processing": 0, "succeeded": 1, "errored": 0, "canceled": 0, "expired": 2,
         }  # fmt: skip

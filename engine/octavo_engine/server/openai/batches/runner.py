@@ -187,7 +187,10 @@ class BatchRunner:
                 return
             batch.request_counts.total = total
             self._turn(record, "in_progress")
-        done = await asyncio.to_thread(self._done, batch)
+        good, bad = await asyncio.to_thread(self._done, batch)
+        # Here, not in the thread: one that outlives its batch's time must not count any more.
+        batch.request_counts.completed, batch.request_counts.failed = len(good.ids), len(bad.ids)
+        done = FinishedLine(good.ids | bad.ids)
         with (
             source.open("rb") as lines,
             self.shelf.work_path(batch, "output").open("ab") as output,
@@ -209,15 +212,14 @@ class BatchRunner:
                 max_tries=None, is_background=True,
             )  # fmt: skip
 
-    def _done(self, batch: BatchObject) -> FinishedLine:
-        """What an earlier server has answered; the counts are put right."""
+    def _done(self, batch: BatchObject) -> tuple[FinishedLine, FinishedLine]:
+        """What an earlier server has answered, well and with an error."""
         good, bad = FinishedLine(), FinishedLine()
         if (path := self.shelf.work_path(batch, "output")).exists():
             good = done_so_far(str(path))
         if (path := self.shelf.work_path(batch, "errors")).exists():
             bad = done_so_far(str(path))
-        batch.request_counts.completed, batch.request_counts.failed = len(good.ids), len(bad.ids)
-        return FinishedLine(good.ids | bad.ids)
+        return good, bad
 
     def _write_unanswered(self, record: BatchRecord, code: str) -> None:
         """A line for each request without an answer."""
@@ -225,15 +227,18 @@ class BatchRunner:
         batch = record.batch
         if batch.status == "validating":
             return
-        done = self._done(batch)
+        good, bad = self._done(batch)
+        failed = len(bad.ids)
         with (
             open(self.shelf.work_path(batch, "input"), "rb") as lines,
             open(self.shelf.work_path(batch, "errors"), "ab") as errors,
         ):
+            done = FinishedLine(good.ids | bad.ids)
             for entry in LineReader(done, endpoint=batch.endpoint).read(lines):
                 if isinstance(entry, BatchTask):
                     errors.write(line_of(entry))
-                    batch.request_counts.failed += 1
+                    failed += 1
+        batch.request_counts.completed, batch.request_counts.failed = len(good.ids), failed
         record.num_unanswered = unanswered(str(self.shelf.work_path(batch, "errors")))
 
     def _finish(
