@@ -24,6 +24,8 @@ from octavo_router.proxy import failures, heads, streams
 from octavo_router.proxy.client_response import ClientResponse
 from octavo_router.proxy.events import error_events_of
 from octavo_router.proxy.exchange_state import ExchangeState
+from octavo_router.proxy.prefill_decode.handover import PromptHandover
+from octavo_router.proxy.prefill_decode.kv_transfer import Opening
 from octavo_router.proxy.resume import ENGINE_DEAD
 from octavo_router.proxy.retry_state import NextAttempt, RetryState
 from octavo_router.proxy.stream_form import DONE
@@ -64,6 +66,8 @@ _ANSWERS: Final = (
     AttemptResult.ERROR_5XX,
 )  # the engine outlived it
 _MAX_WHOLE_BYTES: Final = 2**20  # an answer that is no stream is kept until it is whole, up to this
+# States of a stream whose engine may still be fetching the prompt's cache.
+_BEFORE_FIRST_EVENT: Final = (ExchangeState.AWAITING_HEAD, ExchangeState.RELAYING_EVENTS)
 _PROGRESS_S: Final = 10.0  # between signs of life to a client whose stream has to wait
 
 
@@ -71,9 +75,9 @@ class ProxyExchange:
     """See the module. Hot: one for each request."""
 
     __slots__ = (
-        "_account", "_answer", "_body", "_connecting", "_connection", "_head", "_key", "_loading",
-        "_memory", "_num_relayed_before", "_path", "_pieces", "_proxy", "_relay", "_request",
-        "_size", "_state", "_total_at", "_tries", "_turn", "_unproven_at", "_upstream",
+        "_account", "_answer", "_body", "_connecting", "_connection", "_handover", "_head", "_key",
+        "_loading", "_memory", "_num_relayed_before", "_path", "_pieces", "_proxy", "_relay",
+        "_request", "_size", "_state", "_total_at", "_tries", "_turn", "_unproven_at", "_upstream",
         "_upstream_head", "_waiting",
     )  # fmt: skip
 
@@ -86,7 +90,10 @@ class ProxyExchange:
         path: ProxiedPath,
         request: RouteRequest,
         account: RequestAccount,
+        *,
+        hands_over: bool = False,
     ) -> None:
+        """`hands_over`: another engine may compute the prompt."""
         self._proxy = proxy
         self._connection = connection
         self._head = head
@@ -112,6 +119,9 @@ class ProxyExchange:
         self._relay: EventRelay | None = None
         self._memory: StreamMemory | None = None
         self._tries: RetryState | None = None
+        self._handover = (
+            PromptHandover(self, proxy, head, body, request, account) if hands_over else None
+        )
 
     # -- arriving
 
@@ -216,6 +226,33 @@ class ProxyExchange:
             self.broke()
 
     def _reach(self, upstream: Upstream, now: float) -> None:
+        handover = self._handover
+        if handover is None:
+            self._connect(upstream, now)
+            return
+        is_elsewhere = handover.place(now)
+        self._body = handover.body
+        if not is_elsewhere:
+            self._connect(upstream, now)
+            return
+        self._state = ExchangeState.CONNECTING
+        deadline = now + self._proxy.first_token_s(self._request)
+        self._connection.deadline = min(deadline, self._total_at)
+        handover.send()
+
+    def send_after_prompt(self) -> None:
+        """See HandoverUser."""
+        lease = self._account.lease
+        assert lease is not None and self._handover is not None
+        upstream = self._proxy.upstreams.known(lease.endpoint)
+        if upstream is None:  # it went meanwhile, and was sent nothing
+            self._fail(Failure.CONNECT)
+            return
+        self._body = self._handover.body
+        now = self._account.attempt_at = time.monotonic()
+        self._connect(upstream, now)
+
+    def _connect(self, upstream: Upstream, now: float) -> None:
         connection = upstream.pool.take(now)
         if connection is not None:
             self._send(connection)
@@ -356,6 +393,18 @@ class ProxyExchange:
             self.broke()
 
     def _relay_events(self, data: bytes) -> None:
+        handover = self._handover
+        if handover is not None and handover.fetches:
+            opening = handover.hold(data)
+            if opening is Opening.FAILED:
+                self._compute_locally("an error instead of fetching a prompt's cache")
+                return
+            if opening is not Opening.ANSWERS:
+                return
+            data = handover.release()
+        self._relay_answer(data)
+
+    def _relay_answer(self, data: bytes) -> None:
         memory, answer = self._memory, self._answer
         source = memory or self._relay
         assert source is not None
@@ -386,6 +435,10 @@ class ProxyExchange:
         )
 
     def _end_events(self) -> None:
+        if self._handover is not None and self._handover.fetches:
+            self._relay_answer(self._handover.release())
+            if self._state is not ExchangeState.RELAYING_EVENTS:
+                return
         if isinstance(end := streams.end_of(self._memory, self._relay), Failure):
             self._fail(end)
             return
@@ -396,6 +449,9 @@ class ProxyExchange:
 
     def _end_whole(self) -> None:
         head, answer = self._upstream_head, self._answer
+        if self._handover is not None and self._handover.is_unfetched(head.status):
+            self._compute_locally(f"status {head.status} instead of fetching a prompt's cache")
+            return
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         code = failures.code_of(body) if head.status in (503, 504) else ""
         failure = failures.failure_on(head.status, code)
@@ -435,6 +491,30 @@ class ProxyExchange:
         self._pieces = []
 
     # -- failing
+
+    def _compute_locally(self, problem: str) -> None:
+        """Sends the answering engine the request again, as the client wrote it.
+
+        What it had begun with is cancelled, or has failed, without a token; so nothing runs twice,
+        and the retry budget is not charged.
+        """
+        lease = self._account.lease
+        assert lease is not None and self._handover is not None
+        self._abort_upstream()
+        self._handover.forgo(problem)
+        self._relay = None
+        now = time.monotonic()
+        self._account.ask_again(now)
+        self._reach(self._proxy.upstreams.of(lease.endpoint), now)
+
+    def prompt_has_killed(self, lease: Lease, sent_at: float) -> bool:
+        """See HandoverUser."""
+        return self._note_death(lease, sent_at)
+
+    def refuse_quarantined(self) -> None:
+        """See HandoverUser."""
+        error = self._proxy.quarantine.refusal(self._key)
+        self._give_up(error or failures.refused_for(Failure.LOST), "quarantined")
 
     def _fail(self, failure: Failure) -> None:
         """The attempt is lost: repeat, resume or report it to the client."""
@@ -586,6 +666,10 @@ class ProxyExchange:
         try:
             if now >= self._total_at:
                 self._fail(Failure.DEADLINE)
+            elif self._handover is not None and self._handover.is_computing:
+                self._handover.time_out()
+            elif self._is_stuck_fetching:
+                self._compute_locally("a prompt's cache was not fetched in time")
             elif self._state is ExchangeState.WAITING:
                 self._give_sign(now)
             elif self._state is ExchangeState.AWAITING_HEAD:
@@ -594,6 +678,16 @@ class ProxyExchange:
                 self._fail(Failure.STALLED)
         except Exception:
             self.broke()
+
+    @property
+    def _is_stuck_fetching(self) -> bool:
+        """A stream that has not begun: an answer that comes whole may just be a long one."""
+        return (
+            self._handover is not None
+            and self._handover.fetches
+            and self._request.stream
+            and self._state in _BEFORE_FIRST_EVENT
+        )
 
     def shut_down(self, error: Rejected) -> None:
         """The router ends before the request does."""
@@ -642,6 +736,8 @@ class ProxyExchange:
         self._abort_upstream()
 
     def _abort_upstream(self) -> None:
+        if self._handover is not None:
+            self._handover.cancel()
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             upstream.abort()

@@ -24,7 +24,6 @@ from octavo_router.proxy.exchange import ProxyExchange
 from octavo_router.proxy.head_facts import FactReader, HeadFacts
 from octavo_router.proxy.local_response import LocalResponse
 from octavo_router.proxy.mirror import Mirrors
-from octavo_router.proxy.prefill_decode.exchange import PrefillDecodeExchange
 from octavo_router.proxy.privileged_fields import for_engines
 from octavo_router.proxy.response_affinity import ResponseAffinity
 from octavo_router.proxy.response_recorder import ResponseRecorder, replay
@@ -172,9 +171,10 @@ class Proxy:
             head = head.with_lines(f"{OWNER_HEADER}: {tenant.limits.owner}\r\n".encode())
         if facts.trusted_lines and tenant.limits.is_trusted:
             head = head.with_lines(facts.trusted_lines)
-        is_paired = path.hands_over and self.dispatcher.pairs(request.pool)
-        kind = PrefillDecodeExchange if is_paired else ProxyExchange
-        exchange = kind(self, connection, head, body, path, request, account)
+        hands_over = path.hands_over and self.dispatcher.pairs(request.pool)
+        exchange = ProxyExchange(
+            self, connection, head, body, path, request, account, hands_over=hands_over
+        )
         self.exchanges.add(exchange)
         exchange.start(entry)
         if route.copies:

@@ -14,7 +14,7 @@ import pytest
 from octavo_router.config.settings import KeyConfig
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.flow.keys import KeyTable, make_table
-from octavo_router.proxy.prefill_decode.exchange import PrefillDecodeExchange
+from octavo_router.proxy.exchange import ProxyExchange
 from octavo_router.routing.policies import Policies
 from octavo_router.routing.prefill_decode import PrefillDecode
 from tests.fakes import vllm_pair as recorded
@@ -491,7 +491,7 @@ async def test_a_stream_that_waits_for_a_cache_in_vain_is_begun_again(begins: bo
         await client.post(asking_for(CHAT_PATH, stream=True))
         await rig.until(lambda: len(decode.requests) == 1)
         (exchange,) = rig.proxy.exchanges
-        assert isinstance(exchange, PrefillDecodeExchange)
+        assert isinstance(exchange, ProxyExchange)
         await rig.until(lambda: not begins or exchange._account.first_at is not None)
         rig.later(400.0)
         answer = await client.answer()
