@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from octavo_engine.backends.adapters import AdapterLimits
+from octavo_engine.backends.draft_part import DraftPart
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.core import kv_tiers
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.offline.llm import LLM
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import Device
 
+DRAFT = '{"model": "draft", "num_speculative_tokens": 3}'
 NGRAMS = '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
 LAYERS = {
     f"model.layers.{layer}.{name}": size
@@ -52,6 +55,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
+def draft_part() -> DraftPart:
+    """It drafts what the model without an adapter would say."""
+    model = tiny_model("llama", vocab_size=320)
+    return DraftPart(ModelConfig.from_hf(model.config), model.checkpoint())
+
+
 def make_llm(*, max_loras: int = 2, kv_blocks: int = 64, **settings: Any) -> LLM:
     """The native backend with a tiny model, so that answers have all their bits to differ in."""
     model = tiny_model("llama", vocab_size=320)
@@ -63,6 +72,7 @@ def make_llm(*, max_loras: int = 2, kv_blocks: int = 64, **settings: Any) -> LLM
     backend = NativeBackend(
         ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=160, num_threads=2,
         adapters=AdapterLimits(max_loras, 64),
+        draft=draft_part() if settings.get("speculative_config") == DRAFT else None,
     )  # fmt: skip
     return LLM.from_config(config, backend=backend)
 
@@ -88,13 +98,16 @@ def prompts_of(rng: random.Random, count: int) -> list[list[int]]:
     "settings",
     [
         {}, {"kv_blocks": 24}, {"max_loras": 1},
-        {"speculative_config": NGRAMS},
+        {"speculative_config": NGRAMS}, {"speculative_config": DRAFT},
+        {"kv_blocks": 24, "kv_offloading_size": 1 / 256},
+        {"kv_blocks": 24, "kv_offloading_size": 1 / 256, "speculative_config": DRAFT},
     ],
-    ids=["plain", "little-memory", "one-slot", "speculation"],
+    ids=["plain", "little-memory", "one-slot", "ngrams", "draft", "tiers", "tiers-draft"],
 )  # fmt: skip
 def test_answers_together_are_those_of_each_alone(
-    settings: dict[str, Any], folders: list[str], llm: LLM
+    settings: dict[str, Any], folders: list[str], llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kv_tiers, "is_worth_loading", lambda **_: True)
     rng = random.Random(3)
     prompts = prompts_of(rng, 24)
     requests = [None, *(LoRARequest(f"a{n}", n + 1, path) for n, path in enumerate(folders))]
@@ -110,8 +123,14 @@ def test_answers_together_are_those_of_each_alone(
     params = [each if each.temperature else msgspec.structs.replace(each, n=1) for each in params]
     with make_llm(**settings) as together:
         answers = together.generate(prompts, params, lora_request=adapters, use_tqdm=False)
+        again = together.generate(prompts, params, lora_request=adapters, use_tqdm=False)
+        assert [answer.outputs for answer in again] == [answer.outputs for answer in answers]
         assert isinstance(together._engine, Engine)
         check_invariants(together._engine.scheduler)
+        stats = together._engine.stats()
+        assert (stats.spec_draft_tokens > 20) == ("speculative_config" in settings)
+        if "kv_offloading_size" in settings:
+            assert stats.tiers is not None and stats.tiers.host_hit_blocks > 5
     for prompt, each, adapter, answer in zip(prompts, params, adapters, answers, strict=True):
         alone = llm.generate([prompt], each, lora_request=adapter, use_tqdm=False)[0]
         for mine, theirs in zip(answer.outputs, alone.outputs, strict=True):
