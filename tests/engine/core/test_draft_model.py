@@ -17,6 +17,7 @@ from octavo_engine.backends.draft_part import DraftPart
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.config import EngineConfig
+from octavo_engine.core import kv_tiers
 from octavo_engine.core.draft_tokenizer import check_same_tokens
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.errors import ConfigError
@@ -69,6 +70,7 @@ def compare(
     *,
     pages: int = 1,
     wishes: list[dict[str, Any]] | None = None,
+    kv_offloading_size: float = 0.0,
 ) -> tuple[int, int]:
     """Drafted and accepted tokens."""
     wishes = wishes or random_wishes(rng, vocab=256, with_grammars=True)
@@ -83,11 +85,14 @@ def compare(
             budget=budget,
             caching=caching,
             speculative_config=DRAFT,
+            kv_offloading_size=kv_offloading_size if caching else 0.0,
         )
         outputs = run(engine, wishes, rng)
         for name, output in outputs.items():
             assert output.all == truth[name].all
         stats = engine.stats()
+        if stats.tiers is not None and num_blocks == 10:
+            assert stats.tiers.host_hit_blocks > 0
         drafted += stats.spec_draft_tokens
         accepted += stats.spec_accepted_tokens
         engine.close()
@@ -213,3 +218,17 @@ def test_a_draft_model_with_windows_drafts_for_one_without() -> None:
     pages = len(native(model, draft).cache_layout.groups)
     drafted, _ = compare(native, model, draft, random.Random(3), pages=pages)
     assert drafted > 100
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "deepseek-v2", "deepseek-v3", "glm4-moe-lite"])
+def test_blocks_of_draft_layers_come_back_from_host_memory(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block in a tier holds the draft layers' part too, of every kind of cache."""
+    monkeypatch.setattr(kv_tiers, "is_worth_loading", lambda **_: True)
+    model = tiny_model(name)
+    pages = len(native(model, model).cache_layout.groups)
+    drafted, accepted = compare(
+        native, model, model, random.Random(1), pages=pages, kv_offloading_size=1 / 512
+    )
+    assert accepted > 0.5 * drafted > 100

@@ -85,6 +85,7 @@ def make_engine(
     budget: int = 64,
     caching: bool = True,
     speculative_config: str | None = None,
+    kv_offloading_size: float = 0.0,
 ) -> Engine:
     config = EngineConfig(
         device="sim",
@@ -95,6 +96,7 @@ def make_engine(
         sim=SimConfig(kv_blocks=num_blocks, time_scale=0.0),
         kv_cache_memory_bytes=1 << 20,
         speculative_config=speculative_config,
+        kv_offloading_size=kv_offloading_size,
     )
     engine = build_engine(config, backend=backend, now=lambda: 0.0)[0]
     compiler = GrammarCompiler(lambda: Vocabulary(ByteTokenizer(512), vocab_size=512))
