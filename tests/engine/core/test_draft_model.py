@@ -87,12 +87,14 @@ def compare(
             speculative_config=DRAFT,
             kv_offloading_size=kv_offloading_size if caching else 0.0,
         )
-        outputs = run(engine, wishes, rng)
-        for name, output in outputs.items():
-            assert output.all == truth[name].all
+        for _ in range(2 if kv_offloading_size else 1):
+            engine.reset_prefix_cache()
+            outputs = run(engine, wishes, rng)
+            for name, output in outputs.items():
+                assert output.all == truth[name].all
         stats = engine.stats()
-        if stats.tiers is not None and num_blocks == 10:
-            assert stats.tiers.host_hit_blocks > 0
+        if stats.tiers is not None:
+            assert stats.tiers.host_hit_blocks >= len(wishes)
         drafted += stats.spec_draft_tokens
         accepted += stats.spec_accepted_tokens
         engine.close()
@@ -228,7 +230,13 @@ def test_blocks_of_draft_layers_come_back_from_host_memory(
     monkeypatch.setattr(kv_tiers, "is_worth_loading", lambda **_: True)
     model = tiny_model(name)
     pages = len(native(model, model).cache_layout.groups)
+    rng = random.Random(1)
+    wishes: list[dict[str, Any]] = [
+        {"prompt": [rng.randrange(256) for _ in range(rng.randrange(20, 80))], "seed": index,
+         "request_id": str(index), "temperature": rng.choice((0.0, 1.0)), "max_tokens": 24}
+        for index in range(8)
+    ]  # fmt: skip
     drafted, accepted = compare(
-        native, model, model, random.Random(1), pages=pages, kv_offloading_size=1 / 512
+        native, model, model, rng, pages=pages, wishes=wishes, kv_offloading_size=1 / 256
     )
     assert accepted > 0.5 * drafted > 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -55,7 +56,12 @@ ENDLESS = SamplingParams(max_tokens=1900, ignore_eos=True)
 def workers_of(process: psutil.Process | None = None) -> list[psutil.Process]:
     """The ranks above 0 that this process has started, or that one."""
     children = (process or psutil.Process()).children(recursive=True)
-    return [child for child in children if "octavo_engine.executor.worker" in child.cmdline()]
+    found = []
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, perhaps a zombie yet
+            if "octavo_engine.executor.worker" in child.cmdline():
+                found.append(child)
+    return found
 
 
 async def until(fact: Callable[[], bool]) -> None:
