@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from octavo_engine.caches import CacheLayout
     from octavo_engine.config import Quantization
     from octavo_engine.models.config import ModelConfig
-    from octavo_engine.ops import AttentionSpec, Model, Ops, Value
+    from octavo_engine.ops import (
+        AttentionSpec,
+        Heads,
+        LatentAttentionSpec,
+        LatentOps,
+        Model,
+        Ops,
+        Value,
+    )
     from octavo_engine.weights.checkpoint import Checkpoint
 
 
@@ -24,7 +32,10 @@ class DraftPart(NamedTuple):
 
 
 class LaterLayers:
-    """Ops for a model whose layers are not the first ones of the cache."""
+    """Ops for a model whose layers are not the first ones of the cache.
+
+    What writes to a cache must be named here, or a draft layer takes the place of the model's own.
+    """
 
     def __init__(self, ops: Ops, first_layer: int) -> None:
         self._ops = ops
@@ -36,6 +47,12 @@ class LaterLayers:
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
         later = dataclasses.replace(spec, layer=self._first_layer + spec.layer)
         return self._ops.attention(qkv, later)
+
+    def latent_attention(
+        self, q: Value, kv: Value, key_up: Heads, value_up: Heads, spec: LatentAttentionSpec
+    ) -> Value:
+        later = dataclasses.replace(spec, layer=self._first_layer + spec.layer)
+        return cast("LatentOps", self._ops).latent_attention(q, kv, key_up, value_up, later)
 
 
 def forward_later(model: Model, ops: Ops, first_layer: int) -> Value:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from octavo_engine import ops
 from octavo_engine.backends.draft_files import open_draft
-from octavo_engine.backends.draft_part import DraftPart
+from octavo_engine.backends.draft_part import DraftPart, LaterLayers
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.config import EngineConfig
@@ -105,6 +106,44 @@ def compare(
 def test_a_draft_model_that_knows_nothing_changes_no_bit(seed: int) -> None:
     drafted, _ = compare(native, tiny_model("llama"), tiny_model("qwen3"), random.Random(seed))
     assert drafted > 100
+
+
+@pytest.mark.parametrize(
+    ("model", "draft"),
+    [
+        ("llama", "deepseek-v2"),
+        ("deepseek-v2", "qwen3"),
+        ("deepseek-v2", "deepseek-v3"),
+        ("glm4-moe-lite", "deepseek-v2"),
+        ("gemma2", "deepseek-v3"),
+    ],
+)
+def test_draft_layers_of_another_kind_of_cache_change_no_bit(model: str, draft: str) -> None:
+    """A latent vector of the draft model that lay in the model's own layer would."""
+    one, other = tiny_model(model), tiny_model(draft)
+    pages = len(native(one, other).cache_layout.groups)
+    drafted, _ = compare(native, one, other, random.Random(1), pages=pages)
+    assert drafted > 50
+
+
+def test_each_operation_that_writes_to_a_cache_is_moved_to_the_draft_layers() -> None:
+    """But for those of recurrent states and of encoders, which draft models do not have."""
+    without = {"short_conv", "ssd_scan", "delta_rule", "store_cross", "cross_attention",
+               "encoder_attention"}  # fmt: skip
+    kinds = [kind for kind in vars(ops).values() if isinstance(kind, type)]
+    found = {
+        name
+        for kind in kinds
+        for name, method in vars(kind).items()
+        if "layer" in spec_fields(method)
+    }
+    assert {"attention", "latent_attention"} <= found - without <= set(vars(LaterLayers))
+
+
+def spec_fields(method: Any) -> tuple[str, ...]:
+    """Of the value that it takes as `spec`."""
+    kind = getattr(ops, getattr(method, "__annotations__", {}).get("spec", ""), None)
+    return getattr(kind, "__slots__", ())
 
 
 def wishes_that_the_draft_sees(rng: random.Random) -> list[dict[str, Any]]:
