@@ -65,7 +65,7 @@ def open_draft(config: EngineConfig, model: ModelConfig) -> DraftPart | None:
         if one.recurrent is not None:
             raise ConfigError(
                 f"--speculative-config: {one.architecture} has layers with recurrent states, which "
-                "draft models are not computed with: use the method ngram"
+                "nothing is speculated with: leave it out, or name another draft model"
             )
     if draft.vocab_size != model.vocab_size:
         raise ConfigError(
