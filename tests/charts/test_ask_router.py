@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.fakes.chart import CHART
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ def ask(url: str, **more: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_it_says_which_models_there_are():
     with router(unready=1) as url:
         assert ask(url) == (0, f"{url} is ready and serves: smollm2, qwen3\n")

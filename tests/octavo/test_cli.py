@@ -149,6 +149,7 @@ def other_server(status: int, content_type: str, body: bytes) -> Iterator[str]:
 PAGE = b"<!DOCTYPE html><html><body><h1>Not here</h1></body></html>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "content_type", "body", "said"),
     [

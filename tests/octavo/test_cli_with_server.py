@@ -118,6 +118,7 @@ def test_bench_serve_sends_no_load_elsewhere():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "flags", "figure"),
     [

@@ -202,6 +202,7 @@ def test_memory_is_refused_before_it_is_taken_and_comes_back(tmp_path: Path):
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_with_a_fifth_of_a_core_probes_are_answered(tmp_path: Path):
     """It runs for 20 ms and stands for 80, under requests without end: nobody kills it for that."""
     over = threading.Event()

@@ -34,6 +34,7 @@ def write(path: Path, key: str, *, at: int) -> None:
     os.utime(path, ns=(at, at))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["", "idempotency-key: k\r\n"])
 @on_loop
 async def test_streams_of_a_key_that_is_gone_end_and_those_of_others_go_on(

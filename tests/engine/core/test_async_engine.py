@@ -248,6 +248,7 @@ def test_a_slow_reader_loses_nothing_and_gets_larger_pieces():
     run(test())
 
 
+@pytest.mark.slow
 def test_a_reader_that_stands_still_holds_no_row_and_no_memory(monkeypatch):
     """Its sequence goes on where it was, token for token, once it reads again."""
     monkeypatch.setattr("octavo_engine.core.text.output_stream.SUSPEND_AFTER_S", 0.05)

@@ -82,6 +82,7 @@ def random_requests(rng: random.Random, count: int) -> list[EngineRequest]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kv_blocks", "max_num_seqs"), [(64, 8), (12, 8), (64, 2)])
 def test_answers_together_are_those_of_each_alone(kv_blocks: int, max_num_seqs: int) -> None:
     requests = random_requests(random.Random(2), 30)

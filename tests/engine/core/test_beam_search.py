@@ -69,6 +69,7 @@ def test_odd_sizes_are_refused(width: int, tokens: int, param: str):
     assert refused.value.param == param
 
 
+@pytest.mark.slow
 def test_a_real_model_s_beams_are_worth_what_the_model_says():
     prompt = "The capital of France is"
     with LLM("demo://smollm2", kv_cache_memory_bytes=1 << 26, max_model_len=128) as llm:

@@ -215,6 +215,7 @@ def break_something(chance, folder, engine, backend):
         return  # the engine dropped it meanwhile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("windows", [(None,), (None, 40)])
 def test_random_lives_with_accidents_yield_only_true_tokens(tmp_path, monkeypatch, seed, windows):
@@ -275,6 +276,7 @@ for number in range(1, 100000):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_whole_files_and_the_first_repeat_is_a_hit(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE

@@ -90,6 +90,7 @@ def test_the_example_runs_and_equals_transformers(
     np.testing.assert_allclose(logits, truth, **FLOAT32)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_path")
 def test_its_name_is_among_the_known_ones_and_its_errors_name_the_field() -> None:
     with pytest.raises(ModelError, match="GPTNeoForCausalLM"):

@@ -66,6 +66,7 @@ def server():
         yield server
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
 @given(path=st.sampled_from(PATHS), body=bodies | values)

@@ -51,6 +51,7 @@ def value(pair: Any) -> Any:
     return getattr(pair.value, kind)
 
 
+@pytest.mark.slow
 def test_a_chat_s_phases_reach_the_collector_and_its_words_do_not():
     chat = {
         "model": "m", "max_tokens": 5, "temperature": 0.25, "seed": 3, "stop": ["stop words"],

@@ -129,6 +129,7 @@ def test_the_decoder_has_the_same_limits() -> None:
         decode_audio(b"no audio at all" * 100)
 
 
+@pytest.mark.slow
 def test_mutated_wav_files_are_read_or_refused() -> None:
     rng = random.Random(4)
     whole = wav(tone(16000, 0.05), 16000)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 
+import pytest
+
 from octavo.fetch.folder import LOCK_FILE, MARK_FILE, FolderLock, FolderMark, read_mark, write_mark
 from octavo.fetch.parts import StoredPart
 
@@ -15,6 +17,7 @@ def lock(folder, **more) -> FolderLock:
     return FolderLock(folder, **{"stale_s": 0.2, "touch_s": 0.02, "look_s": 0.01, **more})
 
 
+@pytest.mark.slow
 def test_a_second_one_waits_for_the_first(tmp_path):
     holders: list[str] = []
     entered = threading.Event()
@@ -63,6 +66,7 @@ def test_whoever_was_taken_for_dead_notices(tmp_path):
     assert (tmp_path / LOCK_FILE).exists()  # it is the other one's
 
 
+@pytest.mark.slow
 def test_only_one_of_many_takes_over(tmp_path):
     (tmp_path / LOCK_FILE).write_text("{}")
     inside, most, guard = [0], [0], threading.Lock()

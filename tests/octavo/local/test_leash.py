@@ -14,6 +14,7 @@ from octavo.local import leash
 SLEEPER = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["prctl", "pipe"])
 def test_the_command_ends_with_its_parent(by):
     command = [sys.executable, "-c", SLEEPER]

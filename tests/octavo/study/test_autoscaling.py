@@ -116,6 +116,7 @@ def test_first_tokens_come_in_time_once_it_has_settled(whole_day):
     assert p99_s(fixed.answers) > 5 * TTFT_P99_S
 
 
+@pytest.mark.slow
 def test_it_costs_less_than_half_of_what_the_peak_needs_all_day(whole_day):
     assert max(move.replicas for move in whole_day.scaled) == MOST
     assert whole_day.replica_s < 0.5 * MOST * END

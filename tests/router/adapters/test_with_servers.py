@@ -162,6 +162,7 @@ async def test_an_adapter_that_is_there_already_is_used():
         assert server.log == []
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_changed_configuration_loads_and_unloads():
     server = LoraServer()
@@ -175,6 +176,7 @@ async def test_a_changed_configuration_loads_and_unloads():
         assert (await client.ask(chat(model="med"))).status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_loading", [False, True])
 @on_loop
 async def test_other_files_under_the_same_name_are_loaded_anew(is_loading: bool):

@@ -127,6 +127,7 @@ def test_it_fits_a_phone_and_speaks_to_screen_readers(page):
         assert page.get_by_role("heading", name=name, exact=True).count() == 1
 
 
+@pytest.mark.slow
 @browser_only
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_engine_that_loads_says_how_far_it_is(browser, scheme):

@@ -39,6 +39,7 @@ async def come(port: int, context: ssl.SSLContext) -> RawClient:
     )
 
 
+@pytest.mark.slow
 @on_loop
 async def test_they_are_taken_at_the_rate_and_a_stream_goes_on_meanwhile(certificates: Path):
     """Bounded below only: a machine that is slow makes it slower."""

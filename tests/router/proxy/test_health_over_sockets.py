@@ -179,6 +179,7 @@ async def test_requests_that_get_a_500_from_every_engine_set_none_aside():
         assert ward_.states == ["ready"] * 3
 
 
+@pytest.mark.slow
 @on_loop
 async def test_one_that_crawls_is_found_beside_the_others():
     async with ward(3, min_requests=5) as (ward_, client):

@@ -122,6 +122,7 @@ async def test_copies_are_bounded_and_never_waited_for():
         await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_copy_that_is_never_answered_is_given_up_in_time():
     async def silent(peer: Peer, request: Received) -> None:

@@ -72,6 +72,7 @@ async def test_who_refuses_is_asked_again_only_when_it_said_so(
         await rig.settled()
 
 
+@pytest.mark.slow
 @on_loop
 async def test_who_asks_for_a_moment_is_given_it():
     async def once(peer: Peer, request: Received) -> None:

@@ -102,6 +102,7 @@ async def test_time_to_connect_counts():
             await rig.settled()
 
 
+@pytest.mark.slow
 @on_loop
 async def test_no_client_waits_longer_than_the_router_lets_anybody():
     config = fast_config(timeouts={"total_s": 1.0})

@@ -295,6 +295,7 @@ async def test_who_refuses_the_connection_is_passed_over():
         await rig.settled()
 
 
+@pytest.mark.slow
 @on_loop
 async def test_who_does_not_accept_connections_is_passed_over_in_time():
     config = fast_config(timeouts={"connect_s": 0.5})

@@ -80,6 +80,7 @@ def test_products_are_those_of_plain_torch(bits, group, half, has_minima, count,
     torch.testing.assert_close(found, grouped_product(x, weight), rtol=2e-5, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits_in_and_out_with_a_bias_and_columns_in_order(dtype, product):
     weight = weight_of(20, 256, bits=4, group=64, half=32, has_minima=True, ordered=True)

@@ -147,6 +147,7 @@ def strip_ids(events: list[dict[str, Any]]) -> list[Any]:
     return [walk(event) for event in events]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("piece", [1, 7])

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from octavo_router.discovery.kubernetes.account import at_url
 from octavo_router.discovery.kubernetes.source import KubernetesSource
 from octavo_router.discovery.kubernetes.watch import WatchSettings
@@ -298,6 +300,7 @@ def test_a_reused_name_or_address_is_another_endpoint():
     run(story())
 
 
+@pytest.mark.slow
 def test_readiness_that_flaps_is_not_followed_up():
     async def story() -> None:
         clock = ManualClock()

@@ -25,6 +25,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.text(), VALUES, min_size=1), st.dictionaries(st.text(), VALUES),
     st.text(" \t\r\n"), st.booleans(),
