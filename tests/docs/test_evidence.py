@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Page -> the folder below which its paths begin, where they do not begin at the root.
-PAGES = {"reliability.md": "", "router-failures.md": "tests/router"}
+PAGES = {"reliability.md": "", "threat-model.md": "", "router-failures.md": "tests/router"}
 _SPAN = re.compile(r"`([\w./-]+\.(?:py|json|sh|md))(?:::(\w+))?`")
-_TABLE_ROW = re.compile(r"^\|.*\|$", re.M)
 
 
 def evidence(text: str) -> list[tuple[str, str]]:
@@ -58,12 +57,21 @@ def test_what_does_not_exist_is_found():
 
 @pytest.mark.parametrize(("page", "base"), PAGES.items())
 def test_named_tests_and_benchmarks_exist(page: str, base: str):
-    text = prose(DOCS / page)
+    text = _text(page)
     assert len(evidence(text)) > 20, name(DOCS / page)
     assert missing(text, base) == []
 
 
-def test_each_row_about_a_promise_names_its_evidence():
-    rows = _TABLE_ROW.findall(prose(DOCS / "reliability.md"))
-    cases = [row for row in rows if not row.startswith(("|---", "| case |"))]
-    assert [row for row in cases if not evidence(row)] == []
+@pytest.mark.parametrize("page", ["reliability.md", "threat-model.md"])
+def test_each_row_of_a_case_or_an_attack_names_its_evidence(page: str):
+    """The last column of tables whose heading says so."""
+    tables = re.findall(
+        r"^\|.*\| (?:evidence|test) \|\n\|[-|]+\|\n((?:\|.*\n)+)", _text(page), re.M
+    )
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(rows) > 40
+    assert [row for row in rows if not evidence(row.strip("|").split(" | ")[-1])] == []
+
+
+def _text(page: str) -> str:
+    return prose(DOCS / page)
