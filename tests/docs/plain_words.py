@@ -36,6 +36,7 @@ PAGES = (
     "speculation", "structured-output", "tools", "embeddings", "run-batch",
     "responses-and-messages", "keys-and-tls", "security", "python", "testing", "activation-bits",
     "adding-a-model", "dialect-plugin", "dependencies", "architecture", "api", "errors",
+    "reliability", "threat-model",
 )  # fmt: skip
 SOURCES = ("engine/octavo_engine/server", "router/octavo_router", "operator/octavo_operator")
 NOT_YET_FILE = Path(__file__).with_name("plain_words_not_yet.py")
