@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.async_engine import AsyncEngine
+    from octavo_engine.core.media.prompt import PromptMedia
+    from octavo_engine.core.media.workers import PictureWorkers
 
-Message = dict[str, str]
+Message = dict[str, Any]  # role and content, a text or parts
 
 
 class ChatBackend(Protocol):
@@ -70,14 +72,19 @@ class LocalBackend:
     async def chat(
         self, messages: list[Message], options: dict[str, Any]
     ) -> AsyncGenerator[str, None]:
-        from octavo_engine.errors import ModelError
+        from octavo_engine.core.media.messages import take_pictures
+        from octavo_engine.errors import ModelError, RequestError
 
-        template = self._engine.tokenizer.chat_template
-        if template is None:
+        if self._engine.tokenizer.chat_template is None:
             raise ModelError("this model has no chat template; use octavo complete")
-        text = template.render(messages, add_generation_prompt=True)
-        ids = self._engine.tokenizer.encode(text, add_special_tokens=False)
-        async with aclosing(self._generate(ids, options)) as pieces:
+        marked, files = take_pictures(messages)
+        if files and self._engine.pictures is None:
+            raise RequestError("this model takes no pictures", code="not_supported")
+        ids = self._engine.tokenizer.encode_chat(marked)
+        media: PromptMedia | None = None
+        if self._engine.pictures is not None and files:
+            ids, media = await _with_pictures(self._engine.pictures, ids, files)
+        async with aclosing(self._generate(ids, options, media)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -90,16 +97,21 @@ class LocalBackend:
     async def close(self) -> None:
         await self._engine.stop()
 
-    async def _generate(self, ids: list[int], options: dict[str, Any]) -> AsyncGenerator[str, None]:
+    async def _generate(
+        self, ids: list[int], options: dict[str, Any], media: PromptMedia | None = None
+    ) -> AsyncGenerator[str, None]:
+        from octavo_engine.core.text.submission import Submission
         from octavo_engine.state.sampling_params import SamplingParams
 
         defaults = dict(self._engine.info.default_params)
         if "top_k" in defaults:
             defaults["top_k"] = int(defaults["top_k"])
         params = SamplingParams(**{"max_tokens": None, **defaults, **options})
-        stream = self._engine.generate(ids, params, request_id=secrets.token_hex(8))
+        submission = Submission(
+            request_id=secrets.token_hex(8), prompt=ids, params=params, media=media
+        )
         num_tokens = 0
-        async with aclosing(stream) as outputs:
+        async with aclosing(self._engine.iterate(submission)) as outputs:
             async for output in outputs:
                 for answer in output.outputs:
                     num_tokens += len(answer.token_ids)
@@ -177,6 +189,16 @@ class RemoteBackend:
             request.cancel()
             connection.close()
             await asyncio.wait((request,))
+
+
+async def _with_pictures(
+    workers: PictureWorkers, ids: list[int], files: list[bytes]
+) -> tuple[list[int], PromptMedia]:
+    """Raises RequestError."""
+    from octavo_engine.core.media.prompt import expand
+
+    items = [await workers.prepare(file, "the picture") for file in files]
+    return expand(ids, items, workers.spec)
 
 
 def _read_event(data: bytes) -> tuple[list[dict[str, Any]], int | None]:

@@ -12,6 +12,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo.chat.pictures import picture_part
 from octavo.chat.terminal_input import PROMPT, READER, TerminalInput
 from octavo.http_client import ServerError
 from octavo.local.home import Home
@@ -21,13 +22,14 @@ from octavo_engine.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from octavo.chat.backends import ChatBackend, Message
 
 HISTORY = "chat_history"
 HELP = """/help            this list
 /reset           begin a new conversation
+/image FILE      send this picture with the next message
 /system TEXT     set the system message; without TEXT, remove it
 /exit            end the program, as Ctrl-D does"""
 
@@ -43,33 +45,47 @@ class Dialogue(Protocol):
     def instruct(self, text: str) -> str:
         """Sets the system message; what is printed then."""
 
+    def attach(self, file: str) -> str:
+        """Sends a picture with the next line; what is printed then. Raises ConfigError."""
+
 
 class ChatDialogue:
-    """A chat: each line is sent with the conversation so far."""
+    """A chat: each line is sent with the conversation so far. The first takes the `images` with
+    it. Raises ConfigError for those that cannot be sent."""
 
-    def __init__(self, system: str | None = None) -> None:
+    def __init__(self, system: str | None = None, images: Sequence[str] = ()) -> None:
         self._system = system or ""
         self._messages: list[Message] = []
+        self._attached = [picture_part(file) for file in images]
+        self._question: Message = {}
 
     def ask(
         self, talker: ChatBackend, line: str, options: dict[str, Any]
     ) -> AsyncGenerator[str, None]:
         opening = [{"role": "system", "content": self._system}] if self._system else []
-        question = {"role": "user", "content": line}
-        return talker.chat([*opening, *self._messages, question], options)
+        text = {"type": "text", "text": line}
+        content = [*self._attached, text] if self._attached else line
+        self._question = {"role": "user", "content": content}
+        self._attached = []  # sent once: a model that refuses it takes the next line
+        return talker.chat([*opening, *self._messages, self._question], options)
 
     def answered(self, line: str, answer: str) -> None:
-        self._messages += [
-            {"role": "user", "content": line},
-            {"role": "assistant", "content": answer},
-        ]
+        self._messages += [self._question, {"role": "assistant", "content": answer}]
 
     def reset(self) -> None:
         self._messages = []
+        self._attached = []
 
     def instruct(self, text: str) -> str:
         self._system = text
         return "(system message set)" if text else "(no system message)"
+
+    def attach(self, file: str) -> str:
+        if not file:
+            return "(name a picture: /image FILE)"
+        self._attached.append(picture_part(file))
+        count = len(self._attached)
+        return f"({count} picture{'s' * (count > 1)} with the next message)"
 
 
 class CompletionDialogue:
@@ -89,6 +105,9 @@ class CompletionDialogue:
     def instruct(self, text: str) -> str:
         return "(a text that is continued has no system message; octavo chat has)"
 
+    def attach(self, file: str) -> str:
+        return "(a text that is continued has no pictures; octavo chat has)"
+
 
 def parser(prog: str, description: str, *, is_remote: bool = True) -> CommandParser:
     """`is_remote`: a running server may answer."""
@@ -102,6 +121,15 @@ def parser(prog: str, description: str, *, is_remote: bool = True) -> CommandPar
     options.add_argument("--top-p", type=float, metavar="N")
     add_engine_options(options)
     return options
+
+
+def add_chat_options(options: CommandParser) -> None:
+    """Of commands that hold a conversation."""
+    options.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    options.add_argument(
+        "--image", metavar="FILE", action="append", default=[],
+        help="picture that goes with the first message; may be given several times",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace, dialogue: Dialogue) -> int:
@@ -192,6 +220,11 @@ def command_reply(line: str, dialogue: Dialogue) -> str | None:
             return "(forgotten)"
         case "/system":
             return dialogue.instruct(rest)
+        case "/image":
+            try:
+                return dialogue.attach(rest)
+            except ConfigError as error:
+                return f"({error})"
     if re.fullmatch(r"/[a-z]+", word) and not rest:
         return f"{word} is no command; /help lists them"
     return None

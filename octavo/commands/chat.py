@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo.chat.terminal import ChatDialogue, parser, run
+from octavo.chat.terminal import ChatDialogue, add_chat_options, parser, run
 from octavo.options.vllm_flags import translate
 
 if TYPE_CHECKING:
@@ -17,6 +17,6 @@ DESCRIPTION = """Chat with a model in the terminal.
 
 def main(prog: str, argv: Sequence[str]) -> int:
     options = parser(prog, DESCRIPTION)
-    options.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    add_chat_options(options)
     args = options.parse_args(translate(argv, serving=False))
-    return run(args, ChatDialogue(args.system))
+    return run(args, ChatDialogue(args.system, args.image))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.chat.terminal import ChatDialogue, parser, run
+from octavo.chat.terminal import ChatDialogue, add_chat_options, parser, run
 from octavo.options.vllm_flags import translate
 from octavo_engine.errors import ConfigError
 
@@ -23,13 +23,14 @@ With a PROMPT, or text on stdin, the answer alone is printed."""
 def main(prog: str, argv: Sequence[str]) -> int:
     options = parser(prog, DESCRIPTION, is_remote=False)
     options.add_argument("words", metavar="PROMPT", nargs="*", help="what to answer; - reads stdin")
-    options.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    add_chat_options(options)
     args = options.parse_intermixed_args(translate(argv, serving=False))
     args.url = None
     args.prompt = _prompt(args)
+    dialogue = ChatDialogue(args.system, args.image)
     if (code := _fetch(args.model_positional or getattr(args, "model", None))) != 0:
         return code
-    return run(args, ChatDialogue(args.system))
+    return run(args, dialogue)
 
 
 def _prompt(args: argparse.Namespace) -> str | None:

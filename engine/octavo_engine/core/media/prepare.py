@@ -47,6 +47,12 @@ def prepare(data: bytes, spec: PictureSpec) -> PreparedPicture:
         return PreparedPicture(None, str(error))
 
 
+def prepare_decoded(image: Image.Image, spec: PictureSpec) -> MediaItem:
+    """Of a picture that a caller has opened, whatever its mode. Raises BadPicture."""
+    _check_size(*image.size)
+    return prepare_image(_upright(image), spec)
+
+
 def prepare_image(image: Image.Image, spec: PictureSpec) -> MediaItem:
     """Of a picture in RGB. Raises BadPicture."""
     width, height = image.size
@@ -67,20 +73,17 @@ def prepare_image(image: Image.Image, spec: PictureSpec) -> MediaItem:
 
 
 def _decode(data: bytes) -> Image.Image:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
-    Image.MAX_IMAGE_PIXELS = None  # the size is checked here, before pixels are decoded
+    # The size is checked here, before pixels are decoded; a caller's own bound stays as it was.
+    own_bound, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
-            width, height = image.size
-            if width < 1 or height < 1 or width * height > MAX_PIXELS:
-                raise BadPicture(
-                    f"has {width} x {height} pixels; at most {MAX_PIXELS} are read: make it smaller"
-                )
+            _check_size(*image.size)
             image.load()
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return _upright(image)
         except BadPicture:
             raise
         except UnidentifiedImageError:
@@ -91,6 +94,22 @@ def _decode(data: bytes) -> Image.Image:
             raise BadPicture("takes too much memory to decode; make it smaller") from None
         except Exception as error:  # decoders raise whatever a broken file leads them to
             raise BadPicture(f"cannot be decoded ({type(error).__name__}); save it anew") from None
+        finally:
+            Image.MAX_IMAGE_PIXELS = own_bound
+
+
+def _check_size(width: int, height: int) -> None:
+    if width < 1 or height < 1 or width * height > MAX_PIXELS:
+        raise BadPicture(
+            f"has {width} x {height} pixels; at most {MAX_PIXELS} are read: make it smaller"
+        )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """In RGB, turned as its EXIF data says."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def _new_size(height: int, width: int, spec: PictureSpec) -> tuple[int, int]:

@@ -21,16 +21,16 @@ class PromptMedia(NamedTuple):
 
 
 def expand(
-    ids: Sequence[int], items: Sequence[MediaItem], spec: PictureSpec
+    ids: Sequence[int], items: Sequence[MediaItem], spec: PictureSpec, *, param: str = "messages"
 ) -> tuple[list[int], PromptMedia]:
     """The prompt with its placeholders expanded. Raises InvalidRequest where there are not as many
     as pictures."""
     count = sum(token == spec.token_id for token in ids)
     if count != len(items):
         raise InvalidRequest(
-            f"messages: the rendered prompt has places for {count} pictures, but {len(items)} were "
-            "sent; the model's chat template decides where pictures may stand",
-            param="messages",
+            f"{param}: the prompt has places for {count} pictures, but {len(items)} were sent; "
+            f"each needs one placeholder (token {spec.token_id}), which a chat template writes",
+            param=param,
         )
     expanded: list[int] = []
     spans: list[MediaSpan] = []

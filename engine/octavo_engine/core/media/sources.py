@@ -1,13 +1,16 @@
-"""Where pictures come from: data URLs in requests."""
+"""Where pictures come from: the parts of a message that hold one, and their data URLs."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
+from typing import Any
 
 from octavo_engine.errors import InvalidRequest, RequestError
 
+PICTURE_PART = "image_url"
+DETAILS = ("auto", "low", "high", "original")  # accepted; a model has one way to look
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[^,;]*)*),", re.ASCII)
 
 
@@ -30,3 +33,19 @@ def read_data_url(url: str, param: str) -> bytes:
         return base64.b64decode(url[met.end() :], validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequest(f"{param} is not valid base64", param=param) from None
+
+
+def picture_url(field: str, value: Any) -> str:
+    """What the `image_url` of a part holds, as an object or as the URL alone. Raises
+    InvalidRequest."""
+    if isinstance(value, dict):
+        detail = value.get("detail")
+        if detail is not None and detail not in DETAILS:
+            raise InvalidRequest(
+                f"{field}.detail must be one of {', '.join(DETAILS)}", param=f"{field}.detail"
+            )
+        value = value.get("url")
+        field = f"{field}.url"
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field} is required", param=field)
+    return value

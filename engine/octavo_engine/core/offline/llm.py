@@ -31,9 +31,12 @@ from octavo_engine.config import (
 )
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
+from octavo_engine.core.media.messages import take_pictures
 from octavo_engine.core.offline.beam_search import beam_search
 from octavo_engine.core.offline.lora_request import LoRARequest
 from octavo_engine.core.offline.options import check_llm_options, llm_quantization, llm_value
+from octavo_engine.core.offline.pictures import PARAM as PICTURES
+from octavo_engine.core.offline.pictures import OfflinePictures, pictures_of
 from octavo_engine.core.offline.pooling import PoolingMethods
 from octavo_engine.core.offline.progress_bar import generation_bar, loading_bar
 from octavo_engine.core.offline.vllm_methods import VLLMMethods
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.beam_search import BeamSearchParams
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.offline.beam_search import BeamSearchOutput
-    from octavo_engine.core.offline.prompts import Prompt
+    from octavo_engine.core.offline.prompts import Prompt, PromptDict
     from octavo_engine.core.text.output_processor import TrackedRequest
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.tokenization.tokenizer import Tokenizer
@@ -187,7 +190,8 @@ class LLM(PoolingMethods, VLLMMethods):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """The next message of one conversation, or of each of several."""
+        """The next message of one conversation, or of each of several. Parts of a message may be
+        pictures: `image_url` with a data: URL, or `image_pil` with a PIL image."""
         template = self._tokenizer.chat_template
         if template is None:
             raise InvalidRequest(
@@ -199,14 +203,7 @@ class LLM(PoolingMethods, VLLMMethods):
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        # Tokens are not made of the rendered text: what a message spells must not become control.
-        prompts: list[Prompt] = [
-            {
-                "prompt": template.render(conversation, **options),
-                "prompt_token_ids": self._tokenizer.encode_chat(conversation, **options),
-            }
-            for conversation in _as_conversations(messages)
-        ]
+        prompts = [self._chat_prompt(each, options) for each in _as_conversations(messages)]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def beam_search(
@@ -216,6 +213,8 @@ class LLM(PoolingMethods, VLLMMethods):
         self._check_open()
         parts = []
         for prompt in _as_list(prompts):
+            if pictures_of(prompt):
+                raise InvalidRequest(f"{PICTURES} is not supported by beam_search", param=PICTURES)
             text, token_ids = _parts(prompt)
             parts.append(
                 (text, self._tokenizer.encode(text or "") if token_ids is None else token_ids)
@@ -282,9 +281,23 @@ class LLM(PoolingMethods, VLLMMethods):
             )
         check_vocab(self._tokenizer, self._info.vocab_size)
         self._processor = OutputProcessor(self._tokenizer)
+        self._pictures = OfflinePictures(self._info, files)
         self._seeds = Seeds(config.seed)
         self._enqueued = []
         self._adapters: dict[str, AdapterRef] = {}  # read before, by name
+
+    def _chat_prompt(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Prompt:
+        marked, pictures = take_pictures(messages)
+        template = self._tokenizer.chat_template
+        assert template is not None  # checked before
+        # Tokens are not made of the rendered text: what a message spells must not become control.
+        prompt: PromptDict = {
+            "prompt": template.render(marked, **options),
+            "prompt_token_ids": self._tokenizer.encode_chat(marked, **options),
+        }
+        if pictures:
+            prompt["multi_modal_data"] = {"image": pictures}
+        return prompt
 
     def _submissions(
         self,
@@ -362,6 +375,9 @@ class LLM(PoolingMethods, VLLMMethods):
         if token_ids is None:
             assert text is not None
             token_ids = self._tokenizer.encode(text)
+        media = None
+        if pictures := pictures_of(prompt):
+            token_ids, media = self._pictures.put_in(token_ids, pictures)
         if params.grammar is not None:
             from octavo_engine.grammar.check import check  # most have none
 
@@ -375,6 +391,7 @@ class LLM(PoolingMethods, VLLMMethods):
             eos_token_ids=ends_of_text(self._tokenizer, self._info.eos_token_ids),
             arrival_at=time.monotonic(),
             adapter=adapter,
+            media=media,
         )
 
     def _run(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
 
 
 class PromptDict(TypedDict, total=False):
-    """One of the two at least; the tokens count, the text is for the reader."""
+    """Text or tokens at least; of both the tokens count, the text is for the reader."""
 
     prompt: str
     prompt_token_ids: Sequence[int]
+    # {"image": picture or list}: PIL images, bytes of files, paths, data: URLs; each belongs to one
+    # placeholder of the prompt, in order
+    multi_modal_data: Mapping[str, Any]
 
 
 Prompt: TypeAlias = str | Sequence[int] | PromptDict

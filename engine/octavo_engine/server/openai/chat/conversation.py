@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from octavo_engine.core.media.sources import PICTURE_PART
 from octavo_engine.errors import InvalidRequest, ModelError
 from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.openai.chat.described_tools import described, takes_system
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from octavo_engine.tokenization.tokenizer import Template, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-PICTURE_PART = "image_url"
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Template variables that a request may not set: they are ours, or the model's.

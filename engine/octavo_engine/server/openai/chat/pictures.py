@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo_engine.core.media.prompt import PromptMedia, expand
-from octavo_engine.core.media.sources import read_data_url
+from octavo_engine.core.media.sources import PICTURE_PART, picture_url, read_data_url
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.generation.gather import all_of
-from octavo_engine.server.openai.chat.conversation import PICTURE_PART
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from octavo_engine.server.service import Service
     from octavo_engine.state.media import MediaItem
 
-DETAILS = ("auto", "low", "high", "original")  # accepted; a model has one way to look
-
 
 def picture_urls(messages: Sequence[ChatMessageBody]) -> list[tuple[str, str]]:
     """(field, URL) of each picture in order. Raises InvalidRequest."""
@@ -32,7 +29,7 @@ def picture_urls(messages: Sequence[ChatMessageBody]) -> list[tuple[str, str]]:
         for number, part in enumerate(message.content):
             if part.type == PICTURE_PART:
                 field = f"messages[{index}].content[{number}].image_url"
-                found.append((field, _url(field, part.image_url)))
+                found.append((field, picture_url(field, part.image_url)))
     return found
 
 
@@ -67,17 +64,3 @@ async def counted_with_pictures(
         return prompt
     ids, _ = await with_pictures(workers, messages, prompt.ids, service.settings.limits)
     return prompt._replace(ids=ids)
-
-
-def _url(field: str, value: dict[str, Any] | str | None) -> str:
-    if isinstance(value, dict):
-        detail = value.get("detail")
-        if detail is not None and detail not in DETAILS:
-            raise InvalidRequest(
-                f"{field}.detail must be one of {', '.join(DETAILS)}", param=f"{field}.detail"
-            )
-        value = value.get("url")
-        field = f"{field}.url"
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{field} is required", param=field)
-    return value

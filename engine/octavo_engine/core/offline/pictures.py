@@ -1,0 +1,105 @@
+"""Pictures of offline prompts: read, prepared and put into the prompt's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.core.media.prepare import BadPicture, prepare, prepare_decoded
+from octavo_engine.core.media.prompt import PromptMedia, expand
+from octavo_engine.core.media.sources import read_data_url
+from octavo_engine.core.media.spec import read_picture_spec
+from octavo_engine.errors import InvalidRequest, ModelError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.media.spec import PictureSpec
+    from octavo_engine.state.media import MediaItem
+    from octavo_engine.weights.source import ModelFiles
+
+PARAM = "multi_modal_data"
+_TEXT_MODEL = "this model takes no pictures"
+
+
+class OfflinePictures:
+    """How one model's pictures are prepared; without, why they are refused."""
+
+    def __init__(self, info: ModelInfo, files: ModelFiles | None) -> None:
+        self._spec: PictureSpec | None = None
+        self._refusal = _TEXT_MODEL
+        if not info.sees or files is None:
+            return
+        try:
+            self._spec = read_picture_spec(files)
+        except ModelError as error:
+            self._refusal = str(error)
+
+    def put_in(
+        self, token_ids: Sequence[int], pictures: Sequence[Any]
+    ) -> tuple[list[int], PromptMedia]:
+        """The prompt with its pictures. Raises RequestError."""
+        if self._spec is None:
+            raise RequestError(f"{PARAM}: {self._refusal}", param=PARAM, code="not_supported")
+        if find_spec("PIL") is None:
+            raise RequestError(
+                f"{PARAM}: pictures need Pillow; run: pip install pillow",
+                param=PARAM, code="not_supported",
+            )  # fmt: skip
+        items = [
+            _item(f"{PARAM}['image'][{number}]", picture, self._spec)
+            for number, picture in enumerate(pictures)
+        ]
+        return expand(token_ids, items, self._spec, param="prompt")
+
+
+def pictures_of(prompt: object) -> list[Any]:
+    """What a prompt's `multi_modal_data` holds. Raises InvalidRequest."""
+    data = prompt.get(PARAM) if isinstance(prompt, Mapping) else None
+    if not data:
+        return []
+    if not isinstance(data, Mapping) or set(data) != {"image"}:
+        raise InvalidRequest(
+            f"{PARAM} must be a dict with the key image, one picture or a list; video and audio "
+            "are not supported",
+            param=PARAM,
+        )
+    pictures = data["image"]
+    return list(pictures) if isinstance(pictures, list | tuple) else [pictures]
+
+
+def _item(name: str, picture: Any, spec: PictureSpec) -> MediaItem:
+    from PIL import Image
+
+    if isinstance(picture, Image.Image):
+        try:
+            return prepare_decoded(picture, spec)
+        except (BadPicture, OSError) as error:  # a file opened and never read may be broken
+            raise InvalidRequest(f"{name} {error}", param=PARAM) from None
+    prepared = prepare(_bytes(name, picture), spec)
+    if prepared.item is None:
+        raise InvalidRequest(f"{name} {prepared.problem}", param=PARAM)
+    return prepared.item
+
+
+def _bytes(name: str, picture: Any) -> bytes:
+    if isinstance(picture, bytes | bytearray | memoryview):
+        return bytes(picture)
+    if isinstance(picture, PathLike):
+        try:
+            return Path(picture).read_bytes()
+        except OSError as error:
+            raise InvalidRequest(
+                f"{name}: cannot read {fspath(picture)}: {error.strerror}", param=PARAM
+            ) from None
+    if isinstance(picture, str) and picture.startswith("data:"):
+        return read_data_url(picture, name)
+    raise InvalidRequest(
+        f"{name} must be a PIL image, the bytes of a file, a pathlib.Path or a data: URL; got "
+        f"{type(picture).__name__}",
+        param=PARAM,
+    )
