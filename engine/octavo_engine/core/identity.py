@@ -66,6 +66,8 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
     }
     if implementation == "transformers":
         facts["implementation"] = implementation
+    if (draft := _draft_facts(config)) is not None:  # a block holds the draft layers too
+        facts["draft"] = draft
     return ModelIdentity(
         own_length,
         tuple(dict.fromkeys((*eos, *generation_eos))),
@@ -73,6 +75,18 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         _speech(files, implementation),
         _digest(facts),
     )
+
+
+def _draft_facts(config: EngineConfig) -> list[Any] | None:
+    """Of the draft model's files, if one is named. Raises ModelError."""
+    speculation = config.speculation
+    if speculation is None or speculation.method == "ngram":
+        return None
+    from octavo_engine.weights.fingerprint import fingerprint
+    from octavo_engine.weights.source import resolve_model
+
+    files = resolve_model(speculation.model, revision=speculation.revision)
+    return [files.config, fingerprint(files.path), speculation.quantization]
 
 
 def _speech(files: ModelFiles, implementation: Implementation) -> SpeechInfo | None:

@@ -80,6 +80,20 @@ def test_the_digest_covers_files_shape_and_settings_that_change_numbers(tmp_path
     assert again.digest == digests[-1]
 
 
+def test_the_digest_covers_the_draft_model_whose_layers_share_the_blocks(tmp_path):
+    files = make_files(tmp_path)
+    digests = [identify(EngineConfig(), files).digest]
+    for name, weights in (("one", b"1"), ("other", b"2"), ("copy", b"1")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(LLAMA))
+        (folder / "model.safetensors").write_bytes(weights * 1000)
+        config = EngineConfig(speculative_config=json.dumps({"model": str(folder)}))
+        digests.append(identify(config, files).digest)
+    assert len(set(digests)) == 3
+    assert digests[1] == digests[3]
+
+
 def test_a_fine_tuned_model_is_another_one_and_the_same_files_are_the_same_anywhere(tmp_path):
     def digest_of(folder: str, data: bytes, name: str = "model.safetensors") -> bytes:
         path = tmp_path / folder
