@@ -153,6 +153,11 @@ SERVER_FLAGS = (
     Flag("allowed_methods", "methods that they may use"),
     Flag("allowed_headers", "request headers that they may send"),
     Flag("allow_credentials", "allow these origins to send cookies and authorization"),
+    Flag("allowed_media_domains",
+         "hosts that pictures are fetched from over https, or * for every public one; none by "
+         "default"),
+    Flag("allowed_local_media_path",
+         "folder below which pictures are read by file: URLs; none by default"),
     Flag("docs", "serve the page at /, /docs and /openapi.json"),
     Flag("tokenizer_info", "serve /tokenizer_info", "enable-tokenizer-info-endpoint"),
     Flag("dev_mode", "serve the routes for development: caches, sleep, server info"),

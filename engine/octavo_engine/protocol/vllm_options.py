@@ -46,7 +46,8 @@ def _switch(advice: str, *neutral: str) -> UnsupportedOption:
 
 _ONE_TOKENIZER = "the tokenizer comes with the model; name another one in --tokenizer"
 _FLOAT32_STATES = "recurrent states are held in float32; leave it out"
-_NO_MEDIA = "pictures are read from data: URLs only, at most --max-images of them; leave it out"
+_NO_MEDIA = "--max-images is the most pictures of a request; leave it out"
+_OWN_FILES = "give pictures as data: URLs, PIL images, bytes or pathlib.Path; leave it out"
 _NO_REPLICAS = "an engine has no replicas of its own; start several behind `octavo router`"
 _NO_EXPERTS = "experts are not spread over processes; leave it out"
 _NO_NODES = "an engine runs on one machine; leave it out"
@@ -162,8 +163,6 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "mm-processor-cache-gb": _value(_NO_MEDIA, *ANY),
     "mm-encoder-tp-mode": _value(_NO_MEDIA, *ANY),
     "media-io-kwargs": _value(_NO_MEDIA, "{}"),
-    "allowed-local-media-path": _value(_NO_MEDIA),
-    "allowed-media-domains": _value(_NO_MEDIA),
     "interleave-mm-strings": _switch(_NO_MEDIA),
     "skip-mm-profiling": _switch(_NO_MEDIA, "true", "false"),
     "language-model-only": _switch(_NO_MEDIA, "true", "false"),
@@ -192,6 +191,10 @@ UNSUPPORTED_PYTHON: Mapping[str, UnsupportedOption] = {
     "enable_chunked_prefill": _value("prompts are always computed in chunks", "true"),
     "disable_log_stats": _value("statistics are not logged; leave it out", *ANY),
     "skip_tokenizer_init": _value("texts need the tokenizer; leave it out", "false"),
+    "allowed_local_media_path": _value(_OWN_FILES),
+    "allowed_media_domains": _value(_OWN_FILES),
+    "limit_mm_per_prompt": _value("a prompt holds as many pictures as fit in it; leave it out",
+                                  "{}"),
     "hf_token": _value("set the environment variable HF_TOKEN", "false"),
     "override_generation_config": _value("give the values in SamplingParams", "{}"),
     "speculative_model": _value("use speculative_config={'model': …}"),

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.core.media.picture_sources import PictureSources
 from octavo_engine.errors import OctavoError
 from octavo_engine.metrics import EngineMetrics, MetricsSnapshot
 from octavo_engine.server.admin.pause import PauseState
@@ -52,6 +53,9 @@ class Service:
         self.hub = SubscriberHub(engine, self.admission, self.metrics, settings.pod_uid)
         self.model.adapters.on_changed = lambda: self.hub.set_adapters(self.model.adapters.names)
         self.running = InFlightRequests()
+        self.picture_sources = PictureSources(
+            settings.allowed_media_domains, settings.allowed_local_media_path
+        )
         self.responses = ResponseStore(settings.limits)
         self.sleep = SleepState(engine, self.admission, self.running)
         self.pause = PauseState(engine, self.admission, self.running, settings.request_timeout_s)

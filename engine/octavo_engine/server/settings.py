@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.server.limits import RequestLimits
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class ServerSettings:
     allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE")
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+    allowed_media_domains: tuple[str, ...] = ()  # hosts of pictures; none: https: is refused
+    allowed_local_media_path: str = ""  # folder of pictures; empty: file: is refused
     docs: bool = True  # /docs and /openapi.json
     tokenizer_info: bool = False  # GET /tokenizer_info, which shows the chat template
     dev_mode: bool = False  # routes for development: caches, sleep, server info
@@ -82,6 +88,15 @@ class ServerSettings:
             raise ConfigError(f"--root-path must look like /this; got {self.root_path}")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError("--allow-credentials needs --allowed-origins that name the origins")
+        for host in self.allowed_media_domains:
+            if not host or (host != "*" and not _HOST.fullmatch(host)):
+                raise ConfigError(
+                    "--allowed-media-domains must be names of hosts, such as images.example.com, "
+                    f"or *; got {host!r}"
+                )
+        folder = self.allowed_local_media_path
+        if folder and not Path(folder).is_dir():
+            raise ConfigError(f"--allowed-local-media-path must be a folder; got {folder}")
         if not 0.0 <= self.otlp_sample_ratio <= 1.0:
             raise ConfigError(
                 f"--otlp-sample-ratio must be between 0 and 1; got {self.otlp_sample_ratio}"

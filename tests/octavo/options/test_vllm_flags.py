@@ -106,7 +106,7 @@ def test_keys_may_come_by_either_name_and_are_not_shown(capsys, monkeypatch):
         (["--gpu_memory_utilization=0.9"], "--gpu_memory_utilization is not supported: --memory-"),
         (["--quantization", "mxfp4"], "--quantization mxfp4 is not supported: how weights are"),
         (["--load-format=pt"], "--load-format pt is not supported: weights are read from"),
-        (["--limit-mm-per-prompt", '{"image": 1}'], "pictures are read from data: URLs only"),
+        (["--limit-mm-per-prompt", '{"image": 1}'], "--max-images is the most pictures"),
         (["--download-dir", "/x"], "set HF_HOME"),
         (["--swap-space"], "--swap-space is not supported"),
         (["-O3"], "-O3: models are not compiled"),

@@ -17,13 +17,7 @@ _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[^,;]*)*),", re.ASCII)
 def read_data_url(url: str, param: str) -> bytes:
     """The bytes of a base64 data URL of a picture. Raises RequestError that names `param`."""
     if not url.startswith("data:"):
-        scheme = url.partition(":")[0][:20]
-        raise RequestError(
-            f"{param}: pictures are not fetched from {scheme!r} URLs; send the picture itself, as "
-            "data:image/png;base64,...",
-            param=param,
-            code="not_supported",
-        )
+        raise unfetched(url.partition(":")[0], param)
     met = _DATA.match(url[:200])
     if met is None or not met[2].endswith(";base64"):
         raise InvalidRequest(f"{param} must look like data:image/png;base64,...", param=param)
@@ -33,6 +27,17 @@ def read_data_url(url: str, param: str) -> bytes:
         return base64.b64decode(url[met.end() :], validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequest(f"{param} is not valid base64", param=param) from None
+
+
+def unfetched(scheme: str, param: str, flag: str = "") -> RequestError:
+    """`flag`: with which an operator allows it."""
+    allows = f", or start the server with {flag}" if flag else ""
+    return RequestError(
+        f"{param}: pictures are not fetched from {scheme[:20]!r} URLs; send the picture itself, as "
+        f"data:image/png;base64,...{allows}",
+        param=param,
+        code="not_supported",
+    )
 
 
 def picture_url(field: str, value: Any) -> str:

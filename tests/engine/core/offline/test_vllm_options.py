@@ -34,7 +34,8 @@ def test_settings_that_change_nothing_are_accepted():
         ({"model_impl": "terratorch"}, "models are octavo's own or transformers'"),
         ({"swap_space": 4}, "kv_offloading_size keeps KV blocks in the host's memory"),
         ({"quantization": "mxfp4"}, "LLM(quantization='mxfp4') is not supported: how weights are"),
-        ({"limit_mm_per_prompt": {"image": 1}}, "pictures are read from data: URLs only"),
+        ({"allowed_local_media_path": "/a"}, "give pictures as data: URLs, PIL images, bytes"),
+        ({"limit_mm_per_prompt": {"image": 1}}, "as many pictures as fit in it"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_had_are_one_sentence(settings, message):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.core.media.budget import ByteBudget
 from octavo_engine.core.media.prompt import PromptMedia, expand
-from octavo_engine.core.media.sources import PICTURE_PART, picture_url, read_data_url
+from octavo_engine.core.media.sources import PICTURE_PART, picture_url
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.generation.gather import all_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_engine.core.media.picture_sources import PictureSources
     from octavo_engine.core.media.workers import PictureWorkers
     from octavo_engine.server.limits import RequestLimits
     from octavo_engine.server.openai.chat.conversation import RenderedPrompt
@@ -35,6 +37,7 @@ def picture_urls(messages: Sequence[ChatMessageBody]) -> list[tuple[str, str]]:
 
 async def with_pictures(
     workers: PictureWorkers,
+    sources: PictureSources,
     messages: Sequence[ChatMessageBody],
     ids: list[int],
     limits: RequestLimits,
@@ -49,8 +52,12 @@ async def with_pictures(
         )
     if not urls:
         return ids, None
-    files = [(read_data_url(url, field), field) for field, url in urls]
-    items: list[MediaItem] = await all_of(workers.prepare(*file) for file in files)
+    budget = ByteBudget(limits.max_body_bytes)  # what a request could bring itself
+
+    async def prepared(field: str, url: str) -> MediaItem:
+        return await workers.prepare(await sources.read(url, field, budget), field)
+
+    items = await all_of(prepared(*each) for each in urls)
     expanded, media = expand(ids, items, workers.spec)
     return expanded, media
 
@@ -62,5 +69,7 @@ async def counted_with_pictures(
     workers = service.engine.pictures
     if workers is None:
         return prompt
-    ids, _ = await with_pictures(workers, messages, prompt.ids, service.settings.limits)
+    ids, _ = await with_pictures(
+        workers, service.picture_sources, messages, prompt.ids, service.settings.limits
+    )
     return prompt._replace(ids=ids)

@@ -140,7 +140,9 @@ class _ChatReader:
 
     async def _add_pictures(self, workers: PictureWorkers) -> None:
         limits, messages = self._service.settings.limits, self.fields.messages
-        ids, self.media = await with_pictures(workers, messages, self.prompt.ids, limits)
+        ids, self.media = await with_pictures(
+            workers, self._service.picture_sources, messages, self.prompt.ids, limits
+        )
         self.prompt = self.prompt._replace(ids=ids)
         if self.media is not None and self.fields.truncate_prompt_tokens is not None:
             raise InvalidRequest(

@@ -29,11 +29,11 @@ NUM_ROWS = seeing_model("llava").media.num_rows
 
 
 class Rig:
-    def __init__(self, folder: Any) -> None:
+    def __init__(self, folder: Any, **settings: Any) -> None:
         self.runner = asyncio.Runner()
         config = EngineConfig(model=str(folder), num_threads=1, dtype="float32")
         self.engine = self.runner.run(self._start(config))
-        self._app = build_app(self.engine, ServerSettings())
+        self._app = build_app(self.engine, ServerSettings(**settings))
 
     @staticmethod
     async def _start(config: EngineConfig) -> AsyncEngine:
