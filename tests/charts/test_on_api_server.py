@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -90,10 +91,19 @@ class Rights:
             for body in objects
             if "rbac.authorization.k8s.io" in body["apiVersion"] or body["kind"] == "ServiceAccount"
         ]
+        self._last = f"last-{secrets.token_hex(4)}"  # those of an earlier one may be seen yet
+        self.objects += last_rights(self._last)
 
     def __enter__(self) -> Rights:
         for body in self.objects:
             self._server.apply(body)
+        deadline = time.monotonic() + 120  # on a starved machine, too
+        while not all(
+            self.allows(self._last, "get", "octavo.dev", resource, "team-a")
+            for resource in ("clustered", "namespaced")
+        ):
+            assert time.monotonic() < deadline, "the rights are not in force"
+            time.sleep(0.02)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,6 +128,26 @@ class Rights:
             },
         }
         return bool(self._server.request("POST", REVIEWS, review)["status"]["allowed"])
+
+
+def last_rights(name: str) -> list[Object]:
+    """One of each kind: the API server sees each kind's objects in their order, so once these
+    are in force, all changes before them are, deletions too."""
+    api = "rbac.authorization.k8s.io"
+    objects: list[Object] = []
+    for prefix, resource in (("Cluster", "clustered"), ("", "namespaced")):
+        metadata: Object = {"name": name} | ({} if prefix else {"namespace": "team-a"})
+        kind = f"{prefix}Role"
+        rule = {"apiGroups": ["octavo.dev"], "resources": [resource], "verbs": ["get"]}
+        objects += [
+            {"apiVersion": f"{api}/v1", "kind": kind, "metadata": metadata, "rules": [rule]},
+            {
+                "apiVersion": f"{api}/v1", "kind": f"{kind}Binding", "metadata": metadata,
+                "roleRef": {"apiGroup": api, "kind": kind, "name": name},
+                "subjects": [{"kind": "User", "name": name, "apiGroup": api}],
+            },
+        ]  # fmt: skip
+    return objects
 
 
 def needed(served: str) -> Iterator[tuple[str, str, str, str, str]]:
