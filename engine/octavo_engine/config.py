@@ -341,6 +341,13 @@ class EngineConfig:
         return None if text is None else SpeculationConfig.parse(text)
 
     @property
+    def draft(self) -> SpeculationConfig | None:
+        """Where a draft model guesses."""
+        speculation = self.speculation
+        is_draft = speculation is not None and speculation.method == "draft_model"
+        return speculation if is_draft else None
+
+    @property
     def overrides(self) -> dict[str, Any]:
         """Fields that replace those of the model's config.json."""
         text = self.hf_overrides

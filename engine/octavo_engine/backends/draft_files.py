@@ -31,7 +31,7 @@ def open_weights(config: EngineConfig, model: ModelConfig, files: ModelFiles) ->
 def check_draft_device(config: EngineConfig, *, is_fallback: bool = False) -> None:
     """Raises ConfigError where a draft model is named that the device does not compute, or
     transformers, the fallback."""
-    if config.speculation is None or config.speculation.method == "ngram":
+    if config.draft is None:
         return
     if is_fallback:
         raise ConfigError(
@@ -53,8 +53,8 @@ def check_draft_device(config: EngineConfig, *, is_fallback: bool = False) -> No
 def open_draft(config: EngineConfig, model: ModelConfig) -> DraftPart | None:
     """The draft model that the settings name, if any. Raises ConfigError where it does not fit the
     model, and ModelError."""
-    speculation = config.speculation
-    if speculation is None or speculation.method == "ngram":
+    speculation = config.draft
+    if speculation is None:
         return None
     from octavo_engine.weights.source import resolve_model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from octavo_engine.caches import group_layers
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
         Value,
     )
     from octavo_engine.weights.checkpoint import Checkpoint
+
+
+_Spec = TypeVar("_Spec", "AttentionSpec", "LatentAttentionSpec")
 
 
 class DraftPart(NamedTuple):
@@ -45,14 +48,16 @@ class LaterLayers:
         return getattr(self._ops, name)
 
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
-        later = dataclasses.replace(spec, layer=self._first_layer + spec.layer)
-        return self._ops.attention(qkv, later)
+        return self._ops.attention(qkv, self._moved(spec))
 
     def latent_attention(
         self, q: Value, kv: Value, key_up: Heads, value_up: Heads, spec: LatentAttentionSpec
     ) -> Value:
-        later = dataclasses.replace(spec, layer=self._first_layer + spec.layer)
-        return cast("LatentOps", self._ops).latent_attention(q, kv, key_up, value_up, later)
+        ops = cast("LatentOps", self._ops)
+        return ops.latent_attention(q, kv, key_up, value_up, self._moved(spec))
+
+    def _moved(self, spec: _Spec) -> _Spec:
+        return dataclasses.replace(spec, layer=self._first_layer + spec.layer)
 
 
 def forward_later(model: Model, ops: Ops, first_layer: int) -> Value:

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 def check_draft_tokenizer(config: EngineConfig, files: ModelFiles | None) -> None:
     """Raises ConfigError that names the first token that differs, and ModelError. A draft model
     that comes without a tokenizer is taken to share the model's."""
-    speculation = config.speculation
-    if speculation is None or speculation.method == "ngram" or files is None:
+    draft = config.draft
+    if draft is None or files is None:
         return
     from octavo_engine.tokenization.load import load_tokenizer
     from octavo_engine.weights.source import resolve_model
 
-    draft_files = resolve_model(speculation.model, revision=speculation.revision)
+    draft_files = resolve_model(draft.model, revision=draft.revision)
     if draft_files.gguf is None and not (draft_files.path / "tokenizer.json").exists():
         return
     own = load_tokenizer(files, override=config.tokenizer)
-    check_same_tokens(own, load_tokenizer(draft_files), speculation.model)
+    check_same_tokens(own, load_tokenizer(draft_files), draft.model)
 
 
 def check_same_tokens(own: Tokenizer, draft: Tokenizer, name: str) -> None:

@@ -79,14 +79,14 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
 
 def _draft_facts(config: EngineConfig) -> list[Any] | None:
     """Of the draft model's files, if one is named. Raises ModelError."""
-    speculation = config.speculation
-    if speculation is None or speculation.method == "ngram":
+    draft = config.draft
+    if draft is None:
         return None
     from octavo_engine.weights.fingerprint import fingerprint
     from octavo_engine.weights.source import resolve_model
 
-    files = resolve_model(speculation.model, revision=speculation.revision)
-    return [files.config, fingerprint(files.path), speculation.quantization]
+    files = resolve_model(draft.model, revision=draft.revision)
+    return [files.config, fingerprint(files.path), draft.quantization]
 
 
 def _speech(files: ModelFiles, implementation: Implementation) -> SpeechInfo | None:
