@@ -227,18 +227,16 @@ class ProxyExchange:
 
     def _reach(self, upstream: Upstream, now: float) -> None:
         handover = self._handover
-        if handover is None:
-            self._connect(upstream, now)
-            return
-        is_elsewhere = handover.place(now)
-        self._body = handover.body
-        if not is_elsewhere:
-            self._connect(upstream, now)
-            return
-        self._state = ExchangeState.CONNECTING
-        deadline = now + self._proxy.first_token_s(self._request)
-        self._connection.deadline = min(deadline, self._total_at)
-        handover.send()
+        if handover is not None:
+            is_elsewhere = handover.place(now)
+            self._body = handover.body
+            if is_elsewhere:
+                self._state = ExchangeState.CONNECTING
+                deadline = now + self._proxy.first_token_s(self._request)
+                self._connection.deadline = min(deadline, self._total_at)
+                handover.send()
+                return
+        self._connect(upstream, now)
 
     def send_after_prompt(self) -> None:
         """See HandoverUser."""

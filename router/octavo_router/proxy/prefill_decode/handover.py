@@ -198,7 +198,7 @@ class PromptHandover:
     def forgo(self, problem: str) -> None:
         """The answering engine computes the prompt from now on.
 
-        It is not to blame: mostly the other engine has died.
+        The fault is not its own: mostly the other engine has died.
         """
         lease = self._account.lease
         assert lease is not None

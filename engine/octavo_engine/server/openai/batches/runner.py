@@ -228,12 +228,11 @@ class BatchRunner:
         if batch.status == "validating":
             return
         good, bad = self._done(batch)
-        failed = len(bad.ids)
+        done, failed = FinishedLine(good.ids | bad.ids), len(bad.ids)
         with (
             open(self.shelf.work_path(batch, "input"), "rb") as lines,
             open(self.shelf.work_path(batch, "errors"), "ab") as errors,
         ):
-            done = FinishedLine(good.ids | bad.ids)
             for entry in LineReader(done, endpoint=batch.endpoint).read(lines):
                 if isinstance(entry, BatchTask):
                     errors.write(line_of(entry))
