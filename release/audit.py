@@ -3,7 +3,7 @@
 Each package of `images/*.txt` has one version and hashes, meets the minimum of `pyproject.toml`,
 and has a licence that we may ship, as far as it is installed here. Then pip-audit asks its service
 for known vulnerabilities of exactly these versions. Ends with status 1 on a finding, and also where
-the service could not be asked, unless that was left out by --offline.
+the service could not be reached, unless that was left out by --offline.
 """
 
 from __future__ import annotations

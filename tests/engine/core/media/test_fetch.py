@@ -209,10 +209,10 @@ def test_a_name_is_resolved_once_and_every_address_of_it_is_checked(
     play: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = [["127.0.0.1"], ["10.0.0.1"]]
-    asked: list[str] = []
+    resolved: list[str] = []
 
     def resolve(host: str, port: int, **_: Any) -> list[Any]:
-        asked.append(host)
+        resolved.append(host)
         addresses = answers.pop(0)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses]
 
@@ -220,7 +220,7 @@ def test_a_name_is_resolved_once_and_every_address_of_it_is_checked(
         scene.host.responses["/"] = response(PICTURE)
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         assert await scene.fetch(scene.host.url("/")) == PICTURE
-        assert asked == ["localhost"]  # the answer that a second look would get is never seen
+        assert resolved == ["localhost"]  # what a second look would find is never seen
         answers[:] = [["127.0.0.1", "10.0.0.1"]]
         assert "not at a public address" in await scene.refusal(scene.host.url("/"))
         answers[:] = [["127.0.0.1"], ["10.0.0.1"]]
