@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo_common.pages import API_DOCS, read_page
+from octavo_common.pages import API_DOCS, CHAT_FILES, read_page
+from octavo_engine.server.http.errors import HttpError
 from octavo_engine.server.http.exchange import Exchange, Header  # noqa: TC001  (signatures)
 from octavo_engine.server.service import Service  # noqa: TC001
 
@@ -35,6 +36,15 @@ async def page(exchange: Exchange, service: Service) -> None:
 
 async def home(exchange: Exchange, service: Service) -> None:
     await _reply(exchange, _HOME)
+
+
+async def chat_file(exchange: Exchange, service: Service) -> None:
+    found = CHAT_FILES.get(exchange.scope["path_params"]["name"])
+    if found is None:
+        raise HttpError(404, "the path does not exist", code="route_not_found")
+    path, kind = found
+    headers = [(b"content-type", kind.encode()), (b"x-content-type-options", b"nosniff")]
+    await exchange.reply(path.read_bytes(), headers=headers)
 
 
 async def _reply(exchange: Exchange, path: Path) -> None:

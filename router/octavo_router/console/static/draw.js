@@ -12,7 +12,7 @@ const TILES = [
 const COLOURS = { ready: "good", connecting: "warn", draining: "warn", ejected: "bad", down: "bad" };
 const MAX_ROWS = 60;
 
-export function element(tag, text, classes) {
+function element(tag, text, classes) {
   const made = document.createElement(tag);
   if (text !== undefined && text !== null) made.textContent = String(text);
   if (classes) made.className = classes;
@@ -41,7 +41,8 @@ export function drawEngines(body, endpoints) {
     const usage = each.loading ?? each.kv_usage;
     const kv = element("td");
     if (usage !== null) kv.append(meter(usage, each.loading === null ? "KV cache in use" : "loaded"));
-    const row = line([[each.url, "id"], [each.revision ? `${each.pool} · ${each.revision}` : each.pool]]);
+    const row = line([[each.name, "id"], [each.revision ? `${each.pool} · ${each.revision}` : each.pool]]);
+    row.firstChild.title = each.url;
     row.append(said, kv);
     for (const value of [each.running, each.waiting, each.in_flight, each.prefixes]) {
       row.append(element("td", value ?? "–", "num"));
@@ -67,6 +68,7 @@ export function drawDeployments(section, body, deployments) {
 
 // Newest first; the longest of those shown fills the bar.
 export function drawRequests(body, requests, now) {
+  const names = new Map(now.endpoints.map((each) => [each.authority, each.name]));
   const shown = requests.slice(-MAX_ROWS).reverse();
   const longest = Math.max(1e-6, ...shown.map((each) => each.duration_s));
   body.replaceChildren(...shown.map((each) => {
@@ -77,7 +79,10 @@ export function drawRequests(body, requests, now) {
     if (each.code || (each.outcome !== "ok" && each.outcome)) status.append(` ${each.code || each.outcome}`);
     if (each.resumes) status.append(` resumed ${each.resumes}×`);
     else if (each.attempts > 1) status.append(` ${each.attempts} attempts`);
-    const row = line([[ago(now - each.ended_at)], [each.model || each.route], [each.endpoint || "–", "id"]]);
+    const row = line([[ago(now.at - each.ended_at)], [each.model || "none given"],
+      [names.get(each.endpoint) || each.endpoint || "–", "id"]]);
+    row.children[1].title = each.route;
+    row.children[2].title = each.endpoint;
     const time = element("td");
     time.append(waterfall(each, longest));
     row.append(status, time, element("td", seconds(each.duration_s), "num"));
