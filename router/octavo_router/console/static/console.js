@@ -9,6 +9,7 @@ const WINDOW = 5; // seconds over which rates are taken
 
 const history = []; // of totals, oldest first
 let requests = [];
+let names = new Map(); // of engines by their URLs
 let mayExplain = true; // until the router says that only its administrators may look inside
 
 // ── the router's events ──
@@ -46,6 +47,7 @@ function show(now) {
   $("where").textContent = `${now.version} on ${now.replica}`;
   for (const each of now.requests) requests.push({ ...each, ended_at: now.at - each.age_s });
   requests = requests.slice(-MAX_KEPT);
+  names = new Map(now.endpoints.map((each) => [each.url, each.name]));
   drawTiles($("tiles"), rates(now), now);
   drawEngines($("engines"), now.endpoints);
   drawDeployments($("deployments-section"), $("deployments"), now.deployments);
@@ -71,7 +73,7 @@ function rates(now) {
 async function post(fields, signal) {
   const response = await plainPost(fields, signal, mayExplain ? { "x-octavo-explain": "1" } : {});
   const why = response.headers.get("x-octavo-explain");
-  if (why) drawWhy($("why"), JSON.parse(why));
+  if (why) drawWhy($("why-section"), $("why"), JSON.parse(why), names);
   if (response.status !== 403 || !mayExplain) return response;
   const { error } = await response.clone().json();
   if (error?.code !== "admin_key_required") return response;
@@ -86,7 +88,7 @@ async function explain() {
   });
   const answer = await response.json();
   if (response.ok) {
-    drawWhy($("why"), answer);
+    drawWhy($("why-section"), $("why"), answer, names);
     $("speed").textContent = "nothing was sent";
   } else {
     $("speed").textContent = response.status === 404
@@ -96,7 +98,7 @@ async function explain() {
 }
 
 $("explain").addEventListener("click", explain);
-$("clear").addEventListener("click", () => { $("why").hidden = true; });
+$("clear").addEventListener("click", () => { $("why-section").hidden = true; });
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   setKey($("key").value);

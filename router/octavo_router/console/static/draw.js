@@ -29,7 +29,7 @@ export function drawTiles(list, rates, now) {
 
 export function drawEngines(body, endpoints) {
   if (endpoints.length === 0) {
-    body.replaceChildren(line([[`No engine is known to this router yet.`]], 8));
+    body.replaceChildren(line([[`No engine is known to this router yet.`]], 7));
     return;
   }
   body.replaceChildren(...endpoints.map((each) => {
@@ -41,7 +41,8 @@ export function drawEngines(body, endpoints) {
     const usage = each.loading ?? each.kv_usage;
     const kv = element("td");
     if (usage !== null) kv.append(meter(usage, each.loading === null ? "KV cache in use" : "loaded"));
-    const row = line([[each.name, "id"], [each.revision ? `${each.pool} · ${each.revision}` : each.pool]]);
+    const row = line([[each.name, "id"]]);
+    row.firstChild.append(element("span", each.revision ? `${each.pool} · ${each.revision}` : each.pool, "under"));
     row.firstChild.title = each.url;
     row.append(said, kv);
     for (const value of [each.running, each.waiting, each.in_flight, each.prefixes]) {
@@ -94,11 +95,13 @@ export function drawRequests(body, requests, now) {
   }));
 }
 
-// The decision as the router explains it: one row a candidate, where it tells of them.
-export function drawWhy(box, decision) {
+// The decision as the router explains it: one row a candidate, where it lists them. `names`: of
+// engines by their URLs.
+export function drawWhy(section, box, decision, names) {
+  const short = (value) => names.get(value) ?? rounded(value);
   const rows = decision.candidates ?? [];
   const facts = Object.entries(decision).filter(([, value]) => value === null || typeof value !== "object");
-  const list = element("p", facts.map(([name, value]) => `${name.replaceAll("_", " ")}: ${value}`).join(" · "));
+  const list = element("p", facts.map(([name, value]) => `${name.replaceAll("_", " ")}: ${short(value)}`).join(" · "));
   box.replaceChildren(list);
   if (rows.length > 0 && typeof rows[0] === "object") {
     const names = Object.keys(rows[0]);
@@ -112,7 +115,7 @@ export function drawWhy(box, decision) {
     table.append(thead, tbody);
     box.append(table);
   }
-  box.hidden = false;
+  section.hidden = false;
 }
 
 function line(cells, span) {
@@ -150,7 +153,7 @@ function waterfall(request, longest) {
   return box;
 }
 
-function short(value) {
+function rounded(value) {
   if (typeof value === "number") return Math.round(value * 10000) / 10000;
   return typeof value === "object" && value !== null ? JSON.stringify(value) : value;
 }
