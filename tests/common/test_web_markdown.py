@@ -92,9 +92,10 @@ def test_long_answers_are_drawn_in_time(page: Any) -> None:
         "`" * 20_001,
         "[" * 20_000,
         "- " * 5_000,
-        "> " * 2_000,
+        "> " * 20_000,
         "|" * 20_000,
         "_a" * 10_000,
+        "  " * 500 + "- a",
     ]
     for text in hostile:
         took_ms = page.evaluate(

@@ -12,18 +12,24 @@ const BLOCKS = [
 // Code spans first: within them nothing else counts.
 const INLINE = /(`+)(.+?)\1(?!`)|\*\*\*(?=\S)(.+?)(?<=\S)\*\*\*|\*\*(?=\S)(.+?)(?<=\S)\*\*|__(?=\S)(.+?)(?<=\S)__(?!\w)|\*(?=\S)(.+?)(?<=\S)\*|(?<!\w)_(?=\S)(.+?)(?<=\S)_(?!\w)|\[([^\]\n]+)\]\((https?:\/\/[^\s)]+)\)|\\([\\`*_{}[\]()#+\-.!|>~])/s;
 
-export function markdown(text) {
+const MAX_DEPTH = 20; // of quotes in quotes and emphasis in emphasis: deeper ones stay as written
+
+export function markdown(text, depth = 0) {
   const made = document.createDocumentFragment();
+  if (depth > MAX_DEPTH) {
+    made.append(text);
+    return made;
+  }
   const lines = text.split("\n");
-  for (let at = 0; at < lines.length;) at = block(made, lines, at);
+  for (let at = 0; at < lines.length;) at = block(made, lines, at, depth);
   return made;
 }
 
 // One block from line `at` on; the line after it is returned.
-function block(parent, lines, at) {
+function block(parent, lines, at, depth) {
   for (const [pattern, make] of BLOCKS) {
     const found = pattern.exec(lines[at]);
-    if (found) return make(parent, lines, at, found);
+    if (found) return make(parent, lines, at, found, depth);
   }
   if (!lines[at].trim()) return at + 1;
   let end = at + 1;
@@ -60,31 +66,31 @@ function rule(parent, lines, at) {
   return at + 1;
 }
 
-function quote(parent, lines, at) {
+function quote(parent, lines, at, found, depth) {
   let end = at;
   while (end < lines.length && /^ {0,3}>/.test(lines[end])) end += 1;
   const box = element("blockquote");
-  box.append(markdown(lines.slice(at, end).map((line) => line.replace(/^ {0,3}> ?/, "")).join("\n")));
+  box.append(markdown(lines.slice(at, end).map((line) => line.replace(/^ {0,3}> ?/, "")).join("\n"), depth + 1));
   parent.append(box);
   return end;
 }
 
 // Items that are indented further belong to the one above them.
-function list(parent, lines, at, [, , marker]) {
+function list(parent, lines, at, [, , marker], depth) {
   const isOrdered = /\d/.test(marker);
   const made = element(isOrdered ? "ol" : "ul");
   if (isOrdered && parseInt(marker, 10) !== 1) made.start = parseInt(marker, 10);
   const item = BLOCKS[4][0];
-  const depth = lines[at].search(/\S/);
+  const indent = lines[at].search(/\S/);
   while (at < lines.length) {
     if (!lines[at].trim() && item.test(lines[at + 1] ?? "")) at += 1; // items may stand apart
     const found = item.exec(lines[at]);
-    if (!found || lines[at].search(/\S/) !== depth || /\d/.test(found[2]) !== isOrdered) break;
+    if (!found || lines[at].search(/\S/) !== indent || /\d/.test(found[2]) !== isOrdered) break;
     const inner = [found[3]];
     at += 1;
-    while (at < lines.length && belongs(lines, at, depth)) inner.push(lines[at++].slice(depth).replace(/^ {1,4}/, ""));
+    while (at < lines.length && belongs(lines, at, indent)) inner.push(lines[at++].slice(indent).replace(/^ {1,4}/, ""));
     const one = element("li");
-    one.append(markdown(inner.join("\n")));
+    one.append(markdown(inner.join("\n"), depth + 1));
     if (one.children.length === 1 && one.firstChild.tagName === "P") one.replaceChildren(...one.firstChild.childNodes);
     made.append(one);
   }
@@ -92,9 +98,9 @@ function list(parent, lines, at, [, , marker]) {
   return at;
 }
 
-function belongs(lines, at, depth) {
-  if (lines[at].trim()) return lines[at].search(/\S/) > depth;
-  return lines[at + 1] !== undefined && lines[at + 1].search(/\S/) > depth;
+function belongs(lines, at, indent) {
+  if (lines[at].trim()) return lines[at].search(/\S/) > indent;
+  return lines[at + 1] !== undefined && lines[at + 1].search(/\S/) > indent;
 }
 
 function table(parent, lines, at) {
@@ -116,17 +122,18 @@ function table(parent, lines, at) {
   return at;
 }
 
-function inline(parent, text) {
-  let rest = text;
+function inline(parent, text, depth = 0) {
+  let rest = depth > MAX_DEPTH ? "" : text;
+  if (!rest) parent.append(text);
   for (let found; (found = INLINE.exec(rest)); rest = rest.slice(found.index + found[0].length)) {
     parent.append(rest.slice(0, found.index));
     const [, , code, both, bold, bold2, light, light2, label, address, literal] = found;
     if (code !== undefined) parent.append(element("code", code));
-    else if (both) parent.append(inline(element("strong"), `*${both}*`));
-    else if (bold ?? bold2) parent.append(inline(element("strong"), bold ?? bold2));
-    else if (light ?? light2) parent.append(inline(element("em"), light ?? light2));
+    else if (both) parent.append(inline(element("strong"), `*${both}*`, depth + 1));
+    else if (bold ?? bold2) parent.append(inline(element("strong"), bold ?? bold2, depth + 1));
+    else if (light ?? light2) parent.append(inline(element("em"), light ?? light2, depth + 1));
     else if (label !== undefined) {
-      const link = inline(element("a"), label);
+      const link = inline(element("a"), label, depth + 1);
       Object.assign(link, { href: address, target: "_blank", rel: "noopener noreferrer" });
       parent.append(link);
     } else parent.append(literal);
