@@ -93,6 +93,8 @@ class AudioQueue:
                 f"{rows} rows of {columns} numbers of 4 bytes",
                 param="file",
             )
+        if request.request_id in self._waiting or request.request_id in self._digests:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         if audio.digest in self._slots:
             self.num_hits += 1
             return self._placed(request)

@@ -105,7 +105,8 @@ class Engine:
             if placed is None:
                 self._live.add(request.request_id)
                 return  # it comes in line once its audio is encoded
-            request = placed
+            self._compile_heard(self._audio, placed)
+            return
         adapter = None
         if request.adapter is not None:
             adapter = self._adapter_queue("model").submit(request)
@@ -163,7 +164,7 @@ class Engine:
         finished = [o.request_id for o in outputs if o.finish_reason is not None]
         self._live.difference_update(finished)
         if self._audio is not None:
-            self._audio.release(finished)
+            self._audio.release([*finished, *(request_id for request_id, _ in self._refused)])
         self.last_step_was_empty = is_empty = batch.is_empty and not was_under_way
         if is_empty and not outputs and not self._refused:
             self._wait(0.002)  # for a caller that steps without a pause
@@ -365,6 +366,14 @@ class Engine:
                 return
         self._take_in(request, grammar, adapter)
 
+    def _compile_heard(self, audio: AudioQueue, request: EngineRequest) -> None:
+        """Of one whose window is in a slot, which it gives back if it is refused."""
+        try:
+            self._compile(request, None)
+        except BaseException:
+            audio.release([request.request_id])
+            raise
+
     def _take_in(
         self, request: EngineRequest, grammar: GrammarRun | None, adapter: HeldAdapter | None
     ) -> None:
@@ -413,9 +422,8 @@ class Engine:
             ]
         for request in ready:
             try:
-                self._compile(request, None)
+                self._compile_heard(audio, request)
             except RequestError as error:
-                audio.release([request.request_id])
                 self._live.discard(request.request_id)
                 self._refused.append((request.request_id, error))
         return ended

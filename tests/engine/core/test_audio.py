@@ -13,7 +13,7 @@ from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.audio_queue import AudioQueue
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.pooling.async_pooling import WrongTask
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import InvalidRequest, QueueFull
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.speech.mel import feature_rows
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SHAPE = (50, 64)
 
 
-def make_engine(*, kv_blocks: int = 64, max_num_seqs: int = 8) -> Engine:
+def make_engine(*, kv_blocks: int = 64, max_num_seqs: int = 8, **settings: Any) -> Engine:
     """The native backend with a tiny model, so that answers have all their bits to differ in."""
     tiny = tiny_speech()
     backend = NativeBackend(
@@ -38,7 +38,9 @@ def make_engine(*, kv_blocks: int = 64, max_num_seqs: int = 8) -> Engine:
     )
     config = EngineConfig(
         device="sim", max_model_len=64, sim=SimConfig(vocab_size=VOCABULARY, kv_blocks=kv_blocks),
-        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=32),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=32, **settings
+        ),
     )  # fmt: skip
     engine, _ = build_engine(config, backend=backend)
     return engine
@@ -161,6 +163,25 @@ def test_a_resumed_answer_goes_on_with_the_same_tokens(temperature: float) -> No
     tokens = run(make_engine(), [whole])["a"]
     rest = msgspec.structs.replace(whole, output_token_ids=tokens[:7])
     assert run(make_engine(), [rest])["a"] == tokens[7:]
+
+
+def test_who_is_refused_with_a_window_that_is_there_gives_it_back() -> None:
+    """Otherwise no window could be encoded any more once each slot was taken so."""
+    engine = make_engine(max_num_seqs=1, max_queue=1)
+    run(engine, [request("first", [1], 1)])
+    engine.add(request("runs", [1], 1, max_tokens=30))
+    engine.step()
+    engine.add(request("waits", [1], 1))
+    with pytest.raises(QueueFull):
+        engine.add(request("refused", [1], 1))
+    with pytest.raises(InvalidRequest, match="'runs' is in use"):
+        engine.add(request("runs", [1], 1))
+    engine.abort("waits")
+    engine.abort("runs")
+    engine.add(request("other", [1], 2, max_tokens=2))
+    for _ in range(20):
+        engine.step()
+    assert not engine.has_work
 
 
 def test_what_does_not_fit_is_refused() -> None:
