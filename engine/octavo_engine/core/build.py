@@ -67,7 +67,7 @@ def resolve(
     check_files(config, files)
     if config.overrides:
         logger.info("Replaced fields of config.json: %s", ", ".join(sorted(config.overrides)))
-    return dataclasses.replace(files, config=files.config | config.overrides)
+    return files.with_overrides(config.overrides)
 
 
 def localized(config: EngineConfig, files: ModelFiles | None) -> EngineConfig:

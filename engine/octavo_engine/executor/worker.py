@@ -65,7 +65,8 @@ class RankWorker:
     def _serve(self, start: messages.StartWorker) -> None:
         config = start.config
         place = RankPlace(Shard(start.rank, start.size), self._memory_file, start.patience_s)
-        backend = build_rank(config, resolve_model(config.model), place)
+        files = resolve_model(config.model).with_overrides(config.overrides)
+        backend = build_rank(config, files, place)
         messages.send(self._connection, messages.WorkerLoaded())
         prepare = self._inbox.get()
         assert isinstance(prepare, messages.PrepareWorker)

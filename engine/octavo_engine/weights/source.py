@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,10 @@ class ModelFiles:
     def gguf_metadata(self) -> Mapping[str, Any] | None:
         """The tokenizer's source where there is no tokenizer.json."""
         return None if self.gguf is None else self.gguf.metadata
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> ModelFiles:
+        """The same files with these fields in place of those of config.json."""
+        return dataclasses.replace(self, config=self.config | dict(overrides))
 
     def with_tokenizer(self, reference: str) -> ModelFiles:
         """The files of the tokenizer that the user named instead of the model's own."""

@@ -110,6 +110,16 @@ def test_answers_are_those_of_one_process(size: int, options: dict[str, Any]) ->
     llm.close()
 
 
+def test_each_rank_replaces_the_same_fields_of_config_json() -> None:
+    config = CONFIG.replace(hf_overrides='{"rope_theta": 500, "rms_norm_eps": 0.01}')
+    with LLM.from_config(config) as alone:
+        expected = facts(alone.generate(PROMPT, DRAWN, use_tqdm=False)[0])
+    with LLM.from_config(CONFIG) as plain:
+        assert facts(plain.generate(PROMPT, DRAWN, use_tqdm=False)[0]) != expected
+    with LLM.from_config(config.replace(tensor_parallel_size=2)) as llm:
+        assert facts(llm.generate(PROMPT, DRAWN, use_tqdm=False)[0]) == expected
+
+
 def test_a_rank_that_is_killed_is_named() -> None:
     with LLM.from_config(CONFIG.replace(tensor_parallel_size=2)) as llm:
         (worker,) = workers_of()
