@@ -104,6 +104,7 @@ class AdapterQueue:
         """Its adapter if that is in memory; otherwise the request waits here."""
         ref = request.adapter
         assert ref is not None
+        self._settle_readings()  # one that nobody waits for any more says nothing of files now
         held = self._held.get(ref.digest)
         if held is not None:
             self._held.move_to_end(ref.digest)
@@ -123,8 +124,8 @@ class AdapterQueue:
             if load.reading.done():
                 del self._loads[load_id]
                 self._settle_load(load_id, load, settled)
-        if self._waiting:
-            self._settle_requests(settled)
+        self._settle_readings()
+        self._settle_requests(settled)
         return settled
 
     def abort(self, request_id: str) -> SequenceOutput | None:
@@ -168,8 +169,8 @@ class AdapterQueue:
             AdapterLoaded(load_id, adapter.digest, adapter.rank, adapter.num_bytes, seconds)
         )
 
-    def _settle_requests(self, settled: SettledAdapters) -> None:
-        now = self._now()
+    def _settle_readings(self) -> None:
+        """Hold what was read for requests, whether they still wait or not."""
         for path, reading in list(self._readings.items()):
             if reading.done():
                 del self._readings[path]
@@ -177,6 +178,9 @@ class AdapterQueue:
                 self._count(seconds, failed=adapter is None)
                 if adapter is not None:
                     self._hold(adapter)
+
+    def _settle_requests(self, settled: SettledAdapters) -> None:
+        now = self._now()
         for request_id, (request, reading) in list(self._waiting.items()):
             if reading.done():
                 self._settle_request(request, reading.result(), settled)

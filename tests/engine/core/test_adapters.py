@@ -236,6 +236,27 @@ def test_a_deadline_passes_while_the_adapter_is_read(folders: list[str]) -> None
     engine.close()
 
 
+def test_a_reading_whose_requests_are_gone_is_no_later_request_s(tmp_path: Path) -> None:
+    """Its files may be others by then, or there again."""
+    engine = sim_engine()
+    path = tmp_path / "adapter"
+    engine.add(make_request(request_id="gone", adapter=AdapterRef("a", str(path), "0" * 32)))
+    engine.abort("gone")
+    assert engine._adapters is not None
+    (reading,) = engine._adapters._readings.values()
+    assert reading.result(timeout=10).error is not None
+    write_adapter(path, LAYERS)
+    ref = AdapterRef("a", str(path), read_adapter(str(path)).digest)
+    engine.add(make_request(request_id="next", adapter=ref, max_tokens=2))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step().outputs
+        assert engine.take_refused() == []
+    assert outputs[-1].finish_reason == "length"
+    assert engine._adapters._readings == {}
+    engine.close()
+
+
 def test_commands_and_answers_cross_the_wire(folders: list[str]) -> None:
     ref = AdapterRef("a", folders[0], "d")
     request = make_request(adapter=ref)
