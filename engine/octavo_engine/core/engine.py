@@ -466,7 +466,9 @@ class Engine:
                 f"{self._failed_steps} steps in a row failed, the last with "
                 f"{type(error).__name__}: {error}"
             ) from error
-        failed = [s.request_id for batch in batches for s in batch.sequences] or sorted(self._live)
+        failed = [
+            request_id for batch in batches for request_id in self.scheduler.take_back(batch)
+        ] or sorted(self._live)
         message = f"the engine failed to compute a step: {type(error).__name__}"
         outputs = [
             SequenceOutput(request_id=request_id, finish_reason="error", error=message)

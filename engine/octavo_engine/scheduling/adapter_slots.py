@@ -54,6 +54,10 @@ class AdapterSlots:
         placed, self._placed = self._placed, []
         return placed
 
+    def place_again(self, placed: list[AdapterPlacement]) -> None:
+        """What was taken for a step that failed, before or after it was put there."""
+        self._placed += [p for p in placed if self._digests.get(p.slot) == p.adapter.digest]
+
     def release(self, sequence: Sequence) -> None:
         """The sequence no longer runs."""
         slot, ref = sequence.adapter_slot, sequence.request.adapter

@@ -446,6 +446,15 @@ class Scheduler:
         self._count(batch, result, num_generated, step_s)
         return outputs
 
+    def take_back(self, batch: ScheduledBatch) -> list[str]:
+        """Of a batch that failed as a whole: the ids of all sequences that it was to change, those
+        it admitted or gave blocks without computing any of their tokens included. What it was to
+        place in adapters' slots is placed by the next one."""
+        self.adapter_slots.place_again(batch.placed)
+        grown = {growth.row for growth in batch.grown}
+        touched = [*batch.sequences, *batch.admitted, *(s for s in self.running if s.row in grown)]
+        return list(dict.fromkeys(sequence.request_id for sequence in touched))
+
     def _recompute(self, batch: ScheduledBatch, deferred: set[int]) -> None:
         """A recurrent state stands behind their last token already: it cannot be computed twice. So
         they begin again from a snapshot."""
