@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.group_match import common_end
-from octavo_engine.protocol.prefix_hash import pack_tokens
+from octavo_engine.kv.media_names import packed_block, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +44,6 @@ def wanted_blocks(
 ) -> tuple[int, list[BlockTurn]]:
     """How many blocks of a prefix could be had with those outside, and which of them the pool
     lacks."""
-    if sequence.request.media:  # what their blocks are published with is not outside
-        return 0, []
     limit = (len(sequence.token_ids) - 1) // BLOCK_SIZE
     digests = sequence.digests[:limit]
     groups = kv.needs.groups
@@ -84,11 +82,11 @@ def place_blocks(
     placed = []
     for turn in sorted(turns):
         block = pool.allocate(1, turn.group)[0]
-        first = turn.place * BLOCK_SIZE
-        tokens = pack_tokens(sequence.token_ids[first : first + BLOCK_SIZE])
+        tokens = packed_block(sequence, turn.place)
+        media = parts_of(sequence.request.media, turn.place)
         parent = sequence.digests[turn.place - 1] if turn.place else sequence.root
         cache = caches[turn.group]
-        cache.publish(block, parent, tokens, turn.digest)
+        cache.publish(block, parent, tokens, turn.digest, media)
         for listener in cache.listeners:
             listener.stored(sequence, turn.place)
         placed.append((turn, block))

@@ -148,3 +148,45 @@ def test_a_failed_picture_ends_all_whose_rows_its_step_was_to_fill() -> None:
     assert run_out(engine) == {bad.request_id: "error", other.request_id: "error"}
     again = ask(BLUE, [9])
     assert run(engine, again) == alone(seeing_engine(), again)
+
+
+QUESTIONS = (
+    (TEXT, RED, [8, 9]), (TEXT, RED, [8, 9], BLUE, [1]), (TEXT, BLUE, [8, 9]),
+    ([1] * 20, GREEN, [2, 3]), ([1] * 20, GREEN, GREEN, [2]), (list(range(40)), ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_offloading_size": 1 / 256, "blocks": 18},
+        {"kv_offloading_size": 1 / 256, "blocks": 18, "speculative_config": DRAFT},
+        {"speculative_config": NGRAMS}, {"speculative_config": DRAFT},
+    ],
+    ids=["tiers", "tiers-draft", "ngrams", "draft"],
+)  # fmt: skip
+def test_pictures_with(settings: dict[str, Any]) -> None:
+    asked = [ask(*question, max_tokens=30) for question in QUESTIONS]
+    truth = alone(seeing_engine(), *asked)
+    engine = seeing_engine(**settings)
+    assert run(engine, *asked) == truth
+    again = [ask(*question, max_tokens=30) for question in QUESTIONS]
+    assert run(engine, *again) == truth
+    stats = engine.stats()
+    assert bool(stats.spec_draft_tokens) == ("speculative_config" in settings)
+    if "blocks" in settings:
+        assert stats.tiers is not None and stats.tiers.host_hit_blocks > 0
+
+
+def test_a_prompt_with_a_picture_comes_back_from_host_memory() -> None:
+    engine = seeing_engine(blocks=16, kv_offloading_size=1 / 256)
+    first, other = ask(TEXT, RED, [8] * 10), ask(TEXT, BLUE, [8] * 10)
+    truth = run(engine, first)
+    run(engine, ask([50] * 245))  # takes all blocks
+    assert run(engine, ask(TEXT, RED, [8] * 10)) == truth
+    stats = engine.stats()
+    assert stats.tiers is not None and stats.tiers.host_hit_blocks == 3
+    assert stats.mm_cache_queries == 1, "a picture whose blocks came back is not read again"
+    assert run(engine, other) == alone(seeing_engine(), other)
+    again = ask(TEXT, RED, [8] * 5, [7])  # a block that came back is found by its tokens too
+    assert run(engine, again) == alone(seeing_engine(), again)
