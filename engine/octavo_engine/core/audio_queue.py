@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from octavo_engine.core.pooling.async_pooling import WrongTask
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import InvalidRequest, QueueFull
 from octavo_engine.state.audio import AudioWindow
 from octavo_engine.state.outputs import SequenceOutput
 
@@ -52,6 +52,7 @@ class AudioQueue:
         backend: EncodesAudio,
         num_slots: int,
         *,
+        max_waiting: int = 1 << 30,
         part_s: float = 0.05,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,6 +63,7 @@ class AudioQueue:
         self.num_hits = 0
         self.encode_seconds = 0.0
         self._backend = backend
+        self._max_waiting = max_waiting
         self._part_s = part_s
         self._now = now
         self._waiting: dict[str, EngineRequest] = {}  # in the order they came
@@ -98,6 +100,12 @@ class AudioQueue:
         if audio.digest in self._slots:
             self.num_hits += 1
             return self._placed(request)
+        if len(self._waiting) >= self._max_waiting:
+            raise QueueFull(
+                f"{len(self._waiting)} requests wait for their audio to be encoded, the most "
+                "allowed (--max-queue)",
+                retry_after_s=min(max(math.ceil(len(self._waiting) * self._encode_s), 1), 60),
+            )
         self._waiting[request.request_id] = request
         return None
 

@@ -283,7 +283,8 @@ def _assemble(
     if isinstance(backend, EncodesAudio) and backend.feature_shape is not None:
         num_slots = _audio_slots(config, backend)
         backend.prepare_audio(num_slots)
-        engine.use_audio(AudioQueue(backend, num_slots, now=now))
+        max_waiting = config.scheduler.max_queue
+        engine.use_audio(AudioQueue(backend, num_slots, max_waiting=max_waiting, now=now))
     if config.enable_lora:
         engine.use_adapters(_make_adapters(config, backend, now))
     engine.use_grammars(

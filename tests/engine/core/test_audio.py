@@ -184,6 +184,18 @@ def test_who_is_refused_with_a_window_that_is_there_gives_it_back() -> None:
     assert not engine.has_work
 
 
+def test_no_more_wait_for_the_encoder_than_may_wait() -> None:
+    engine = make_engine(max_queue=2)
+    for i in range(2):
+        engine.add(request(f"r{i}", [1], i))
+    with pytest.raises(QueueFull, match="2 requests wait for their audio") as caught:
+        engine.add(request("refused", [1], 2))
+    assert caught.value.retry_after_s is not None and 1 <= caught.value.retry_after_s <= 60
+    while engine.has_work:
+        engine.step()
+    assert run(engine, [request("refused", [1], 2)])["refused"]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     engine = make_engine()
     plain = EngineRequest(request_id="x", prompt_token_ids=[1], params=SamplingParams())
