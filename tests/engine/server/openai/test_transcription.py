@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -159,3 +160,17 @@ def test_what_the_model_cannot_do_is_refused(server: ServeProcess, sounds: list[
         assert answer.status_code == 400, answer.text
         assert reason in answer.json()["error"]["message"]
     assert missing.status_code == 404
+
+
+def test_a_time_limit_is_of_the_file_and_not_of_each_window(
+    client: openai.OpenAI, tmp_path: Path
+) -> None:
+    """Each of many windows is done in time, all of them are not."""
+    path = tmp_path / "long.wav"
+    path.write_bytes(wav(np.random.default_rng(1).normal(0, 0.3, 16_000 * 600), 16_000))
+    limit = {"X-Octavo-Timeout-Ms": "2500"}
+    began = time.monotonic()
+    with path.open("rb") as file, pytest.raises(openai.APIStatusError) as caught:
+        client.audio.transcriptions.create(model="whisper", file=file, extra_headers=limit)
+    assert caught.value.status_code == 504
+    assert time.monotonic() - began < 6.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ async def _answer(exchange: Exchange, service: Service, *, translates: bool) -> 
             f"the model {info.names[0]} is not a speech model; it supports {', '.join(info.tasks)}",
             param="model",
         )
+    limit_s = exchange.time_left_s(service.settings.request_timeout_s)
+    deadline_at = None if limit_s is None else time.monotonic() + limit_s
     fields = await read_form(exchange)
     service.model.check_name(fields.model)
     job = TranscriptJob(
@@ -59,7 +62,7 @@ async def _answer(exchange: Exchange, service: Service, *, translates: bool) -> 
         prompt=fields.prompt,
         temperature=fields.temperature,
         priority=BACKGROUND if exchange.is_background else 0,
-        deadline_s=exchange.time_left_s(service.settings.request_timeout_s),
+        deadline_at=deadline_at,
     )
     transcriber = Transcriber(service.engine, job)
     samples = await asyncio.to_thread(decode_audio, fields.file)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.core.text.submission import Submission
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import DeadlineExceeded, InvalidRequest
 from octavo_engine.speech import transcript
 from octavo_engine.speech.mel import HOP, feature_rows, log_mel
 from octavo_engine.speech.transcript import DecodedWindow, Segment
@@ -41,9 +42,17 @@ class TranscriptJob:
     prompt: str
     temperature: float | None
     priority: int = 0
-    deadline_s: float | None = None
+    deadline_at: float | None = None  # of the whole file, on the monotonic clock
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+
+    def time_left_s(self, now: float) -> float | None:
+        """For all that is still to be said of the file. Raises DeadlineExceeded."""
+        if self.deadline_at is None:
+            return None
+        if now >= self.deadline_at:
+            raise DeadlineExceeded("The file was not transcribed within the request's time limit.")
+        return self.deadline_at - now
 
 
 class _Choice(NamedTuple):
@@ -208,7 +217,7 @@ class Transcriber:
             prompt=prompt,
             params=params,
             priority=self._job.priority,
-            deadline_s=self._job.deadline_s,
+            deadline_s=self._job.time_left_s(time.monotonic()),
             audio=AudioWindow(window.digest, window.features, rules),
             stream=False,
             group=self._job.group,
