@@ -127,6 +127,11 @@ def test_falling_asleep_ends_what_runs_with_what_it_has():
     assert engine.sleeps == [True]
 
 
+def test_ranks_hold_the_weights_together(server, client):
+    server.engine.config = server.engine.config.replace(tensor_parallel_size=2, device="cpu")
+    assert client.get("/get_world_size").json() == {"world_size": 2}
+
+
 def test_one_process_holds_the_weights_and_nobody_replaces_them(client):
     assert client.get("/get_world_size").json() == {"world_size": 1}
     for path in ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
