@@ -265,7 +265,8 @@ def make_tiers(
     if not isinstance(backend, MovesKV):
         raise ConfigError(
             f"--kv-offloading-size and --kv-disk-path are not supported by the backend "
-            f"{backend.name}: use --device cpu with --tensor-parallel-size 1, torch or sim"
+            f"{backend.name}: leave them out; models with a page of ours have them with "
+            "--device cpu and --tensor-parallel-size 1, torch or sim"
         )
     if scheduler.kv.states is not None:
         raise ConfigError(
