@@ -113,6 +113,16 @@ class AudioQueue:
         """What a warm-up did is not counted."""
         self.num_encoded, self.num_hits, self.encode_seconds = 0, 0, 0.0
 
+    def forget_windows(self) -> None:
+        """Their memory is given back. Only while no request is there."""
+        self._free += self._slots.values()
+        self._slots.clear()
+        self._users.clear()
+        self._digests.clear()
+        if self._encoding is not None:
+            self._free.append(self._encoding.slot)
+            self._encoding = None
+
     def expected_s(self) -> float:
         """How long the next `advance` may take."""
         return self._encode_s

@@ -258,6 +258,8 @@ class Engine:
             return
         self.heartbeat.pause()
         executor = self.executor
+        if self._audio is not None and on:
+            self._audio.forget_windows()
         if isinstance(executor, ReleasesKV) and on:
             executor.release_kv()
         if isinstance(executor, ReleasesWeights):

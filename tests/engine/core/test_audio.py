@@ -196,6 +196,22 @@ def test_no_more_wait_for_the_encoder_than_may_wait() -> None:
     assert run(engine, [request("refused", [1], 2)])["refused"]
 
 
+def test_asleep_no_window_is_held_and_awake_each_is_encoded_anew() -> None:
+    engine = make_engine(max_num_seqs=2)
+    before = run(engine, [request(f"r{i}", [1, 2], i) for i in range(2)])
+    queue, backend = engine._audio, engine.executor._backend  # type: ignore[attr-defined]
+    engine.add(request("gone", [1], 2))
+    assert queue is not None
+    queue._begin(is_busy=True)  # its client leaves in the middle of the encoder's work
+    engine.abort("gone")
+    engine.sleep(on=True)
+    assert backend._audio.cache is None
+    engine.sleep(on=False)
+    after = run(engine, [request(f"s{i}", [1, 2], i) for i in range(2)])
+    assert list(after.values()) == list(before.values())
+    assert queue.num_encoded == 4
+
+
 def test_what_does_not_fit_is_refused() -> None:
     engine = make_engine()
     plain = EngineRequest(request_id="x", prompt_token_ids=[1], params=SamplingParams())

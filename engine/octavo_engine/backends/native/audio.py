@@ -6,6 +6,7 @@ run in parts, so that the sequences that decode meanwhile need not wait for a wh
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -86,12 +87,24 @@ class NativeAudio:
             self._kv = _native.KVCache(
                 blocks, [own_layer], [0], "bf16" if kv_format.element_bytes < 4 else "f32"
             )
-            self.cache = _native.KVCache(num_slots * blocks, decoder_layers, [0], kv_format.name)
+            self._make_cache = partial(
+                _native.KVCache, num_slots * blocks, decoder_layers, [0], kv_format.name
+            )
+            self.cache: _native.KVCache | None = self._make_cache()
         except MemoryError as error:
             raise ConfigError(
                 f"no memory for {num_slots} windows of audio; lower --max-num-seqs"
             ) from error
         self._step = encoder_step(speech.num_rows)
+
+    def release(self) -> None:
+        """Give the memory of all windows back."""
+        self.cache = None
+
+    def restore(self) -> None:
+        """Have room for windows again; there are none."""
+        if self.cache is None:
+            self.cache = self._make_cache()
 
     def encode(self, slot: int, features: NDArray[np.float32], part: int, num_parts: int) -> None:
         """As `EncodesAudio.encode_audio`."""

@@ -330,8 +330,12 @@ class NativeBackend:
     def release_kv(self) -> None:
         self._kv = None
         self._states = None
+        if self._audio is not None:
+            self._audio.release()
 
     def restore_kv(self) -> None:
+        if self._audio is not None:
+            self._audio.restore()
         if self._kv is None:
             self._kv = self._make_kv(self._num_blocks)
             if self.cache_layout.states:
