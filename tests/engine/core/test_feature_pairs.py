@@ -32,6 +32,7 @@ from tests.fakes.requests import make_request
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from octavo_engine.backends.native.graph import Dtype
     from octavo_engine.core.engine import Engine
     from octavo_engine.state.media import MediaItem
     from octavo_engine.state.request import EngineRequest
@@ -144,7 +145,7 @@ def with_broken_pictures(request: EngineRequest) -> EngineRequest:
 
 def run_out(engine: Engine) -> dict[str, str | None]:
     """How each ends."""
-    ended = {}
+    ended: dict[str, str | None] = {}
     while engine.has_work:
         ended.update({o.request_id: o.finish_reason for o in engine.step().outputs})
         check_invariants(engine.scheduler)
@@ -217,7 +218,7 @@ def test_a_prompt_with_a_picture_comes_back_from_host_memory() -> None:
 
 
 def text_engine(
-    family: str, *, blocks: int = 64, lora: bool = False, dtype: str = "f32", **settings: Any
+    family: str, *, blocks: int = 64, lora: bool = False, dtype: Dtype = "f32", **settings: Any
 ) -> Engine:
     model = tiny_model(family, vocab_size=320)
     options: dict[str, Any] = {}
