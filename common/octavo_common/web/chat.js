@@ -2,7 +2,7 @@
 // elements, by the ids that are used here. Nothing is stored but the API key, and that only until
 // the tab is closed.
 
-import { markdown } from "./markdown.js";
+import { element, markdown } from "./markdown.js";
 
 const $ = (id) => document.getElementById(id);
 const MAX_PICTURE_BYTES = 20 * 2 ** 20;
@@ -11,8 +11,19 @@ let conversation = [];
 let answering = null; // an AbortController while an answer is streamed
 let picture = null; // a data: URL that goes with the next message
 
-export function setKey(key) {
-  sessionStorage.setItem("octavo-key", key.trim());
+// The form for an API key, hidden until the server asks for one; then `connect` is tried again.
+export function startKeyForm(connect) {
+  $("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    sessionStorage.setItem("octavo-key", $("key").value.trim());
+    $("key").value = "";
+    connect();
+  });
+}
+
+export function showKeyForm() {
+  $("key-form").hidden = false;
+  $("key").focus();
 }
 
 export function headers(more = {}) {
@@ -93,7 +104,7 @@ async function send(text, post) {
   $("send").disabled = true;
   $("stop").disabled = false;
   $("speed").textContent = "";
-  const asked = question(text);
+  const message = question(text);
   const fields = { ...request(text), stream: true, stream_options: { include_usage: true } };
   const answer = showTurn(text);
   attach(null);
@@ -112,7 +123,7 @@ async function send(text, post) {
       first ??= performance.now();
       answer.add(delta.content ?? "", delta.reasoning ?? "");
     }
-    conversation.push(asked, { role: "assistant", content: answer.text });
+    conversation.push(message, { role: "assistant", content: answer.text });
   } catch (error) {
     const isStopped = error.name === "AbortError";
     answer.note(isStopped ? "[stopped]" : error.message, isStopped ? "note" : "error");
@@ -205,11 +216,4 @@ async function copyCurl() {
     getSelection().selectAllChildren($("curl")); // no clipboard over plain HTTP from elsewhere
     $("copied").textContent = "selected: copy it with Ctrl-C";
   }
-}
-
-function element(tag, text, classes) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (classes) made.className = classes;
-  return made;
 }

@@ -1,13 +1,15 @@
 // Markdown as elements. Text is always set as text, and links lead to http and https only, so that
 // no answer can bring a script, a style or a form into the page.
 
+const ITEM = /^(\s*)([-+*]|\d{1,9}[.)])\s+(.*)$/;
+const TABLE_ROW = /^\s*\|.*\|\s*$/;
 const BLOCKS = [
   [/^ {0,3}(```+|~~~+)\s*([^`\n]*)$/, fence],
   [/^ {0,3}(#{1,6})\s+(.*)$/, heading],
   [/^ {0,3}([-*_])(?:\s*\1){2,}\s*$/, rule],
   [/^ {0,3}>/, quote],
-  [/^(\s*)([-+*]|\d{1,9}[.)])\s+(.*)$/, list],
-  [/^\s*\|.*\|\s*$/, table],
+  [ITEM, list],
+  [TABLE_ROW, table],
 ];
 // Code spans first: within them nothing else counts.
 const INLINE = /(`+)(.+?)\1(?!`)|\*\*\*(?=\S)(.+?)(?<=\S)\*\*\*|\*\*(?=\S)(.+?)(?<=\S)\*\*|__(?=\S)(.+?)(?<=\S)__(?!\w)|\*(?=\S)(.+?)(?<=\S)\*|(?<!\w)_(?=\S)(.+?)(?<=\S)_(?!\w)|\[([^\]\n]+)\]\((https?:\/\/[^\s)]+)\)|\\([\\`*_{}[\]()#+\-.!|>~])/s;
@@ -80,11 +82,10 @@ function list(parent, lines, at, [, , marker], depth) {
   const isOrdered = /\d/.test(marker);
   const made = element(isOrdered ? "ol" : "ul");
   if (isOrdered && parseInt(marker, 10) !== 1) made.start = parseInt(marker, 10);
-  const item = BLOCKS[4][0];
   const indent = lines[at].search(/\S/);
   while (at < lines.length) {
-    if (!lines[at].trim() && item.test(lines[at + 1] ?? "")) at += 1; // items may stand apart
-    const found = item.exec(lines[at]);
+    if (!lines[at].trim() && ITEM.test(lines[at + 1] ?? "")) at += 1; // items may stand apart
+    const found = ITEM.exec(lines[at]);
     if (!found || lines[at].search(/\S/) !== indent || /\d/.test(found[2]) !== isOrdered) break;
     const inner = [found[3]];
     at += 1;
@@ -117,7 +118,7 @@ function table(parent, lines, at) {
     return tr;
   };
   made.append(row(lines[at], "th"));
-  for (at += 2; at < lines.length && /^\s*\|.*\|\s*$/.test(lines[at]); at += 1) made.append(row(lines[at], "td"));
+  for (at += 2; at < lines.length && TABLE_ROW.test(lines[at]); at += 1) made.append(row(lines[at], "td"));
   parent.append(made);
   return at;
 }
@@ -142,8 +143,9 @@ function inline(parent, text, depth = 0) {
   return parent;
 }
 
-function element(tag, text) {
+export function element(tag, text, classes) {
   const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
+  if (text !== undefined && text !== null) made.textContent = String(text);
+  if (classes) made.className = classes;
   return made;
 }

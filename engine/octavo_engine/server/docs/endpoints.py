@@ -39,12 +39,11 @@ async def home(exchange: Exchange, service: Service) -> None:
 
 
 async def chat_file(exchange: Exchange, service: Service) -> None:
-    found = CHAT_FILES.get(exchange.scope["path_params"]["name"])
-    if found is None:
+    name = exchange.scope["path_params"]["name"]
+    if name not in CHAT_FILES:
         raise HttpError(404, "the path does not exist", code="route_not_found")
-    path, kind = found
-    headers = [(b"content-type", kind.encode()), (b"x-content-type-options", b"nosniff")]
-    await exchange.reply(path.read_bytes(), headers=headers)
+    content, headers = _chat_file(name)
+    await exchange.reply(content, headers=list(headers))
 
 
 async def _reply(exchange: Exchange, path: Path) -> None:
@@ -57,3 +56,10 @@ def _page(path: Path) -> tuple[bytes, tuple[Header, ...]]:
     content, headers = read_page(path)
     encoded = tuple((name.encode(), value.encode()) for name, value in headers)
     return content, ((b"content-type", b"text/html; charset=utf-8"), *encoded)
+
+
+@cache
+def _chat_file(name: str) -> tuple[bytes, tuple[Header, ...]]:
+    path, kind = CHAT_FILES[name]
+    headers = ((b"content-type", kind.encode()), (b"x-content-type-options", b"nosniff"))
+    return path.read_bytes(), headers

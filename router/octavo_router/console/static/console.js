@@ -1,6 +1,6 @@
 // The page's life: the router's stream of events in, the chat out.
 
-import { events, headers, plainPost, request, setKey, showModels, startChat } from "./chat.js";
+import { events, headers, plainPost, request, showKeyForm, showModels, startChat, startKeyForm } from "./chat.js";
 import { drawDeployments, drawEngines, drawRequests, drawTiles, drawWhy } from "./draw.js";
 
 const $ = (id) => document.getElementById(id);
@@ -9,7 +9,7 @@ const WINDOW = 5; // seconds over which rates are taken
 
 const history = []; // of totals, oldest first
 let requests = [];
-let names = new Map(); // of engines by their URLs
+let names = new Map(); // of engines, by URL and by host and port
 let mayExplain = true; // until the router says that only its administrators may look inside
 
 // ── the router's events ──
@@ -20,8 +20,7 @@ async function follow() {
       const response = await fetch("octavo/v1/console", { headers: headers() });
       if (response.status === 401) {
         state("off", "an API key is needed");
-        $("key-form").hidden = false;
-        $("key").focus();
+        showKeyForm();
         return;
       }
       if (!response.ok) throw new Error(`the router answered ${response.status}`);
@@ -47,11 +46,11 @@ function show(now) {
   $("where").textContent = `${now.version} on ${now.replica}`;
   for (const each of now.requests) requests.push({ ...each, ended_at: now.at - each.age_s });
   requests = requests.slice(-MAX_KEPT);
-  names = new Map(now.endpoints.map((each) => [each.url, each.name]));
+  names = new Map(now.endpoints.flatMap(({ url, authority, name }) => [[url, name], [authority, name]]));
   drawTiles($("tiles"), rates(now), now);
   drawEngines($("engines"), now.endpoints);
   drawDeployments($("deployments-section"), $("deployments"), now.deployments);
-  drawRequests($("requests"), requests, now);
+  drawRequests($("requests"), requests, now.at, names);
   $("no-requests").hidden = requests.length > 0;
   showModels(now.models);
 }
@@ -99,11 +98,6 @@ async function explain() {
 
 $("explain").addEventListener("click", explain);
 $("clear").addEventListener("click", () => { $("why-section").hidden = true; });
-$("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  setKey($("key").value);
-  $("key").value = "";
-  follow();
-});
+startKeyForm(follow);
 startChat(post);
 follow();

@@ -1,5 +1,7 @@
 // What the page shows, drawn from one event of the router. Text is always set as text.
 
+import { element } from "./markdown.js";
+
 const TILES = [
   ["Requests/s", (rates) => number(rates.requests)],
   ["Answer tokens/s", (rates) => number(rates.output)],
@@ -11,13 +13,6 @@ const TILES = [
 ];
 const COLOURS = { ready: "good", connecting: "warn", draining: "warn", ejected: "bad", down: "bad" };
 const MAX_ROWS = 60;
-
-function element(tag, text, classes) {
-  const made = document.createElement(tag);
-  if (text !== undefined && text !== null) made.textContent = String(text);
-  if (classes) made.className = classes;
-  return made;
-}
 
 export function drawTiles(list, rates, now) {
   list.replaceChildren(...TILES.map(([name, value]) => {
@@ -67,9 +62,8 @@ export function drawDeployments(section, body, deployments) {
   }));
 }
 
-// Newest first; the longest of those shown fills the bar.
-export function drawRequests(body, requests, now) {
-  const names = new Map(now.endpoints.map((each) => [each.authority, each.name]));
+// Newest first; the longest of those shown fills the bar. `names`: of engines by host and port.
+export function drawRequests(body, requests, now, names) {
   const shown = requests.slice(-MAX_ROWS).reverse();
   const longest = Math.max(1e-6, ...shown.map((each) => each.duration_s));
   body.replaceChildren(...shown.map((each) => {
@@ -80,7 +74,7 @@ export function drawRequests(body, requests, now) {
     if (each.code || (each.outcome !== "ok" && each.outcome)) status.append(` ${each.code || each.outcome}`);
     if (each.resumes) status.append(` resumed ${each.resumes}×`);
     else if (each.attempts > 1) status.append(` ${each.attempts} attempts`);
-    const row = line([[ago(now.at - each.ended_at)], [each.model || "none given"],
+    const row = line([[ago(now - each.ended_at)], [each.model || "none given"],
       [names.get(each.endpoint) || each.endpoint || "–", "id"]]);
     row.children[1].title = each.route;
     row.children[2].title = each.endpoint;
