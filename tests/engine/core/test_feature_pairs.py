@@ -191,10 +191,10 @@ QUESTIONS = (
     ids=["tiers", "tiers-draft", "ngrams", "draft"],
 )  # fmt: skip
 def test_pictures_with(settings: dict[str, Any]) -> None:
-    asked = [ask(*question, max_tokens=30) for question in QUESTIONS]
-    truth = alone(seeing_engine(), *asked)
+    requests = [ask(*question, max_tokens=30) for question in QUESTIONS]
+    truth = alone(seeing_engine(), *requests)
     engine = seeing_engine(**settings)
-    assert run(engine, *asked) == truth
+    assert run(engine, *requests) == truth
     again = [ask(*question, max_tokens=30) for question in QUESTIONS]
     assert run(engine, *again) == truth
     stats = engine.stats()
@@ -291,13 +291,12 @@ def test_text_with(pair: str, tmp_path: Path) -> None:
     rng = random.Random(7)
     is_adapted = settings.get("lora", False)
     adapters = [None, *(adapter_of(family, tmp_path, seed) for seed in range(3 * is_adapted))]
-    asked = text_requests(rng, adapters)
+    requests = text_requests(rng, adapters)
     plain = {key: settings[key] for key in settings if key in ("lora", "dtype")}
-    truth = alone(text_engine(family, **plain), *asked)
+    truth = alone(text_engine(family, **plain), *requests)
     engine = text_engine(family, **settings)
     for number in range(2):
-        again = [msgspec.structs.replace(r, request_id=f"{r.request_id}-{number}") for r in asked]
-        assert run(engine, *again, *gone(asked, number), disturb=rng)[: len(asked)] == truth
+        assert run_again(engine, requests, number, rng) == truth
         engine.sleep(on=True)
         engine.sleep(on=False)
     if "kv_offloading_size" in settings:
@@ -324,30 +323,32 @@ def test_recurrent_states_with_adapters(
 
     rng = random.Random(5)
     shared = [rng.randrange(300) for _ in range(260)]
-    asked = [
+    requests = [
         make_request(
             shared + [number] * (1 + number), max_tokens=12, temperature=0.0, logprobs=0,
             prompt_logprobs=0 if number == 3 else None, ignore_eos=True, adapter=refs[number % 4],
         )
         for number in range(10)
     ]  # fmt: skip
-    truth = alone(make_engine(), *asked)
+    truth = alone(make_engine(), *requests)
     engine = make_engine(**settings)
     for number in range(2):
-        again = [msgspec.structs.replace(r, request_id=f"{r.request_id}-{number}") for r in asked]
-        said = run(engine, *again, *gone(asked, number), disturb=rng)
-        assert said[: len(asked)] == truth
+        assert run_again(engine, requests, number, rng) == truth
         assert engine.stats().prefix_hits > 0
         engine.sleep(on=True)
         engine.sleep(on=False)
     assert engine.stats().spec_draft_tokens == 0
 
 
-def gone(asked: list[EngineRequest], number: int) -> list[EngineRequest]:
-    """Of equal prompts, to be cancelled."""
-    return [
-        msgspec.structs.replace(r, request_id=f"gone-{number}-{r.request_id}") for r in asked[:4]
+def run_again(
+    engine: Engine, requests: list[EngineRequest], number: int, rng: random.Random
+) -> list[Said]:
+    """What is said to the requests under ids of their own, beside equal ones to be cancelled."""
+    again = [msgspec.structs.replace(r, request_id=f"{r.request_id}-{number}") for r in requests]
+    gone = [
+        msgspec.structs.replace(r, request_id=f"gone-{number}-{r.request_id}") for r in requests[:4]
     ]
+    return run(engine, *again, *gone, disturb=rng)[: len(requests)]
 
 
 def hearing_engine(*, blocks: int = 64, **settings: Any) -> Engine:
@@ -368,7 +369,7 @@ def test_audio_with_preemption_cancelling_and_sleep(settings: dict[str, Any]) ->
     """More windows than slots, equal prompts of other windows, little memory."""
     rng = random.Random(4)
     prompts = [[rng.randrange(SPOKEN) for _ in range(n)] for n in (3, 17, 33)]
-    asked = []
+    requests = []
     for number in range(14):
         features = feature_rows(random_frames(number % 5)).tobytes()
         request = make_request(
@@ -376,12 +377,11 @@ def test_audio_with_preemption_cancelling_and_sleep(settings: dict[str, Any]) ->
             temperature=rng.choice((0.0, 1.0)), logprobs=0, ignore_eos=True,
         )  # fmt: skip
         window = AudioWindow(bytes([number % 5 + 1] * 16), features)
-        asked.append(msgspec.structs.replace(request, audio=window))
-    truth = alone(hearing_engine(), *asked)
+        requests.append(msgspec.structs.replace(request, audio=window))
+    truth = alone(hearing_engine(), *requests)
     engine = hearing_engine(blocks=5, **settings)
     for number in range(2):
-        again = [msgspec.structs.replace(r, request_id=f"{r.request_id}-{number}") for r in asked]
-        assert run(engine, *again, *gone(asked, number), disturb=rng)[: len(asked)] == truth
+        assert run_again(engine, requests, number, rng) == truth
         engine.sleep(on=True)
         engine.sleep(on=False)
     stats = engine.stats()
