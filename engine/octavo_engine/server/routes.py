@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from octavo_common.pages import CHAT_FILES
 from octavo_engine.protocol.endpoints import DRAIN_PATH, STREAM_PATH
 from octavo_engine.server.admin import adapters, dev, drain, probes
 from octavo_engine.server.admin.aborts import Aborted, AbortRequest, abort_requests
@@ -303,8 +304,11 @@ ROUTES = (
         answer=response_schemas.Version),
     Row("GET", "/", endpoints.home, "public", needs="docs", says="A page with a chat",
         media="text/html"),
-    Row("GET", "/console/{name}", endpoints.chat_file, "public", needs="docs",
-        says="The style and scripts of that page", media="text/plain", also=(404,)),
+    *(
+        Row("GET", f"/console/{name}", endpoints.chat_file(name), "public", needs="docs",
+            says="A part of that page", media=kind.partition(";")[0])
+        for name, (_, kind) in CHAT_FILES.items()
+    ),
     Row("GET", "/openapi.json", endpoints.openapi, "public", needs="docs", says="This description",
         answer=endpoints.OpenApi),
     Row("GET", "/docs", endpoints.page, "public", needs="docs", says="A page that shows it",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from octavo_common.pages import API_DOCS, CHAT_FILES, read_page
-from octavo_engine.server.http.errors import HttpError
 from octavo_engine.server.http.exchange import Exchange, Header  # noqa: TC001  (signatures)
 from octavo_engine.server.service import Service  # noqa: TC001
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 _HOME: Final = Path(__file__).with_name("home.html")
 
@@ -38,12 +40,14 @@ async def home(exchange: Exchange, service: Service) -> None:
     await _reply(exchange, _HOME)
 
 
-async def chat_file(exchange: Exchange, service: Service) -> None:
-    name = exchange.scope["path_params"]["name"]
-    if name not in CHAT_FILES:
-        raise HttpError(404, "the path does not exist", code="route_not_found")
-    content, headers = _chat_file(name)
-    await exchange.reply(content, headers=list(headers))
+def chat_file(name: str) -> Callable[[Exchange, Service], Awaitable[None]]:
+    """Answers with one of the files that pages with a chat share."""
+
+    async def answer(exchange: Exchange, service: Service) -> None:
+        content, headers = _chat_file(name)
+        await exchange.reply(content, headers=list(headers))
+
+    return answer
 
 
 async def _reply(exchange: Exchange, path: Path) -> None:
