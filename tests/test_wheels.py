@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 from zipfile import ZipFile
 
@@ -49,6 +51,15 @@ def test_what_is_no_64_bit_elf_file_has_no_machine(header: bytes):
 def test_the_machine_of_this_python_is_known():
     with open(sys.executable, "rb") as file:
         assert wheels.elf_machine(file.read(20)) in wheels.ELF_MACHINES.values()
+
+
+def test_make_installs_the_tools_that_are_needed():
+    makefile = (wheels.ROOT / "Makefile").read_text()
+    (recipe,) = re.findall(r"^wheels:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    for tool in wheels.TOOLS:
+        assert tool in recipe
+    project = tomllib.loads((wheels.ROOT / "pyproject.toml").read_text())
+    assert set(project["build-system"]["requires"]) <= set(wheels.TOOLS)
 
 
 def event(text: str) -> str:
