@@ -223,7 +223,7 @@ def _run(module: Sequence[object], environ: dict[str, str] | None = None) -> Non
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m release.wheels", description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "build" / "dist", metavar="DIR")
-    parser.add_argument("--machine", nargs="+", choices=sorted(TARGETS), default=sorted(TARGETS))
+    parser.add_argument("--machine", nargs="+", choices=sorted(TARGETS), default=["x86_64"])
     parser.add_argument("--isas", default="all", help="instruction sets, as OCTAVO_ISAS")
     parser.add_argument(
         "--no-try", action="store_true", help="do not install the wheel for this machine and ask it"
