@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.errors import ModelError
 from octavo_engine.weights.checkpoint import StoredTensor
 from octavo_engine.weights.integer_blocks import BLOCK
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo_engine.errors import ModelError
     from octavo_engine.weights.safetensors import SafetensorsCheckpoint
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
