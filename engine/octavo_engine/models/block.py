@@ -200,7 +200,7 @@ def read_seed_oss(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]
 
 
 def read_gpt_oss(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
-    """`hidden_act` says silu, and the experts clamp: by the numbers that the activation has here."""
+    """`hidden_act` says silu, and the experts clamp, always by these numbers."""
     _must_be(fields, "hidden_act", "silu")
     _must_be(fields, "swiglu_limit", 7.0)
     _must_be(fields, "swiglu_alpha", 1.702)
