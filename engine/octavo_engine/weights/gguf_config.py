@@ -202,6 +202,16 @@ class _Builder:
                         "full_attention" if i % 2 else "sliding_attention" for i in range(layers)
                     ],
                 }
+            case "qwen3moe" | "olmoe":
+                is_qwen = self._prefix == "qwen3moe"
+                width = "expert_feed_forward_length" if is_qwen else "feed_forward_length"
+                return {
+                    "moe_intermediate_size": self._count(width),
+                    "intermediate_size": self._count(width),
+                    "num_experts": self._count("expert_count"),
+                    "num_experts_per_tok": self._count("expert_used_count"),
+                    "norm_topk_prob": is_qwen,  # of the whole family, and no field of the file
+                }
             case "smollm3":
                 # Not in the file: every fourth layer goes without rope, in all of the family.
                 return {

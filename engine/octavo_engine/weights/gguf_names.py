@@ -99,6 +99,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "stablelm": Architecture("StableLmForCausalLM", "stablelm", turns_part=True),
     "command-r": Architecture("CohereForCausalLM", "cohere", permutes_heads=True),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", _OLMO2),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", {**_COMMON, **_EXPERTS}),
+    "olmoe": Architecture("OlmoeForCausalLM", "olmoe", {**_COMMON, **_EXPERTS}),
     "gpt-oss": Architecture("GptOssForCausalLM", "gpt_oss", _GPT_OSS),
 }
 # Falcon with two norms calls the MLP's by the name of the only one.
