@@ -279,3 +279,18 @@ def test_a_folder_answers_as_transformers_does(tmp_path: Path) -> None:
             answers = llm.generate(prompts, params, use_tqdm=False)
             assert [list(answer.outputs[0].token_ids) for answer in answers] == truth
             assert (answers[0].num_cached_tokens >= 48) == cached
+
+
+def test_halves_are_clamped_where_transformers_clamps_them(tmp_path: Path) -> None:
+    model, stored = packed_model()
+    with torch.no_grad():
+        for name in [name for name in stored if name.endswith("gate_up_proj_bias")]:
+            stored[name] = stored[name] * 100
+            assert (stored[name].abs() > 7).float().mean() > 0.3
+            model.reference.get_parameter(name).copy_(stored[name])
+    config, checkpoint = opened(write_folder(tmp_path, model, stored))
+    backend = NativeBackend(
+        config, checkpoint, max_model_len=MAX_MODEL_LEN, dtype="f32", num_threads=2
+    )
+    token_ids = random_tokens(40, seed=4)
+    np.testing.assert_allclose(run_alone(backend, token_ids), model.logits(token_ids), **FLOAT32)
