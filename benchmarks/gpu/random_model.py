@@ -76,7 +76,12 @@ class RandomLoader:
         return made
 
     def experts(
-        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+        self,
+        names: Sequence[Sequence[str]],
+        in_features: int,
+        out_features: Sequence[int],
+        *,
+        bias: bool = False,
     ) -> Tensor:
         return self._matrix(len(names) * sum(out_features), in_features).view(
             len(names), -1, in_features

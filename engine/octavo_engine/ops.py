@@ -185,9 +185,15 @@ class Loader(Protocol):
         """The weights `names`.weight stacked along their outputs, and `names`.bias if any."""
 
     def experts(
-        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+        self,
+        names: Sequence[Sequence[str]],
+        in_features: int,
+        out_features: Sequence[int],
+        *,
+        bias: bool = False,
     ) -> Experts:
-        """For each expert the weights of its `names`, stacked along their outputs."""
+        """For each expert the weights of its `names`, stacked along their outputs, and their biases
+        if any."""
 
     def tied(self, embedding: Embedding) -> Linear:
         """The embedding table as the language model's head; shares its memory."""

@@ -141,7 +141,12 @@ class _Counter:
             self.body += rows * in_features
 
     def experts(
-        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+        self,
+        names: Sequence[Sequence[str]],
+        in_features: int,
+        out_features: Sequence[int],
+        *,
+        bias: bool = False,
     ) -> Any:
         self.body += round(len(names) * sum(out_features) * in_features * self._share_of_experts)
 

@@ -199,6 +199,14 @@ def read_seed_oss(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]
     return {"output_bias": fields.boolean("attention_out_bias")}
 
 
+def read_gpt_oss(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    """`hidden_act` says silu, and the experts clamp, always by these numbers."""
+    _must_be(fields, "hidden_act", "silu")
+    _must_be(fields, "swiglu_limit", 7.0)
+    _must_be(fields, "swiglu_alpha", 1.702)
+    return {"activation": "swiglu_clamped"}
+
+
 def read_internlm3(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     return {"output_bias": fields.boolean("mlp_bias")}
 

@@ -83,6 +83,7 @@ CATALOGUE = (
     FamilyEntry(
         "GPT-BigCode (SantaCoder, StarCoder)", ("GPTBigCodeForCausalLM",), "bigcode/starcoder"
     ),
+    FamilyEntry("gpt-oss", ("GptOssForCausalLM",), "openai/gpt-oss-20b", limits=_CPU_ONLY),
     FamilyEntry("GPT-J", ("GPTJForCausalLM",), "EleutherAI/gpt-j-6b"),
     FamilyEntry("GPT-NeoX, Pythia", ("GPTNeoXForCausalLM",), "EleutherAI/pythia-1b"),
     FamilyEntry("Granite 3", ("GraniteForCausalLM",), "ibm-granite/granite-3.3-2b-instruct"),

@@ -65,6 +65,7 @@ class ExpertsConfig(NamedTuple):
     renormalise: bool
     shared_width: int = 0  # of the expert that every token meets; 0: there is none
     routing: ExpertChoice = ExpertChoice()
+    has_biases: bool = False  # the router, and each matrix of an expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,9 +292,10 @@ def _experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
     top_k = fields.integer("num_experts_per_tok", maximum=MAX_EXPERTS_PER_TOKEN)
     if top_k > count:
         raise fields.error("num_experts_per_tok", f"must be at most {count}, the experts there are")
-    if family.experts == "mixtral":
+    if family.experts in ("mixtral", "gpt-oss"):
         width = fields.integer("intermediate_size", maximum=MAX_WIDTH)
-        return ExpertsConfig(count, top_k, width, renormalise=True)
+        biases = family.experts == "gpt-oss"
+        return ExpertsConfig(count, top_k, width, renormalise=True, has_biases=biases)
     width = fields.integer("moe_intermediate_size", maximum=MAX_WIDTH)
     if family.experts == "grouped":
         shared = fields.optional_integer("n_shared_experts", minimum=0, maximum=MAX_EXPERTS) or 0
@@ -312,8 +314,8 @@ def _experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
 
 
 def _has_experts(fields: ConfigFields, family: Family, num_layers: int) -> list[bool]:
-    if family.experts in ("none", "mixtral"):
-        return [family.experts == "mixtral"] * num_layers
+    if family.experts in ("none", "mixtral", "gpt-oss"):
+        return [family.experts != "none"] * num_layers
     if family.experts == "grouped":
         kinds = fields.per_layer("mlp_layer_types", num_layers)
         if kinds is not None:

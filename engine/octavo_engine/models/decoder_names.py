@@ -186,6 +186,7 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
             (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
         ),
+        "gpt_oss": ((r"\.mlp\.router\.", ".mlp.gate."),),
         "granitemoe": ((r"\.block_sparse_moe\.router\.layer\.", ".block_sparse_moe.gate."),),
     }
 )
@@ -199,6 +200,10 @@ _NORM_OF_HEAD = re.compile(r"(\.self_attn\.[qk]_norm)\.(\d+)\.weight$")
 _EXPERTS = re.compile(
     r"^(model\.layers\.\d+)\.(?:block_sparse_moe|ffn\.experts\.mlp)\."
     r"(input_linear|output_linear|w1|v1|w2)(?:\.weight)?$"
+)
+# All experts' matrices as one, [experts, in, out]: of two halves, column by column in turns.
+_GPT_OSS_EXPERTS = re.compile(
+    r"^(model\.layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?$"
 )
 _INTERLEAVED = re.compile(r"\.(q_proj|in_proj_qkvz|in_proj_ba)\.(?:weight|bias)$")
 _BAICHUAN2_TOKENS = 125696  # its head's rows are brought to length one
@@ -224,6 +229,8 @@ def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, S
             ours = pattern.sub(replacement, ours, count=1)
         if match := _EXPERTS.match(ours):
             yield from _experts(config, name, match)
+        elif naming == "gpt_oss" and (match := _GPT_OSS_EXPERTS.match(ours)):
+            yield from _experts_with_biases(config, name, match)
         elif naming == "qwen3_next" and (match := _INTERLEAVED.search(ours)):
             yield from _deinterleaved(config, name, ours, match[1])
         elif match := _NORM_OF_HEAD.search(ours):
@@ -326,5 +333,35 @@ def _experts(
                     part=expert * len(parts) + place,
                     parts=count * len(parts),
                     is_transposed=kind == "w2",
+                ),
+            )
+
+
+def _experts_with_biases(
+    config: ModelConfig, name: str, match: re.Match[str]
+) -> Iterator[tuple[str, StoredPlace]]:
+    """gpt-oss's, of numbers: those in 4 bits have names of their own (weights/mxfp4.py)."""
+    experts = config.experts
+    assert experts is not None, "the family has them"
+    count, width, hidden = experts.num_experts, experts.width, config.hidden_size
+    place, kind, is_bias = match[1], match[2], match[3] is not None
+    parts: tuple[tuple[str, NDArray[np.int32] | None], ...] = (("down_proj", None),)
+    sizes: tuple[int, ...] = (width, hidden)
+    if kind == "gate_up_proj":
+        rows = np.arange(2 * width, dtype=np.int32)
+        parts = (("gate_proj", rows[0::2]), ("up_proj", rows[1::2]))
+        sizes = (hidden, 2 * width)
+    shape = (count, sizes[1]) if is_bias else (count, *sizes)
+    for expert in range(count):
+        for part, row_map in parts:
+            yield (
+                f"{place}.{expert}.{part}.{'bias' if is_bias else 'weight'}",
+                StoredPlace(
+                    (name,),
+                    shape=shape,
+                    row_map=row_map,
+                    part=expert,
+                    parts=count,
+                    is_transposed=not is_bias,
                 ),
             )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
-    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "qwen3_next", "whisper",
+    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "qwen3_next", "whisper", "gpt_oss",
 ]  # fmt: skip
 
 
@@ -61,7 +61,9 @@ class Family:
     yarn_is_longrope: bool = False  # an old spelling
     # How a mixture of experts names its parts and weighs them; shared: one more sees every token.
     # grouped: chosen by groups or sigmoids, in layers behind `first_k_dense_replace` plain ones.
-    experts: Literal["none", "mixtral", "qwen", "qwen-shared", "grouped"] = "none"
+    # gpt-oss: as mixtral, with biases.
+    experts: Literal["none", "mixtral", "qwen", "qwen-shared", "grouped", "gpt-oss"] = "none"
+    has_sinks: bool = False  # each head has a score more in its softmax, of no value
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -811,6 +813,26 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "moe_intermediate_size": 768,
                 "norm_topk_prob": False,
                 "decoder_sparse_step": 1,
+            },
+        ),
+        "GptOssForCausalLM": Family(
+            naming="gpt_oss",
+            windows="pattern",
+            experts="gpt-oss",
+            has_sinks=True,
+            read=b.read_gpt_oss,
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 131072,
+                "head_dim": 64,
+                "num_key_value_heads": 8,
+                "attention_bias": True,
+                "rope_theta": 150000.0,
+                "sliding_window": 128,
+                "sliding_window_pattern": 2,
+                "use_sliding_window": True,
+                "num_local_experts": 128,
+                "num_experts_per_tok": 4,
             },
         ),
         "SmolLM3ForCausalLM": Family(

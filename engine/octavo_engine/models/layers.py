@@ -84,6 +84,9 @@ class Attention:
             norm="row" if block.qk_norm == "row" else block.qk_norm_kind,
             norm_after_rope=block.qk_norm_after_rope,
             alibi=alibi_slopes(config) if block.positions == "alibi" else None,
+            sinks=loader.vector(f"{prefix}.sinks", config.num_heads)
+            if config.family.has_sinks
+            else None,
         )
         self.clip = block.qkv_clip
 
@@ -141,25 +144,34 @@ class Experts:
         names = _EXPERT_NAMES[config.family.experts]
         prefix = f"model.layers.{index}.{names.module}"
         places = [f"{prefix}.experts.{number}" for number in range(experts.num_experts)]
-        self.router = loader.linear(f"{prefix}.gate", config.hidden_size, experts.num_experts)
+        bias = experts.has_biases
+        self.router = loader.linear(
+            f"{prefix}.gate", config.hidden_size, experts.num_experts, bias=bias
+        )
         self.gate_up = loader.experts(
             [[f"{place}.{names.gate}", f"{place}.{names.up}"] for place in places],
             config.hidden_size,
             [experts.width, experts.width],
+            bias=bias,
         )
         self.down = loader.experts(
-            [[f"{place}.{names.down}"] for place in places], experts.width, [config.hidden_size]
+            [[f"{place}.{names.down}"] for place in places],
+            experts.width,
+            [config.hidden_size],
+            bias=bias,
         )
         routing = experts.routing
-        bias = None
+        choice_bias = None
         if routing.has_bias:
-            bias = loader.vector(f"{prefix}.gate.e_score_correction_bias", experts.num_experts)
+            choice_bias = loader.vector(
+                f"{prefix}.gate.e_score_correction_bias", experts.num_experts
+            )
         self.spec = ExpertsSpec(
             experts.top_k,
             experts.renormalise,
             config.activation,
             is_sigmoid=routing.is_sigmoid,
-            bias=bias,
+            bias=choice_bias,
             num_groups=routing.num_groups,
             top_groups=routing.top_groups,
             best_of_group=routing.best_of_group,
@@ -202,6 +214,7 @@ _EXPERT_NAMES = MappingProxyType(
     {
         "mixtral": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
         "qwen": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+        "gpt-oss": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
         "grouped": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
         "qwen-shared": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
     }

@@ -29,10 +29,17 @@ class GGUFCheckpoint:
             ".self_attn.k_proj.": config["num_key_value_heads"],
         }
         self._tensors: dict[str, GGUFTensor] = {}
+        self._experts: dict[str, int] = {}  # the number of the one whose tensor it is
         for tensor in file.tensors.values():
             name = hugging_face_name(tensor.name, self._architecture)
-            if name is not None:
+            if name is None:
+                continue
+            if "*" not in name:
                 self._tensors[name] = tensor
+                continue
+            for expert in range(tensor.shape[0]):
+                own = name.replace("*", str(expert))
+                self._tensors[own], self._experts[own] = tensor, expert
 
     def names(self) -> Iterable[str]:
         return self._tensors.keys()
@@ -48,11 +55,13 @@ class GGUFCheckpoint:
             )
         # Norms by head lie side by side, a row for each head.
         is_by_head = name.endswith(("q_norm.weight", "k_norm.weight"))
-        if tensor.shape != tuple(shape) and not (
-            is_by_head and math.prod(tensor.shape) == math.prod(shape)
+        expert = self._experts.get(name)
+        own_shape = tensor.shape if expert is None else tensor.shape[1:]
+        if own_shape != tuple(shape) and not (
+            is_by_head and math.prod(own_shape) == math.prod(shape)
         ):
             raise ModelError(
-                f"{described} has shape {list(tensor.shape)}; its metadata asks for {list(shape)}"
+                f"{described} has shape {list(own_shape)}; its metadata asks for {list(shape)}"
             )
         row_map = None
         heads = next((count for part, count in self._heads.items() if part in name), None)
@@ -63,8 +72,15 @@ class GGUFCheckpoint:
         is_norm = name.endswith("norm.weight")
         offset = self._architecture.norm_offset if is_norm else 0.0
         data = self._file.data(tensor)
+        if expert is not None:
+            size = len(data) // tensor.shape[0]
+            data = data[expert * size : (expert + 1) * size]
         return StoredTensor(name, tensor.type, tuple(shape), data, row_map, offset)
 
     @property
     def total_bytes(self) -> int:
-        return sum(tensor.end - tensor.begin for tensor in self._tensors.values())
+        return sum(
+            tensor.end - tensor.begin
+            for name, tensor in self._tensors.items()
+            if not self._experts.get(name)
+        )

@@ -192,6 +192,26 @@ class _Builder:
                     "residual_multiplier": self._number("residual_scale") or 1.0,
                     "logits_scaling": self._number("logit_scale") or 1.0,
                 }
+            case "gpt-oss":
+                return {
+                    "intermediate_size": self._count("expert_feed_forward_length"),
+                    "num_local_experts": self._count("expert_count"),
+                    "num_experts_per_tok": self._count("expert_used_count"),
+                    "sliding_window": window,
+                    "layer_types": [
+                        "full_attention" if i % 2 else "sliding_attention" for i in range(layers)
+                    ],
+                }
+            case "qwen3moe" | "olmoe":
+                is_qwen = self._prefix == "qwen3moe"
+                width = "expert_feed_forward_length" if is_qwen else "feed_forward_length"
+                return {
+                    "moe_intermediate_size": self._count(width),
+                    "intermediate_size": self._count(width),
+                    "num_experts": self._count("expert_count"),
+                    "num_experts_per_tok": self._count("expert_used_count"),
+                    "norm_topk_prob": is_qwen,  # of the whole family, and no field of the file
+                }
             case "smollm3":
                 # Not in the file: every fourth layer goes without rope, in all of the family.
                 return {
@@ -251,6 +271,8 @@ class _Builder:
         if not isinstance(kind, str) or kind not in _NORMAL_TYPES:
             return None
         scaling = {"rope_type": kind, "factor": self._required("rope.scaling.factor")}
+        if self._prefix == "gpt-oss":
+            scaling["truncate"] = False  # of the whole family, and no field of the file
         return scaling | ({"original_max_position_embeddings": original} if original else {})
 
     def _factors(self, name: str) -> list[float] | None:

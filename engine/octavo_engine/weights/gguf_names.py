@@ -40,6 +40,19 @@ _OLMO2 = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# A star stands for the number of an expert, of which the file has all in one tensor.
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+}
+_GPT_OSS = {
+    **_COMMON,
+    **_EXPERTS,
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+}
 _TOP = {
     "token_embd": "model.embed_tokens",
     "token_embd_norm": "model.embedding_norm",
@@ -86,16 +99,22 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "stablelm": Architecture("StableLmForCausalLM", "stablelm", turns_part=True),
     "command-r": Architecture("CohereForCausalLM", "cohere", permutes_heads=True),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", _OLMO2),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", {**_COMMON, **_EXPERTS}),
+    "olmoe": Architecture("OlmoeForCausalLM", "olmoe", {**_COMMON, **_EXPERTS}),
+    "gpt-oss": Architecture("GptOssForCausalLM", "gpt_oss", _GPT_OSS),
 }
 # Falcon with two norms calls the MLP's by the name of the only one.
 FALCON_WITH_TWO_NORMS = Architecture("FalconForCausalLM", "falcon", _FALCON)
 
 
 def hugging_face_name(name: str, architecture: Architecture) -> str | None:
-    """The name Hugging Face gives the tensor; None if it knows none."""
+    """The name Hugging Face gives the tensor, or with a star the tensors of all experts; None if it
+    knows none."""
     if match := _LAYER.fullmatch(name):
         index, part, leaf = match.groups()
         known = architecture.layer.get(part)
+        if known == "self_attn.sinks":  # a vector without a module
+            return f"model.layers.{index}.{known}"
         return f"model.layers.{index}.{known}.{leaf}" if known else None
     if match := _OUTER.fullmatch(name):
         part, leaf = match.groups()

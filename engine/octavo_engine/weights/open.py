@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.dummy import DummyCheckpoint
 from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
+from octavo_engine.weights.mxfp4 import Mxfp4Experts
 from octavo_engine.weights.quantized import QuantizedCheckpoint, layout_of
 from octavo_engine.weights.safetensors import SafetensorsCheckpoint
 
@@ -27,4 +28,6 @@ def open_checkpoint(files: ModelFiles, *, load_format: str = "auto", seed: int =
     quantization = files.config.get("quantization_config")
     if quantization is None:
         return checkpoint
+    if isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4":
+        return Mxfp4Experts(checkpoint)
     return QuantizedCheckpoint(checkpoint, layout_of(quantization))

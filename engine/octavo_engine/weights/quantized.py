@@ -308,5 +308,6 @@ def _refused(what: str) -> ModelError:
     return ModelError(
         f"config.json: quantization_config: {what} is not supported; there are: gptq with 4 and 8 "
         "bits, awq (gemm) with 4, fp8, compressed-tensors pack-quantized with 4 and 8, "
-        "int-quantized and float-quantized with 8; or use the original model, or a GGUF file of it"
+        "int-quantized and float-quantized with 8, mxfp4; or use the original model, or a GGUF "
+        "file of it"
     )

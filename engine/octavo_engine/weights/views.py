@@ -92,8 +92,11 @@ class Arranged:
         stored = self._checkpoint.read(source.names[0], stored_shape)
         if source.parts > 1:
             stored = _part_of(stored, source)
+        # Of the part that was cut out; the asked for may have some of them only.
+        columns = math.prod(shape[1:])
+        rows = math.prod(stored_shape) // source.parts // max(columns, 1)
         if source.is_transposed:
-            stored = _transposed(stored, shape[::-1])
+            stored = _transposed(stored, (columns, rows))
         if source.has_unit_rows:
             stored = _with_unit_rows(stored)
         stored = dataclasses.replace(stored, name=name, shape=tuple(shape))
@@ -101,9 +104,9 @@ class Arranged:
             return stored
         if stored.row_map is not None or stored.scales is not None:
             raise ModelError(f"tensor {source.names[0]}: its rows cannot be reordered")
-        if len(source.row_map) < stored_shape[0]:
-            rows = stored.data.reshape(stored_shape[0], -1)[source.row_map]
-            return dataclasses.replace(stored, data=rows.reshape(-1))
+        if len(source.row_map) < rows:
+            some = stored.data.reshape(rows, -1)[source.row_map]
+            return dataclasses.replace(stored, data=some.reshape(-1))
         return dataclasses.replace(stored, row_map=source.row_map)
 
     def _concatenated(self, name: str, source: StoredPlace, shape: tuple[int, ...]) -> StoredTensor:

@@ -17,6 +17,7 @@ from octavo_engine.weights.checkpoint import StoredTensor
 from tests.engine.models.classics import ARCHITECTURES, CLASSES, CLASSICS, TWINS
 from tests.engine.models.latents import LATENTS
 from tests.engine.models.recurrent import RECURRENT
+from tests.engine.models.sinks import SINKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -187,16 +188,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **CLASSICS,
     **RECURRENT,
     **LATENTS,
+    **SINKS,
     **{name: (twin.kind, twin.fields) for name, twin in TWINS.items()},
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
     "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next", "DeepseekV2",
-    "DeepseekV3", "Glm4Moe", "Glm4MoeLite",
+    "DeepseekV3", "Glm4Moe", "Glm4MoeLite", "GptOss",
 ) or name == "granite4-moe"]  # fmt: skip
 
 
 # What devices compute; the rest they refuse.
-ON_DEVICES = [name for name in FAMILIES if name not in (*LATENTS, *RECURRENT)]
+ON_DEVICES = [name for name in FAMILIES if name not in (*LATENTS, *RECURRENT, *SINKS)]
 
 
 class MemoryCheckpoint:
@@ -285,7 +287,7 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
         if buffer_name.endswith("e_score_correction_bias"):
             with torch.no_grad():
                 _fill(buffer_name, buffer, generator, gemma=False)
-    if kind in {own for own, _ in (CLASSICS | RECURRENT).values()}:
+    if kind in {own for own, _ in (CLASSICS | RECURRENT | SINKS).values()}:
         return _saved(name, model, architecture)
     tensors = {
         stored: part

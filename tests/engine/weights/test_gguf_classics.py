@@ -42,6 +42,8 @@ FILES: list[tuple[str, str, dict[str, Any]]] = [
     ("olmo2", "olmo2", {}),
     ("internlm2", "internlm2", {}),
     ("gemma", "gemma", {}),
+    ("qwen3-moe-shares", "qwen3moe", {}),
+    ("olmoe", "olmoe", {}),
 ]
 MADE_OTHERWISE = {"starcoder2-biased": ("starcoder2", {"sliding_window": None})}
 # Rows that transformers holds head after head and converters sort into q, k and v.
@@ -62,13 +64,18 @@ def write(path: Path, model: TinyModel, arch: str, extra: dict[str, Any]) -> Pat
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_heads)
     writer.add_head_count_kv(config.num_kv_heads)
-    is_rms = arch in ("olmo2", "internlm2", "gemma")
+    is_rms = arch in ("olmo2", "internlm2", "gemma", "qwen3moe", "olmoe")
     (writer.add_layer_norm_rms_eps if is_rms else writer.add_layer_norm_eps)(config.norm_eps)
     rope = config.layers[0].rope
     if rope is not None:
         writer.add_rope_freq_base(rope.theta)
-    if arch == "gemma":
+    if arch in ("gemma", "qwen3moe"):
         writer.add_key_length(config.head_dim)
+    if config.experts is not None:
+        writer.add_expert_count(config.experts.num_experts)
+        writer.add_expert_used_count(config.experts.top_k)
+    if config.experts is not None and arch != "olmoe":
+        writer.add_expert_feed_forward_length(config.experts.width)
     for name, value in extra.items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
         add[type(value)](f"{arch}.{name}", value)
@@ -89,7 +96,7 @@ def converted(model: TinyModel, arch: str, config: ModelConfig) -> dict[str, np.
     """What a converter does to tensors, written from its rules, not from ours."""
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     result: dict[str, np.ndarray] = {}
-    norms: dict[str, list[np.ndarray]] = {}
+    norms: dict[str, list[np.ndarray]] = {}  # and experts: what the file has in one tensor
     for name, tensor in model.tensors.items():
         array = tensor.detach().float().numpy()
         if arch == "gpt2" and re.search(r"\.(c_attn|c_fc|c_proj)\.weight$", name):
@@ -103,6 +110,9 @@ def converted(model: TinyModel, arch: str, config: ModelConfig) -> dict[str, np.
         if arch == "gemma" and name.endswith("norm.weight"):
             array = array + 1
         if match := re.match(r"(.*\.[qk]_layernorm)\.norms\.\d+(\.weight)", name):
+            norms.setdefault(match[1] + match[2], []).append(array)
+            continue
+        if match := re.match(r"(.*\.experts)\.\d+(\..*)", name):
             norms.setdefault(match[1] + match[2], []).append(array)
             continue
         if arch == "internlm2" and "wqkv" in name:

@@ -80,10 +80,13 @@ class NativeLoader:
         adapters = self._add_site(names, sizes, in_features)
         if not bias:
             return NativeLinear(weight, adapters=adapters)
+        return NativeLinear(weight, self._bias(names, sizes), adapters)
+
+    def _bias(self, names: Sequence[str], sizes: Sequence[int]) -> NDArray[np.float32]:
+        """The biases behind one another, of the rows of this rank's shard."""
         parts = [self.vector(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)]
         whole, cut = np.concatenate(parts), self._cut(names[0], sizes)
-        bias_of_cut = np.concatenate([whole[first:end] for first, end in cut.ranges])
-        return NativeLinear(weight, bias_of_cut, adapters)
+        return np.concatenate([whole[first:end] for first, end in cut.ranges])
 
     def _add_site(
         self, names: Sequence[str], sizes: Sequence[int], columns: int
@@ -94,7 +97,12 @@ class NativeLoader:
         return LinearAdapters(self._adapters, self._adapters.add_site(list(sizes), columns))
 
     def experts(
-        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+        self,
+        names: Sequence[Sequence[str]],
+        in_features: int,
+        out_features: Sequence[int],
+        *,
+        bias: bool = False,
     ) -> NativeExperts:
         halves = sum(out_features) // len(out_features)
         if len(out_features) == 2 and halves % PANEL_ROWS:
@@ -113,7 +121,8 @@ class NativeLoader:
                 f"{names[0][0]}: experts of one layer are stored in several types, which become "
                 f"{' and '.join(sorted(kinds))}; --quantization none or int8 makes them one"
             )
-        return NativeExperts(packed)
+        biases = [self._bias(own, out_features) for own in names] if bias else None
+        return NativeExperts(packed, None if biases is None else np.concatenate(biases))
 
     def latent_heads(
         self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int

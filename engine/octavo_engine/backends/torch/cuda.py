@@ -91,10 +91,12 @@ def _check_kernels(config: ModelConfig, kernels: Kernels) -> None:
         refused = "latent attention"
     elif config.experts is not None and config.experts.routing != ExpertChoice():
         refused = "experts that are chosen by groups or sigmoids"
+    elif config.family.has_sinks:
+        refused = "attention with sinks"
     if refused is not None:
         raise ModelError(
             f"config.json: {config.architecture} needs {refused}, which this device does not "
-            "compute; use --device cpu"
+            "compute; use --device cpu, or --model-impl transformers"
         )
     what = None
     if block.positions == "alibi":

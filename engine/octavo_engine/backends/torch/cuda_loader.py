@@ -105,9 +105,15 @@ class CudaLoader:
         return self._noted(DeviceLinear(weight, total, is_head=names == ["lm_head"]))
 
     def experts(
-        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+        self,
+        names: Sequence[Sequence[str]],
+        in_features: int,
+        out_features: Sequence[int],
+        *,
+        bias: bool = False,
     ) -> DeviceExperts:
         """[experts, out, in] in the backend's dtype, or packed."""
+        assert not bias, "models with such experts are refused here"
         flat = [f"{name}.weight" for own in names for name in own]
         sizes = list(out_features) * len(names)
         parts = self._take(flat, sizes, (in_features,))

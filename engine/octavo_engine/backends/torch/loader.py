@@ -65,7 +65,12 @@ class TorchLoader:
         return TorchLinear(self._precision.stored(weight), total, len(self.sites) - 1)
 
     def experts(
-        self, names: Sequence[Sequence[str]], in_features: int, out_features: Sequence[int]
+        self,
+        names: Sequence[Sequence[str]],
+        in_features: int,
+        out_features: Sequence[int],
+        *,
+        bias: bool = False,
     ) -> TorchExperts:
         experts = [
             torch.cat(
@@ -76,7 +81,19 @@ class TorchLoader:
             )
             for own in names
         ]
-        return TorchExperts(torch.stack([self._precision.stored(weight) for weight in experts]))
+        weights = torch.stack([self._precision.stored(weight) for weight in experts])
+        if not bias:
+            return TorchExperts(weights)
+        biases = [
+            torch.cat(
+                [
+                    self._read(f"{name}.bias", (size,))
+                    for name, size in zip(own, out_features, strict=True)
+                ]
+            )
+            for own in names
+        ]
+        return TorchExperts(weights, torch.stack(biases))
 
     def latent_heads(
         self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int
