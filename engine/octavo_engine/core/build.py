@@ -20,7 +20,8 @@ from octavo_engine.core.identity import architecture_of, format_of, identify, im
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
-from octavo_engine.core.kv_tiers import make_tiers
+from octavo_engine.core.kv_tiers import build_digest, make_tiers
+from octavo_engine.core.kv_transfer import kv_identity, use_transfer
 from octavo_engine.core.memory import free_memory
 from octavo_engine.core.state_capacity import MAX_EMPTY_BLOCKS, StateCapacity, settle_states
 from octavo_engine.errors import ConfigError
@@ -134,8 +135,14 @@ def build_engine(
         )
         engine.warm_up()
         tiers = make_tiers(config, backend, engine.scheduler, cache_key, now)
+        kv_source = None
         if tiers is not None:
             engine.use_tiers(tiers)
+            if config.kv_transfer is not None:
+                facts = kv_identity(identity.parts, backend, build_digest(backend))
+                kv_source = use_transfer(
+                    config.kv_transfer, tiers, facts, backend.kv_bytes_per_block
+                )
         if config.kv_events.is_on:
             engine.tell_kv_events(KVEventRecorder(), KVEventPublisher(config.kv_events))
     except BaseException:
@@ -160,6 +167,7 @@ def build_engine(
         sees=media_limits(backend) is not None,
         tasks=("generate",) if identity.speech is None else ("transcribe",),
         speech=identity.speech,
+        kv_source=kv_source,
     )
     logger.info(
         "Loaded %s on %s in %.1f s: %s, %s",

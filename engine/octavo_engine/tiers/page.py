@@ -17,3 +17,8 @@ NAME_BYTES = 17
 def block_name(digest: bytes, group: int) -> BlockName:
     """A block holds tokens of one group of layers, so the digest of its tokens is not enough."""
     return digest + bytes((group,))
+
+
+def split_name(name: BlockName) -> tuple[bytes, int]:
+    """The digest and the group of layers."""
+    return name[:-1], name[-1]
