@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.adapters import AdapterQueue
     from octavo_engine.core.grammar_queue import GrammarQueue
+    from octavo_engine.core.identity import ModelIdentity
     from octavo_engine.grammar.compiler import CompilerSettings
+    from octavo_engine.state.kv_source import KVSource
     from octavo_engine.tokenization.tokenizer import Tokenizer
     from octavo_engine.weights.source import ModelFiles
 
@@ -134,15 +136,7 @@ def build_engine(
             identity.eos_token_ids,
         )
         engine.warm_up()
-        tiers = make_tiers(config, backend, engine.scheduler, cache_key, now)
-        kv_source = None
-        if tiers is not None:
-            engine.use_tiers(tiers)
-            if config.kv_transfer is not None:
-                facts = kv_identity(identity.parts, backend, build_digest(backend))
-                kv_source = use_transfer(
-                    config.kv_transfer, tiers, facts, backend.kv_bytes_per_block
-                )
+        kv_source = _use_tiers(config, backend, engine, identity, cache_key, now)
         if config.kv_events.is_on:
             engine.tell_kv_events(KVEventRecorder(), KVEventPublisher(config.kv_events))
     except BaseException:
@@ -175,6 +169,25 @@ def build_engine(
         _memory_note(kv_bytes, config),
     )  # fmt: skip
     return engine, info
+
+
+def _use_tiers(
+    config: EngineConfig,
+    backend: Backend,
+    engine: Engine,
+    identity: ModelIdentity,
+    cache_key: bytes,
+    now: Callable[[], float],
+) -> KVSource | None:
+    """Hold KV blocks beside the pool, as the settings say. Returns where others get them."""
+    tiers = make_tiers(config, backend, engine.scheduler, cache_key, now)
+    if tiers is None:
+        return None
+    engine.use_tiers(tiers)
+    if config.kv_transfer is None:
+        return None
+    facts = kv_identity(identity.parts, backend, build_digest(backend))
+    return use_transfer(config.kv_transfer, tiers, facts, backend.kv_bytes_per_block)
 
 
 def _build_backend(

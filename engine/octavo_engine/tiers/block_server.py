@@ -20,7 +20,7 @@ import msgspec
 from octavo_engine.tiers.peer_wire import (
     NONCE_BYTES,
     VERSION,
-    Kind,
+    FrameKind,
     PeerChallenge,
     PeerChannel,
     PeerError,
@@ -155,23 +155,23 @@ class BlockServer:
 
     def _admit(self, channel: PeerChannel, host: str) -> bool:
         channel.deadline = time.monotonic() + HANDSHAKE_S
-        hello = parse_message(channel.receive(Kind.HELLO).payload, PeerHello)
+        hello = parse_message(channel.receive(FrameKind.HELLO).payload, PeerHello)
         if hello.version != VERSION:
             return self._refuse(channel, host, f"protocol version {hello.version} is not known")
         nonce = secrets.token_hex(NONCE_BYTES)
         own = proof(self._secret, "server", hello.nonce, nonce)
-        channel.send(Kind.CHALLENGE, msgspec.json.encode(PeerChallenge(nonce, own)))
-        theirs = parse_message(channel.receive(Kind.PROOF).payload, PeerProof)
+        channel.send(FrameKind.CHALLENGE, msgspec.json.encode(PeerChallenge(nonce, own)))
+        theirs = parse_message(channel.receive(FrameKind.PROOF).payload, PeerProof)
         if not proves(theirs.proof, self._secret, "client", hello.nonce, nonce):
             return self._refuse(channel, host, "the secrets differ")
         if names := differences(self._identity, theirs.identity):
             return self._refuse(channel, host, mismatch(names))
-        channel.send(Kind.WELCOME)
+        channel.send(FrameKind.WELCOME)
         return True
 
     def _refuse(self, channel: PeerChannel, host: str, reason: str) -> bool:
         logger.warning("Refused to send KV blocks to %s: %s", host, reason)
-        channel.send(Kind.REFUSED, reason.encode()[:1024])
+        channel.send(FrameKind.REFUSED, reason.encode()[:1024])
         return False
 
     def _answer_all(self, channel: PeerChannel) -> None:
@@ -180,10 +180,10 @@ class BlockServer:
             if frame is None:
                 return
             names = parse_names(frame.payload)
-            if frame.kind is Kind.LOOKUP:
+            if frame.kind is FrameKind.LOOKUP:
                 found = pack_found([self._source.has(name) for name in names])
                 channel.deadline = time.monotonic() + SEND_S
-                channel.send(Kind.FOUND, found)
+                channel.send(FrameKind.FOUND, found)
             else:
                 self._send_pages(channel, names)
 
@@ -205,7 +205,7 @@ class BlockServer:
                     self.num_sent += 1
                 place += 1
         channel.deadline = time.monotonic() + SEND_S
-        channel.send(Kind.END)
+        channel.send(FrameKind.END)
 
 
 def mismatch(names: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from octavo_engine.tiers.peer_wire import (
     MAX_NAMES,
     NONCE_BYTES,
     VERSION,
-    Kind,
+    FrameKind,
     PeerChallenge,
     PeerChannel,
     PeerError,
@@ -105,8 +105,8 @@ class PeerEngine:
         def work(channel: PeerChannel) -> None:
             for at in range(0, len(names), MAX_NAMES):
                 part = names[at : at + MAX_NAMES]
-                channel.send(Kind.LOOKUP, b"".join(part))
-                found.update(parse_found(channel.receive(Kind.FOUND).payload, part))
+                channel.send(FrameKind.LOOKUP, b"".join(part))
+                found.update(parse_found(channel.receive(FrameKind.FOUND).payload, part))
 
         self._submit(work, timeout_s, lambda: done(found))
 
@@ -122,9 +122,11 @@ class PeerEngine:
         def work(channel: PeerChannel) -> None:
             for at in range(0, len(names), MAX_NAMES):
                 part = names[at : at + MAX_NAMES]
-                channel.send(Kind.GET, b"".join(part))
+                channel.send(FrameKind.GET, b"".join(part))
                 last = -1
-                while (frame := channel.receive(Kind.PAGE, Kind.END)).kind is Kind.PAGE:
+                while (
+                    frame := channel.receive(FrameKind.PAGE, FrameKind.END)
+                ).kind is FrameKind.PAGE:
                     if not last < frame.place < len(part) or frame.page is None:
                         raise PeerError("it sent a block out of turn")
                     last = frame.place
@@ -203,13 +205,13 @@ class PeerEngine:
         channel = PeerChannel(connection, page_bytes=self._page_bytes)
         channel.deadline = deadline
         nonce = secrets.token_hex(NONCE_BYTES)
-        channel.send(Kind.HELLO, msgspec.json.encode(PeerHello(VERSION, nonce)))
-        theirs = parse_message(channel.receive(Kind.CHALLENGE).payload, PeerChallenge)
+        channel.send(FrameKind.HELLO, msgspec.json.encode(PeerHello(VERSION, nonce)))
+        theirs = parse_message(channel.receive(FrameKind.CHALLENGE).payload, PeerChallenge)
         if not proves(theirs.proof, self._secret, "server", nonce, theirs.nonce):
             raise PeerRefused("the secrets differ")
         own = proof(self._secret, "client", nonce, theirs.nonce)
-        channel.send(Kind.PROOF, msgspec.json.encode(PeerProof(own, self._identity)))
-        channel.receive(Kind.WELCOME)
+        channel.send(FrameKind.PROOF, msgspec.json.encode(PeerProof(own, self._identity)))
+        channel.receive(FrameKind.WELCOME)
         return channel
 
     def _fail(self, error: PeerError) -> None:

@@ -56,7 +56,7 @@ class PeerRefused(PeerError):
     """The other side is well and will not serve this engine: trying again soon is no use."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Of a frame."""
 
     HELLO = 1
@@ -72,15 +72,15 @@ class Kind(IntEnum):
 
 
 MAX_BYTES = {  # of a payload; a page's is known to both sides
-    Kind.HELLO: 1024,
-    Kind.CHALLENGE: 1024,
-    Kind.PROOF: 16384,
-    Kind.WELCOME: 0,
-    Kind.REFUSED: 4096,
-    Kind.LOOKUP: MAX_NAMES * NAME_BYTES,
-    Kind.FOUND: MAX_NAMES // 8,
-    Kind.GET: MAX_NAMES * NAME_BYTES,
-    Kind.END: 0,
+    FrameKind.HELLO: 1024,
+    FrameKind.CHALLENGE: 1024,
+    FrameKind.PROOF: 16384,
+    FrameKind.WELCOME: 0,
+    FrameKind.REFUSED: 4096,
+    FrameKind.LOOKUP: MAX_NAMES * NAME_BYTES,
+    FrameKind.FOUND: MAX_NAMES // 8,
+    FrameKind.GET: MAX_NAMES * NAME_BYTES,
+    FrameKind.END: 0,
 }
 
 
@@ -108,7 +108,7 @@ class PeerProof(msgspec.Struct, frozen=True):
 class FrameHead(NamedTuple):
     """What a header says, checked as far as that goes without the payload."""
 
-    kind: Kind
+    kind: FrameKind
     length: int
     checksum: int
 
@@ -116,21 +116,21 @@ class FrameHead(NamedTuple):
 class Frame(NamedTuple):
     """One that arrived whole; a page's payload is apart from its place."""
 
-    kind: Kind
+    kind: FrameKind
     payload: bytes = b""
     place: int = 0
     page: Page | None = None
 
 
-def parse_head(data: Content, *, expected: Sequence[Kind], page_bytes: int) -> FrameHead:
+def parse_head(data: Content, *, expected: Sequence[FrameKind], page_bytes: int) -> FrameHead:
     """Raises PeerError unless it is the header of a frame that may come now."""
     magic, number, length, checksum = _HEADER.unpack(data)
     if magic != _MAGIC:
         raise PeerError("it does not speak the protocol of KV blocks")
     if number not in expected:
         raise PeerError(f"it sent a frame of kind {number} out of turn")
-    kind = Kind(number)
-    is_page = kind is Kind.PAGE
+    kind = FrameKind(number)
+    is_page = kind is FrameKind.PAGE
     if (is_page and length != _PLACE.size + page_bytes) or length > MAX_BYTES.get(kind, length):
         raise PeerError(f"it sent a frame {kind.name} of {length} bytes")
     return FrameHead(kind, length, checksum)
@@ -187,7 +187,7 @@ class PeerChannel:
         self._connection, self._page_bytes = connection, page_bytes
         self.deadline = 0.0
 
-    def send(self, kind: Kind, payload: bytes = b"") -> None:
+    def send(self, kind: FrameKind, payload: bytes = b"") -> None:
         """Raises PeerError."""
         head = _HEADER.pack(_MAGIC, kind, len(payload), zlib.crc32(payload))
         self._send(head, payload)
@@ -197,13 +197,13 @@ class PeerChannel:
         prefix = _PLACE.pack(place)
         checksum = zlib.crc32(page.data, zlib.crc32(prefix))
         length = len(prefix) + page.nbytes
-        self._send(_HEADER.pack(_MAGIC, Kind.PAGE, length, checksum) + prefix, page.data)
+        self._send(_HEADER.pack(_MAGIC, FrameKind.PAGE, length, checksum) + prefix, page.data)
 
-    def receive(self, *expected: Kind) -> Frame:
+    def receive(self, *expected: FrameKind) -> Frame:
         """The next frame; a refusal may come at any time. Raises PeerError, PeerRefused."""
         data = bytearray(_HEADER.size)
         self._fill(memoryview(data))
-        return self._rest(data, (*expected, Kind.REFUSED))
+        return self._rest(data, (*expected, FrameKind.REFUSED))
 
     def receive_request(self, idle_s: float, frame_s: float) -> Frame | None:
         """A client's next LOOKUP or GET; None when it left, or said nothing for so long. Once it
@@ -218,17 +218,17 @@ class PeerChannel:
             return None
         self.deadline = time.monotonic() + frame_s
         self._fill(memoryview(data)[1:])
-        return self._rest(data, (Kind.LOOKUP, Kind.GET))
+        return self._rest(data, (FrameKind.LOOKUP, FrameKind.GET))
 
-    def _rest(self, data: bytearray, expected: Sequence[Kind]) -> Frame:
+    def _rest(self, data: bytearray, expected: Sequence[FrameKind]) -> Frame:
         head = parse_head(data, expected=expected, page_bytes=self._page_bytes)
-        if head.kind is Kind.PAGE:
+        if head.kind is FrameKind.PAGE:
             return self._page(head)
         payload = bytearray(head.length)
         self._fill(memoryview(payload))
         if zlib.crc32(payload) != head.checksum:
             raise PeerError("the checksum of a frame is wrong")
-        if head.kind is Kind.REFUSED:
+        if head.kind is FrameKind.REFUSED:
             raise PeerRefused(payload.decode("utf-8", "replace"))
         return Frame(head.kind, bytes(payload))
 
@@ -239,7 +239,7 @@ class PeerChannel:
         self._fill(page.data)
         if zlib.crc32(page.data, zlib.crc32(prefix)) != head.checksum:
             raise PeerError("the checksum of a block is wrong")
-        return Frame(Kind.PAGE, place=_PLACE.unpack(prefix)[0], page=page)
+        return Frame(FrameKind.PAGE, place=_PLACE.unpack(prefix)[0], page=page)
 
     def _send(self, head: bytes, payload: Content) -> None:
         try:

@@ -343,7 +343,13 @@ def test_real_models_say_the_same_with_blocks_of_another_engine(family, dtype):
     (first, _, source), (second, _, _) = engines
     wanted = answer(first)
     with running(first):
-        assert answer(second, kv_source=source) == wanted
+        given = answer(second, kv_source=source)
+    if dtype == "torch":  # its sums depend on how a prompt is cut into steps
+        assert [tokens for tokens, _ in given] == [tokens for tokens, _ in wanted]
+        scores = [[one.logprob for _, row in said for one in row] for said in (given, wanted)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    else:
+        assert given == wanted
     assert second.stats().tiers.peer_hit_blocks >= 100 // BLOCK_SIZE
     second.close()
 

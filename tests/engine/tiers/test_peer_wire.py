@@ -20,7 +20,7 @@ from octavo_engine.tiers.block_server import BlockServer, PageRequest
 from octavo_engine.tiers.peer_engine import PeerAddress, PeerEngine
 from octavo_engine.tiers.peer_wire import (
     MAX_BYTES,
-    Kind,
+    FrameKind,
     PeerChannel,
     PeerError,
     PeerHello,
@@ -148,10 +148,10 @@ def test_a_server_without_the_secret_is_left_before_it_learns_anything():
         connection, _ = listener.accept()
         channel = PeerChannel(connection, page_bytes=PAGE_BYTES)
         channel.deadline = time.monotonic() + 5
-        hello = parse_message(channel.receive(Kind.HELLO).payload, PeerHello)
+        hello = parse_message(channel.receive(FrameKind.HELLO).payload, PeerHello)
         guess = proof(b"guess", "server", hello.nonce, "0" * 32)
         message = msgspec.json.encode({"nonce": "0" * 32, "proof": guess})
-        channel.send(Kind.CHALLENGE, message)
+        channel.send(FrameKind.CHALLENGE, message)
         heard.append(connection.recv(1000))
         connection.close()
 
@@ -189,7 +189,7 @@ def test_every_flipped_bit_of_a_page_is_noticed():
         sender.deadline = time.monotonic() + 5
         sender.send_page(3, page_of(NAMES[0]))
         whole = far.recv(PAGE_BYTES + 100)
-    frame = receive_of(whole, Kind.PAGE)
+    frame = receive_of(whole, FrameKind.PAGE)
     assert frame.place == 3 and np.array_equal(frame.page, page_of(NAMES[0]))
     chance = random.Random(0)
     ignored = {5, 6, 7}  # of the header, which nobody reads
@@ -199,7 +199,7 @@ def test_every_flipped_bit_of_a_page_is_noticed():
         changed = bytearray(whole)
         changed[at] ^= 1 << chance.randrange(8)
         with pytest.raises(PeerError):
-            receive_of(bytes(changed), Kind.PAGE)
+            receive_of(bytes(changed), FrameKind.PAGE)
 
 
 def receive_of(data, *expected):
@@ -215,7 +215,7 @@ def receive_of(data, *expected):
 
 def test_a_refusal_may_come_at_any_time():
     with pytest.raises(PeerRefused, match="no"):
-        receive_of(frame_bytes(Kind.REFUSED, b"no"), Kind.PAGE)
+        receive_of(frame_bytes(FrameKind.REFUSED, b"no"), FrameKind.PAGE)
 
 
 @pytest.mark.parametrize("kind", list(MAX_BYTES))
@@ -260,7 +260,7 @@ def frame_bytes(kind, payload):
 def test_whatever_comes_the_parsers_raise_nothing_but_peer_errors(seed):
     chance = random.Random(seed)
     for _ in range(400):
-        kind = chance.choice(list(Kind))
+        kind = chance.choice(list(FrameKind))
         texts = [b"{}", b'{"version":1,"nonce":"' + b"0" * 32 + b'"}', b'{"nonce":1}', b"[" * 900]
         payload = chance.choice([chance.randbytes(chance.randrange(60)), *texts])
         data = frame_bytes(kind, payload)
@@ -269,7 +269,7 @@ def test_whatever_comes_the_parsers_raise_nothing_but_peer_errors(seed):
             data[chance.randrange(len(data))] = chance.randrange(256)
         data = bytes(data)[: chance.choice([len(data), chance.randrange(len(data) + 1)])]
         try:
-            frame = receive_of(data, *chance.sample(list(Kind), 4))
+            frame = receive_of(data, *chance.sample(list(FrameKind), 4))
             parse_names(frame.payload)
             parse_message(frame.payload, PeerHello)
             parse_message(frame.payload, PeerProof)
@@ -286,7 +286,7 @@ def test_whatever_clients_send_the_server_goes_on_serving(server, monkeypatch, c
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
             if chance.random() < 0.6:
                 shake_hands(client)
-            kind = chance.choice(list(Kind))
+            kind = chance.choice(list(FrameKind))
             payload = chance.choice([chance.randbytes(chance.randrange(3000)), b"".join(NAMES)])
             data = bytearray(chance.choice([frame_bytes(kind, payload), payload]) or b"x")
             if chance.random() < 0.5:
@@ -300,8 +300,8 @@ def shake_hands(client):
     channel = PeerChannel(client, page_bytes=PAGE_BYTES)
     channel.deadline = time.monotonic() + 5
     nonce = "0" * 32
-    channel.send(Kind.HELLO, msgspec.json.encode({"version": 1, "nonce": nonce}))
-    theirs = msgspec.json.decode(channel.receive(Kind.CHALLENGE).payload)
+    channel.send(FrameKind.HELLO, msgspec.json.encode({"version": 1, "nonce": nonce}))
+    theirs = msgspec.json.decode(channel.receive(FrameKind.CHALLENGE).payload)
     own = proof(b"s" * 16, "client", nonce, theirs["nonce"])
-    channel.send(Kind.PROOF, msgspec.json.encode({"proof": own, "identity": IDENTITY}))
-    channel.receive(Kind.WELCOME)
+    channel.send(FrameKind.PROOF, msgspec.json.encode({"proof": own, "identity": IDENTITY}))
+    channel.receive(FrameKind.WELCOME)
