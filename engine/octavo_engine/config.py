@@ -150,7 +150,7 @@ class KVTransferConfig:
                      secret_file=extra.get("secret_file"))  # fmt: skip
         is_safe = not config.produces or config.secret_file is not None or config.kv_ip in LOOPBACK
         _check(is_safe, f"{flag}: kv_ip other than {LOOPBACK[0]} needs secret_file in "
-               "kv_connector_extra_config, or whoever reaches the port could read what prompts "
+               "kv_connector_extra_config, or anyone who can connect could read what prompts "
                "said", config.kv_ip)  # fmt: skip
         return config
 
