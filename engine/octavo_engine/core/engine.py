@@ -308,6 +308,8 @@ class Engine:
         """From now on what the prefix cache holds is published, beginning with: nothing."""
         self.reset_prefix_cache()
         self.scheduler.kv.listen(recorder)
+        if self._tiers is not None:
+            self._tiers.report_to(recorder.follow_tiers())
         recorder.cleared()
         self._kv_events = (recorder, publisher)
 

@@ -23,6 +23,7 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.kv_source import OwnBlocks
 from octavo_engine.errors import ConfigError
 from octavo_engine.kv.restore import place_blocks, wanted_blocks
+from octavo_engine.protocol.kv_events import DISK_MEDIUM, HOST_MEDIUM
 from octavo_engine.state.outputs import TierStats
 from octavo_engine.tiers.disk_store import DiskStore
 from octavo_engine.tiers.host_store import HostStore
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import Backend
     from octavo_engine.config import EngineConfig
+    from octavo_engine.core.kv_events.tier_events import TierEvents
     from octavo_engine.core.kv_peers import PeerBlocks, PeerEngines
     from octavo_engine.kv.manager import KVManager, PrefixMatch
     from octavo_engine.kv.restore import BlockTurn
@@ -114,6 +116,13 @@ class KVTiers:
     ) -> None:
         """Get blocks from other engines, and serve `own` ones."""
         self._peers, self._own, self._server = peers, own, server
+
+    def report_to(self, events: TierEvents) -> None:
+        """Report what comes into the stores and leaves them."""
+        if self.host is not None:
+            self.host.on_change = events.reports_of(HOST_MEDIUM)
+        if self.disk is not None:
+            self.disk.on_change = events.reports_of(DISK_MEDIUM)
 
     def own_blocks(self) -> OwnBlocks:
         """What other engines can get from here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     Page: TypeAlias = NDArray[np.uint8]  # all bytes of one block; never changed once it is one
 
 BlockName: TypeAlias = bytes
+OnChange: TypeAlias = Callable[[BlockName, bool], None]  # a block came to a store, or left it
 NAME_BYTES = 17
 
 
