@@ -21,7 +21,7 @@ class Consumer:
     """What somebody who reads the events believes."""
 
     def __init__(self):
-        self.held: dict[str, set[int]] = {}
+        self.held: dict[str | None, set[int | bytes]] = {}
 
     def read(self, batch):
         for event in [] if batch is None else batch.events:
