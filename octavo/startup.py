@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shlex
 import sys
 import time
 from typing import IO, TYPE_CHECKING
 
+from octavo.styles import has_styles
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.protocol.loading import LOADING
 
@@ -64,7 +64,7 @@ class StartupReporter:
         self._on_ready(info.names)
         took_s = time.monotonic() - self._began_at
         if self._is_terminal:
-            is_bold = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+            is_bold = has_styles(self._out)
             text = banner(info, self._url, self._settings, took_s, is_bold=is_bold)
             print(text, file=self._out, flush=True)
             return

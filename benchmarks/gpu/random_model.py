@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from octavo_engine.ops import Names, Sizes
+
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 128256,
@@ -66,12 +68,7 @@ class RandomLoader:
         return self._matrix(rows, columns)
 
     def linear(
-        self,
-        names: str | Sequence[str],
-        in_features: int,
-        out_features: int | Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> DeviceLinear:
         rows = out_features if isinstance(out_features, int) else sum(out_features)
         made = DeviceLinear(self._matrix(rows, in_features), None, is_head=names == "lm_head")

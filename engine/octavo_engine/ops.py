@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Names: TypeAlias = "str | Sequence[str]"  # of weights that are stacked along their outputs
+Sizes: TypeAlias = "int | Sequence[int]"  # of these outputs
+
 Value: TypeAlias = Any  # a backend's own: a torch tensor, or a recorded value
 Linear: TypeAlias = Any  # a weight [out, in] in whatever format, with its bias
 Experts: TypeAlias = Any  # as many weights [out, in] as there are experts, with their biases
@@ -177,12 +180,7 @@ class Loader(Protocol):
         """The table `name`.weight."""
 
     def linear(
-        self,
-        names: str | Sequence[str],
-        in_features: int,
-        out_features: int | Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> Linear:
         """The weights `names`.weight stacked along their outputs, and `names`.bias if any."""
 

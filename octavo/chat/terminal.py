@@ -13,11 +13,13 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.chat.pictures import picture_part
+from octavo.chat.printer import make_printer
 from octavo.chat.terminal_input import PROMPT, READER, TerminalInput
 from octavo.http_client import ServerError
 from octavo.local.home import Home
 from octavo.options.parser import CommandParser, positive
 from octavo.options.settings import add_engine_options, engine_config
+from octavo.styles import dimmed
 from octavo_engine.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ HELP = """/help            this list
 class Dialogue(Protocol):
     """What a line means, and what is remembered."""
 
+    is_markdown: bool  # what is answered
+
     def ask(
         self, talker: ChatBackend, line: str, options: dict[str, Any]
     ) -> AsyncGenerator[str, None]: ...
@@ -52,6 +56,8 @@ class Dialogue(Protocol):
 class ChatDialogue:
     """A chat: each line is sent with the conversation so far. The first takes the `images` with
     it. Raises ConfigError for those that cannot be sent."""
+
+    is_markdown = True
 
     def __init__(self, system: str | None = None, images: Sequence[str] = ()) -> None:
         self._system = system or ""
@@ -90,6 +96,8 @@ class ChatDialogue:
 
 class CompletionDialogue:
     """A text to continue; nothing is remembered."""
+
+    is_markdown = False
 
     def ask(
         self, talker: ChatBackend, line: str, options: dict[str, Any]
@@ -239,6 +247,7 @@ async def _answer(
 ) -> int:
     said: list[str] = []
     first_at: list[float] = []
+    printer = make_printer(sys.stdout, is_markdown=dialogue.is_markdown)
 
     async def stream() -> bool:
         async with aclosing(dialogue.ask(talker, line, options)) as pieces:
@@ -246,7 +255,7 @@ async def _answer(
                 if piece and not first_at:
                     first_at.append(time.monotonic())
                 said.append(piece)
-                print(piece, end="", flush=True)
+                printer.write(piece)
         return True
 
     try:
@@ -254,10 +263,13 @@ async def _answer(
     except RequestError as error:
         print(f"octavo: {error.message}", file=sys.stderr)
         return 1
+    finally:
+        printer.end()
     print()
     if talker.counts_tokens:
         since_s = time.monotonic() - first_at[0] if first_at else 0.0
-        print(describe_speed(talker.last_tokens if whole else None, since_s, is_whole=bool(whole)))
+        tokens = talker.last_tokens if whole else None
+        print(dimmed(describe_speed(tokens, since_s, is_whole=bool(whole)), sys.stdout))
     dialogue.answered(line, "".join(said))
     return 0 if whole else 130
 

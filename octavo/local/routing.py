@@ -63,6 +63,7 @@ def upstreams(pools: Iterable[Pool]) -> str:
             "pool": pool.name,
             "names": list(pool.deployment.model.names),
             "revision": replica.launch.revision,
+            "replica": replica.id,
             "kind": "octavo",
         }
         for pool in pools

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo.measure.machine_limits import MachineLimits
     from octavo.measure.weight_formats import Held
     from octavo_engine.config import EngineConfig
+    from octavo_engine.ops import Names, Sizes
     from octavo_engine.weights.source import ModelFiles
 
 
@@ -131,12 +132,7 @@ class _Counter:
         return rows * columns
 
     def linear(
-        self,
-        names: str | Sequence[str],
-        in_features: int,
-        out_features: int | Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> Any:
         rows = out_features if isinstance(out_features, int) else sum(out_features)
         if names == "lm_head" or list(names) == ["lm_head"]:

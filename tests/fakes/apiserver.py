@@ -32,6 +32,7 @@ ADAPTER_CRD_FILE = CRD_FILE.with_name("llmadapters.octavo.dev.yaml")
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 _START_TIMEOUT_S = 180.0  # on a machine that does much else
+_START_ATTEMPTS = 3
 
 
 class ApiError(Exception):
@@ -42,6 +43,10 @@ class ApiError(Exception):
         self.status = status
         self.body = body
         self.message = str(body.get("message", body))
+
+
+class ProcessEnded(Exception):
+    """etcd or the API server ended while its start was awaited."""
 
 
 class ApiServer:
@@ -79,7 +84,18 @@ class ApiServer:
 
     @classmethod
     def start(cls, *, flags: tuple[str, ...] = ()) -> Self:
-        """Starts both and waits until the API is ready. `flags`: more of kube-apiserver's."""
+        """Starts both and waits until the API is ready. `flags`: more of kube-apiserver's.
+
+        A port that was free when it was chosen may be taken before its server listens: a process
+        that ended is a reason to try with other ports.
+        """
+        for _ in range(_START_ATTEMPTS - 1):
+            with contextlib.suppress(ProcessEnded):
+                return cls._start_once(flags)
+        return cls._start_once(flags)
+
+    @classmethod
+    def _start_once(cls, flags: tuple[str, ...]) -> Self:
         etcd, apiserver = build.commands()
         folder = Path(tempfile.mkdtemp(prefix="octavo-apiserver-"))
         processes: list[subprocess.Popen[bytes]] = []
@@ -268,7 +284,7 @@ class ApiServer:
         while True:
             for process in self._processes:
                 if process.poll() is not None:
-                    raise RuntimeError(f"{process.args!r} ended: {self._last_words()}")
+                    raise ProcessEnded(f"{process.args!r} ended: {self._last_words()}")
             if self.ca_file.exists():
                 # Not up yet, or the certificate is half written.
                 with contextlib.suppress(httpx.TransportError, OSError, ApiError):

@@ -15,13 +15,10 @@ from octavo_engine.server.routes import ROUTES
 def derived() -> dict[Path, str]:
     """File → text."""
     engine = document([row for row in ROUTES if row.access == "key"])
-    router = Path("router/octavo_router/docs")
-    page = Path(__file__).parent / "docs" / "docs.html"
     return {
         Path("docs/errors.md"): errors_page(),
         Path("docs/api.md"): api_page(ROUTES),
-        router / "engine_openapi.json": _by_lines(engine),
-        router / "docs.html": page.read_text(encoding="utf-8"),
+        Path("router/octavo_router/docs/engine_openapi.json"): _by_lines(engine),
     }
 
 

@@ -303,6 +303,8 @@ ROUTES = (
         answer=response_schemas.Version),
     Row("GET", "/", endpoints.home, "public", needs="docs", says="A page with a chat",
         media="text/html"),
+    Row("GET", "/console/{name}", endpoints.chat_file, "public", needs="docs",
+        says="The style and scripts of that page", media="text/plain", also=(404,)),
     Row("GET", "/openapi.json", endpoints.openapi, "public", needs="docs", says="This description",
         answer=endpoints.OpenApi),
     Row("GET", "/docs", endpoints.page, "public", needs="docs", says="A page that shows it",

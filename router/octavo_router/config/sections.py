@@ -232,6 +232,7 @@ class UpstreamConfig:
     pool: str = setting("default", "Pool it belongs to.")
     names: tuple[str, ...] = setting((), "Models it serves; default: ask it.")
     revision: str = setting("", "Label for canaries.")
+    replica: str = setting("", "Its name on the console; default: host and port.")
     kind: str = setting(
         "", "octavo (pushes load and prefixes) or openai (plain); default: find out.",
         choices=("", "octavo", "openai"),

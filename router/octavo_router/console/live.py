@@ -137,7 +137,9 @@ class Live:
         load, has_load = endpoint.load, endpoint.load_at is not None
         return {
             "id": endpoint.id,
+            "name": endpoint.name,
             "url": endpoint.spec.address.url,
+            "authority": endpoint.spec.address.authority,
             "pool": endpoint.pool,
             "revision": endpoint.spec.revision,
             "kind": endpoint.kind,

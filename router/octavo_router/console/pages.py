@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from octavo_common.pages import CHAT_FILES, CSS, JAVASCRIPT
 from octavo_router.http.messages import Inbound, Reply
 
 if TYPE_CHECKING:
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
 
 _FOLDER: Final = Path(__file__).with_name("static")
 
-FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/console/console.css": ("console.css", "text/css; charset=utf-8"),
-    "/console/console.js": ("console.js", "text/javascript; charset=utf-8"),
-    "/console/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
+FILES: Final = {
+    "/": (_FOLDER / "index.html", "text/html; charset=utf-8"),
+    "/console/console.css": (_FOLDER / "console.css", CSS),
+    "/console/console.js": (_FOLDER / "console.js", JAVASCRIPT),
+    "/console/draw.js": (_FOLDER / "draw.js", JAVASCRIPT),
+    **{f"/console/{name}": asset for name, asset in CHAT_FILES.items()},
 }
 SECURITY = (
     (
@@ -32,15 +34,15 @@ SECURITY = (
 
 def routes() -> dict[tuple[str, str], Handler]:
     """Open even where keys are asked for: the files hold nothing of this router."""
-    return {("GET", path): _serve(name, kind) for path, (name, kind) in FILES.items()}
+    return {("GET", path): _serve(file, kind) for path, (file, kind) in FILES.items()}
 
 
-def _serve(name: str, kind: str) -> Handler:
+def _serve(file: Path, kind: str) -> Handler:
     reply: list[Reply] = []  # read when somebody looks first
 
     def serve(request: Inbound) -> Reply:
         if not reply:
-            reply.append(Reply(200, (_FOLDER / name).read_bytes(), kind, SECURITY))
+            reply.append(Reply(200, file.read_bytes(), kind, SECURITY))
         return reply[0]
 
     return serve

@@ -149,9 +149,13 @@ def _spec(config: UpstreamConfig, address: Address, id_: str, key: str) -> Endpo
         role=_ROLES[config.role],
         key=key,
         is_foreign=config.is_foreign,
-        labels=tuple(label for label in _kv_labels(config) if label[1]),
+        labels=tuple(label for label in _labels(config) if label[1]),
     )
 
 
-def _kv_labels(config: UpstreamConfig) -> tuple[tuple[str, str], ...]:
-    return (("kv-events", config.kv_events), ("kv-replay", config.kv_replay))
+def _labels(config: UpstreamConfig) -> tuple[tuple[str, str], ...]:
+    return (
+        ("replica", config.replica),
+        ("kv-events", config.kv_events),
+        ("kv-replay", config.kv_replay),
+    )

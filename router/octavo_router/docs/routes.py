@@ -1,16 +1,15 @@
 """The router's description of itself. What engines answer is described in engine_openapi.json,
-which `python -m octavo_engine.server` writes together with docs.html."""
+which `python -m octavo_engine.server` writes."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo_common.pages import API_DOCS, InlinePage, read_page
 from octavo_router.http.messages import Inbound, Reply
 from octavo_router.proxy.paths import describes_proxied
 
@@ -49,13 +48,8 @@ class DocsRoutes:
         return {("GET", "/docs"): self.page, ("GET", "/openapi.json"): self.openapi}
 
     def page(self, request: Inbound) -> Reply:
-        text, policy = _page()
-        headers = (
-            ("content-security-policy", policy),
-            ("x-content-type-options", "nosniff"),
-            ("referrer-policy", "no-referrer"),
-        )
-        return Reply(200, text, "text/html; charset=utf-8", headers)
+        page = _api_docs()
+        return Reply(200, page.content, "text/html; charset=utf-8", page.headers)
 
     def openapi(self, request: Inbound) -> Reply:
         if not self._text:  # made when it is read first
@@ -108,15 +102,5 @@ def _drop_unused(document: dict[str, Any]) -> None:
 
 
 @cache
-def _page() -> tuple[bytes, str]:
-    """The engine's page, and a policy that lets nothing run but its own script."""
-    text = (_FOLDER / "docs.html").read_bytes()
-    allowed = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(inline).digest()).decode()}'"
-        for inline in re.findall(rb"<(?:script|style)>(.*?)</(?:script|style)>", text, re.S)
-    )
-    policy = (
-        f"default-src 'none'; script-src {allowed}; style-src {allowed}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return text, policy
+def _api_docs() -> InlinePage:
+    return read_page(API_DOCS)

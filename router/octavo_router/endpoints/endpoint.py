@@ -106,6 +106,12 @@ class Endpoint:
         return self.spec.id
 
     @property
+    def name(self) -> str:
+        """For people: the replica's, else host and port."""
+        labels = dict(self.spec.labels)
+        return labels.get("pod") or labels.get("replica") or self.spec.address.authority
+
+    @property
     def pool(self) -> str:
         return self.spec.pool
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from octavo_common.pages import CHAT_FILES
 from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
 from octavo_router.errors import Rejected, no_route
 from octavo_router.http.cors import Cors, is_preflight
@@ -30,6 +31,7 @@ PUBLIC: Final = frozenset(
     (
         "/", "/health", "/healthz", "/livez", "/ready", "/readyz", "/metrics", "/version",
         "/octavo/v1/state", "/console/console.css", "/console/console.js", "/console/draw.js",
+        *(f"/console/{name}" for name in CHAT_FILES),
     )
 )  # fmt: skip
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.apiserver import build
+from tests.fakes import apiserver
 from tests.fakes.apiserver import ApiError
 from tests.fakes.deployments import make_body
 
@@ -64,3 +66,17 @@ def test_objects_come_and_go(apiserver: ApiServer, namespace: str):
     assert [item["metadata"]["uid"] for item in found] == [stored["metadata"]["uid"]]
     apiserver.delete(stored)
     assert apiserver.list("octavo.dev/v1alpha1", "LLMDeployment", namespace) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_port_that_was_taken_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_ports = apiserver._free_ports
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        attempts = iter([[taken.getsockname()[1], *free_ports(2)], free_ports(3)])
+        monkeypatch.setattr(apiserver, "_free_ports", lambda count: next(attempts))
+        with apiserver.ApiServer.start() as server:
+            assert server.request("GET", "/version")["major"] == "1"
+    assert next(attempts, None) is None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from octavo_engine.protocol.loading import LoadProgress
 from octavo_router.console.pages import FILES
+from tests.fakes.browser import accessibility_faults, browser_only, chromium, opened
 from tests.fakes.engine import FakeEngine
 from tests.fakes.http_client import RawClient
 from tests.fakes.router_process import routing
@@ -20,11 +19,6 @@ from tests.router.test_server import configuration, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-browser_only = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium here; `apt-get install chromium` brings it"
-)
 
 
 @on_loop
@@ -49,30 +43,15 @@ async def test_it_can_be_switched_off():
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=flags)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
 def page(browser: Any, platform: Any) -> Iterator[Any]:
-    """Open on the router, and without a word of complaint from the browser at the end."""
-    problems: list[str] = []
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on(
-        "console",
-        lambda said: problems.append(said.text) if said.type in ("error", "warning") else None,
-    )
-    page.set_default_timeout(15_000)
-    page.goto(platform.router.url + "/")
-    page.wait_for_selector("#link[data-state=on]")
-    yield page
-    page.close()
-    assert problems == []
+    with opened(browser, platform.router.url + "/") as page:
+        page.wait_for_selector("#link[data-state=on]")
+        yield page
 
 
 @browser_only
@@ -94,13 +73,14 @@ def test_a_chat_streams_says_why_and_can_be_stopped(page):
     page.fill("#max-tokens", "12")
     page.press("#prompt", "Enter")
     page.get_by_text("first token after").wait_for()
-    answer = page.locator("#messages p").nth(1).inner_text()
+    assert "tokens per second" in page.locator("#speed").inner_text()
+    answer = page.locator("#messages .answer").first.inner_text()
     assert len(answer) > 5
     assert "policy: prefix-load" in page.locator("#why").inner_text()
     page.fill("#prompt", "And now go on for long")
     page.fill("#max-tokens", "1500")
     page.click("#send")
-    page.locator("#messages p").nth(3).wait_for()
+    page.locator("#messages .answer p").nth(1).wait_for()
     page.click("#stop")
     page.get_by_text("[stopped]").wait_for()
     assert page.locator("#send").is_enabled()
@@ -111,6 +91,30 @@ def test_where_it_would_go_is_told_without_sending(page):
     page.click("#explain")
     page.get_by_text("nothing was sent").wait_for()
     assert page.locator("#why tbody tr").count() == 3
+
+
+@browser_only
+def test_engines_are_named_by_host_and_requests_by_model(page, platform):
+    name = page.locator("#engines td").first
+    host, pool = name.inner_text().split("\n")
+    assert (name.get_attribute("title"), pool) == (f"http://{host}", "default")
+    platform.router.client.post("/v1/chat/completions", json={"messages": []})
+    page.get_by_text("none given").first.wait_for()
+
+
+@browser_only
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_accessible_and_fits_1280_pixels(browser, platform, scheme):
+    with opened(browser, platform.router.url + "/", color_scheme=scheme) as page:
+        page.wait_for_selector("#link[data-state=on]")
+        page.fill("#prompt", "Hello")
+        page.fill("#max-tokens", "5")
+        page.press("#prompt", "Enter")
+        page.get_by_text("first token after").wait_for()
+        page.locator("#requests tr").first.wait_for()
+        page.locator("summary").click()
+        assert accessibility_faults(page) == []
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 1280
 
 
 @browser_only

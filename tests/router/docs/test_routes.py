@@ -32,7 +32,7 @@ async def test_the_page_and_the_document_are_served():
     async with running(configuration()) as (_, server):
         status, text, policy = await get(server.port, "/docs")
         assert status == 200 and b"openapi.json" in text
-        assert policy.startswith("default-src 'none'; script-src 'sha256-")
+        assert policy.startswith("default-src 'none'; script-src 'self' 'sha256-")
         status, text, _ = await get(server.port, "/openapi.json")
     document = json.loads(text)
     assert status == 200 and document["info"]["title"] == "Octavo router"

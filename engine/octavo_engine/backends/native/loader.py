@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.packing import Packing
     from octavo_engine.backends.native.shard import RowCut
     from octavo_engine.config import Quantization
+    from octavo_engine.ops import Names, Sizes
     from octavo_engine.weights.checkpoint import Checkpoint
-
 
 # Rows among which the highest wins, as a head's do; a row is an expert.
 _ROUTERS = (".mlp.gate", ".block_sparse_moe.gate")
@@ -67,12 +67,7 @@ class NativeLoader:
         return self._pack([f"{name}.weight"], [rows], columns, is_vocabulary=True)
 
     def linear(
-        self,
-        names: str | Sequence[str],
-        in_features: int,
-        out_features: int | Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> NativeLinear:
         names = [names] if isinstance(names, str) else names
         sizes = [out_features] if isinstance(out_features, int) else out_features

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.backends.torch.upload import Uploader
+    from octavo_engine.ops import Names, Sizes
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
 Made = TypeVar("Made")
@@ -95,12 +96,7 @@ class CudaLoader:
         return self._noted(self._matrix([f"{name}.weight"], [rows], columns))
 
     def linear(
-        self,
-        names: str | Sequence[str],
-        in_features: int,
-        out_features: int | Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> DeviceLinear:
         names = [names] if isinstance(names, str) else list(names)
         sizes = [out_features] if isinstance(out_features, int) else list(out_features)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.precision import Precision
+    from octavo_engine.ops import Names, Sizes
     from octavo_engine.weights.checkpoint import Checkpoint
 
 
@@ -51,12 +52,7 @@ class TorchLoader:
         return self._precision.stored(self._read(f"{name}.weight", (rows, columns)))
 
     def linear(
-        self,
-        names: str | Sequence[str],
-        in_features: int,
-        out_features: int | Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> TorchLinear:
         names = [names] if isinstance(names, str) else names
         sizes = [out_features] if isinstance(out_features, int) else out_features

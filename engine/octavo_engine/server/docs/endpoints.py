@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_common.pages import API_DOCS, CHAT_FILES, read_page
+from octavo_engine.server.http.errors import HttpError
+from octavo_engine.server.http.exchange import Exchange, Header  # noqa: TC001  (signatures)
 from octavo_engine.server.service import Service  # noqa: TC001
+
+_HOME: Final = Path(__file__).with_name("home.html")
 
 
 class OpenApi(msgspec.Struct, kw_only=True):
@@ -30,37 +31,29 @@ async def openapi(exchange: Exchange, service: Service) -> None:
 
 
 async def page(exchange: Exchange, service: Service) -> None:
-    await _reply(exchange, "docs.html")
+    await _reply(exchange, API_DOCS)
 
 
 async def home(exchange: Exchange, service: Service) -> None:
-    await _reply(exchange, "home.html")
+    await _reply(exchange, _HOME)
 
 
-async def _reply(exchange: Exchange, name: str) -> None:
-    text, policy = _page(name)
-    await exchange.reply(
-        text,
-        headers=[
-            (b"content-type", b"text/html; charset=utf-8"),
-            (b"content-security-policy", policy),
-            (b"x-content-type-options", b"nosniff"),
-            (b"referrer-policy", b"no-referrer"),
-        ],
-    )
+async def chat_file(exchange: Exchange, service: Service) -> None:
+    found = CHAT_FILES.get(exchange.scope["path_params"]["name"])
+    if found is None:
+        raise HttpError(404, "the path does not exist", code="route_not_found")
+    path, kind = found
+    headers = [(b"content-type", kind.encode()), (b"x-content-type-options", b"nosniff")]
+    await exchange.reply(path.read_bytes(), headers=headers)
+
+
+async def _reply(exchange: Exchange, path: Path) -> None:
+    content, headers = _page(path)
+    await exchange.reply(content, headers=list(headers))
 
 
 @cache
-def _page(name: str) -> tuple[bytes, bytes]:
-    """The page, and a policy that lets nothing run but its own script."""
-    text = (Path(__file__).parent / name).read_bytes()
-    hashes = [
-        f"'sha256-{base64.b64encode(hashlib.sha256(inline).digest()).decode()}'"
-        for inline in re.findall(rb"<(?:script|style)>(.*?)</(?:script|style)>", text, re.S)
-    ]
-    allowed = " ".join(hashes)
-    policy = (
-        f"default-src 'none'; script-src {allowed}; style-src {allowed}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return text, policy.encode()
+def _page(path: Path) -> tuple[bytes, tuple[Header, ...]]:
+    content, headers = read_page(path)
+    encoded = tuple((name.encode(), value.encode()) for name, value in headers)
+    return content, ((b"content-type", b"text/html; charset=utf-8"), *encoded)

@@ -12,7 +12,7 @@ const TILES = [
 const COLOURS = { ready: "good", connecting: "warn", draining: "warn", ejected: "bad", down: "bad" };
 const MAX_ROWS = 60;
 
-export function element(tag, text, classes) {
+function element(tag, text, classes) {
   const made = document.createElement(tag);
   if (text !== undefined && text !== null) made.textContent = String(text);
   if (classes) made.className = classes;
@@ -29,7 +29,7 @@ export function drawTiles(list, rates, now) {
 
 export function drawEngines(body, endpoints) {
   if (endpoints.length === 0) {
-    body.replaceChildren(line([[`No engine is known to this router yet.`]], 8));
+    body.replaceChildren(line([[`No engine is known to this router yet.`]], 7));
     return;
   }
   body.replaceChildren(...endpoints.map((each) => {
@@ -41,7 +41,9 @@ export function drawEngines(body, endpoints) {
     const usage = each.loading ?? each.kv_usage;
     const kv = element("td");
     if (usage !== null) kv.append(meter(usage, each.loading === null ? "KV cache in use" : "loaded"));
-    const row = line([[each.url, "id"], [each.revision ? `${each.pool} · ${each.revision}` : each.pool]]);
+    const row = line([[each.name, "id"]]);
+    row.firstChild.append(element("span", each.revision ? `${each.pool} · ${each.revision}` : each.pool, "under"));
+    row.firstChild.title = each.url;
     row.append(said, kv);
     for (const value of [each.running, each.waiting, each.in_flight, each.prefixes]) {
       row.append(element("td", value ?? "–", "num"));
@@ -67,6 +69,7 @@ export function drawDeployments(section, body, deployments) {
 
 // Newest first; the longest of those shown fills the bar.
 export function drawRequests(body, requests, now) {
+  const names = new Map(now.endpoints.map((each) => [each.authority, each.name]));
   const shown = requests.slice(-MAX_ROWS).reverse();
   const longest = Math.max(1e-6, ...shown.map((each) => each.duration_s));
   body.replaceChildren(...shown.map((each) => {
@@ -77,7 +80,10 @@ export function drawRequests(body, requests, now) {
     if (each.code || (each.outcome !== "ok" && each.outcome)) status.append(` ${each.code || each.outcome}`);
     if (each.resumes) status.append(` resumed ${each.resumes}×`);
     else if (each.attempts > 1) status.append(` ${each.attempts} attempts`);
-    const row = line([[ago(now - each.ended_at)], [each.model || each.route], [each.endpoint || "–", "id"]]);
+    const row = line([[ago(now.at - each.ended_at)], [each.model || "none given"],
+      [names.get(each.endpoint) || each.endpoint || "–", "id"]]);
+    row.children[1].title = each.route;
+    row.children[2].title = each.endpoint;
     const time = element("td");
     time.append(waterfall(each, longest));
     row.append(status, time, element("td", seconds(each.duration_s), "num"));
@@ -89,11 +95,13 @@ export function drawRequests(body, requests, now) {
   }));
 }
 
-// The decision as the router explains it: one row a candidate, where it tells of them.
-export function drawWhy(box, decision) {
+// The decision as the router explains it: one row a candidate, where it lists them. `names`: of
+// engines by their URLs.
+export function drawWhy(section, box, decision, names) {
+  const short = (value) => names.get(value) ?? rounded(value);
   const rows = decision.candidates ?? [];
   const facts = Object.entries(decision).filter(([, value]) => value === null || typeof value !== "object");
-  const list = element("p", facts.map(([name, value]) => `${name.replaceAll("_", " ")}: ${value}`).join(" · "));
+  const list = element("p", facts.map(([name, value]) => `${name.replaceAll("_", " ")}: ${short(value)}`).join(" · "));
   box.replaceChildren(list);
   if (rows.length > 0 && typeof rows[0] === "object") {
     const names = Object.keys(rows[0]);
@@ -107,7 +115,7 @@ export function drawWhy(box, decision) {
     table.append(thead, tbody);
     box.append(table);
   }
-  box.hidden = false;
+  section.hidden = false;
 }
 
 function line(cells, span) {
@@ -145,7 +153,7 @@ function waterfall(request, longest) {
   return box;
 }
 
-function short(value) {
+function rounded(value) {
   if (typeof value === "number") return Math.round(value * 10000) / 10000;
   return typeof value === "object" && value !== null ? JSON.stringify(value) : value;
 }

@@ -47,7 +47,7 @@ def test_a_chat_streams_and_counts_tokens(page):
     page.fill("#max-tokens", "12")
     page.press("#prompt", "Enter")
     page.get_by_text("tokens per second").wait_for()
-    assert len(page.locator("#messages p").nth(1).inner_text()) > 5
+    assert len(page.locator("#messages .answer").inner_text()) > 5
     page.click("#clear")
     assert page.locator("#messages p").count() == 0
 
@@ -56,7 +56,7 @@ def test_an_answer_can_be_stopped(page):
     page.fill("#prompt", "And now go on for long")
     page.fill("#max-tokens", "1500")
     page.click("#send")
-    page.locator("#messages p").nth(1).wait_for()
+    page.locator("#messages .answer p").wait_for()
     page.click("#stop")
     page.get_by_text("[stopped]").wait_for()
     assert page.locator("#send").is_enabled()
@@ -66,11 +66,32 @@ def test_the_curl_command_is_the_request(page):
     page.fill("#prompt", "What's up?")
     page.fill("#temperature", "0")
     page.fill("#max-tokens", "3")
+    page.locator("summary").click()
     command = page.inner_text("#curl")
     assert '"temperature": 0' in command
     words = [*shlex.split(command), "--silent", "--fail"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert '"completion_tokens":3' in done.stdout.replace(" ", "")
+
+
+def test_a_picture_goes_with_one_message(browser, server, tmp_path):
+    picture = tmp_path / "dot.png"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(4000))
+    page = browser.new_page()  # which may complain: the simulated model takes no pictures
+    page.set_default_timeout(15_000)
+    page.goto(server.url + "/")
+    page.get_by_text("version ").wait_for()
+    page.set_input_files("#picture", picture)
+    page.get_by_text("dot.png goes with the next message").wait_for()
+    page.locator("summary").click()
+    assert "data:image/png;base64," in page.inner_text("#curl")
+    assert "characters)" in page.inner_text("#curl")
+    page.fill("#prompt", "What is this?")
+    page.click("#send")
+    page.get_by_text("this model takes no pictures").wait_for()
+    assert page.locator("#messages .user img").get_attribute("src").startswith("data:image/png")
+    assert "image_url" not in page.inner_text("#curl")
+    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -94,6 +115,7 @@ def test_with_keys_it_has_a_field_for_one(browser):
         page.get_by_label("API key").fill("secret")
         page.get_by_role("button", name="Use it").click()
         page.get_by_text("version ").wait_for()
+        page.locator("summary").click()
         assert "$OCTAVO_API_KEY" in page.inner_text("#curl")
         page.close()
 

@@ -11,6 +11,7 @@ import httpx
 import jsonschema_rs
 import pytest
 
+from octavo_common.pages import CHAT_FILES
 from octavo_engine.server.docs.openapi import document, errors_of, section, without_converters
 from octavo_engine.server.docs.pages import api_page
 from octavo_engine.server.http.errors import CATALOGUE
@@ -211,7 +212,7 @@ class Page(HTMLParser):
                 self.ids.add(value or "")
 
 
-@pytest.mark.parametrize(("path", "most_lines"), [("/docs", 200), ("/", 240)])
+@pytest.mark.parametrize(("path", "most_lines"), [("/docs", 200), ("/", 120)])
 def test_a_page_needs_no_other_host_and_no_script_but_its_own(path, most_lines):
     with running() as server, server.client() as client:
         answer = client.get(path)
@@ -219,15 +220,29 @@ def test_a_page_needs_no_other_host_and_no_script_but_its_own(path, most_lines):
     page.feed(answer.text)
 
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert set(page.fetched) <= {"data:,", "docs", "metrics", "v1/models"}
+    assert set(page.fetched) <= {"data:,", "docs", "metrics", "v1/models", "console/chat.css"}
     assert "//" not in re.sub(r"//.*", "", answer.text).replace("://", "")
     assert not re.search(r"https?://", answer.text)
-    for wanted in re.findall(r'(?:getElementById|\$)\("([\w-]+)"\)', answer.text):
+    script = answer.text + ("" if path == "/docs" else (CHAT_FILES["chat.js"][0]).read_text())
+    for wanted in re.findall(r'(?:getElementById|\$)\("([\w-]+)"\)', script):
         assert wanted in page.ids
     policy = answer.headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert policy.startswith("default-src 'none'; script-src 'self' 'sha256-")
     assert "unsafe" not in policy
     assert len(answer.text.splitlines()) < most_lines
+
+
+def test_the_files_of_its_chat_are_served_to_everyone():
+    with (
+        running(settings=ServerSettings(api_keys=("secret",))) as server,
+        server.client() as client,
+    ):
+        for name, (path, kind) in CHAT_FILES.items():
+            answer = client.get(f"/console/{name}")
+            assert answer.content == path.read_bytes()
+            assert answer.headers["content-type"] == kind
+        for name in ("other.js", "..%2fpages.py", "__init__.py"):
+            assert client.get(f"/console/{name}").status_code == 404
 
 
 def test_chat_is_described_first():

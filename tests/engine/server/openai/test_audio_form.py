@@ -7,8 +7,8 @@ import random
 import pytest
 
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.server.http.multipart import FormReader, PartBegan
 from octavo_engine.server.openai.audio.form import AudioFields, check_fields
-from octavo_engine.server.openai.batches.multipart import FormReader, PartBegan
 
 FILE = {"file": [b"sound"]}
 

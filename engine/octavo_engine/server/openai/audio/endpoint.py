@@ -11,8 +11,9 @@ import msgspec
 from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.server.generation.inflight import names_of
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http.multipart import check_form
 from octavo_engine.server.http.sse import DONE
-from octavo_engine.server.openai.audio.form import AudioFields, check_media_type, read_form
+from octavo_engine.server.openai.audio.form import AudioFields, read_form
 from octavo_engine.server.openai.audio.transcriber import Transcriber, TranscriptJob
 from octavo_engine.server.service import Service  # noqa: TC001
 from octavo_engine.speech.decode import decode_audio
@@ -41,7 +42,7 @@ async def translations(exchange: Exchange, service: Service) -> None:
 
 
 async def _answer(exchange: Exchange, service: Service, *, translates: bool) -> None:
-    check_media_type(exchange)
+    check_form(exchange.header(b"content-type"))
     info = service.engine.info
     if info.speech is None:
         raise WrongTask(

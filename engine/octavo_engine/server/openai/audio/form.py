@@ -9,7 +9,7 @@ import msgspec
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.http.errors import HttpError
-from octavo_engine.server.openai.batches.multipart import FormReader, PartBegan, boundary_of
+from octavo_engine.server.http.multipart import FormReader, PartBegan, boundary_of
 from octavo_engine.speech.decode import MAX_FILE_BYTES
 from octavo_engine.speech.languages import language_code
 
@@ -49,22 +49,9 @@ class AudioFields(NamedTuple):
     stream: bool
 
 
-def check_media_type(exchange: Exchange) -> str:
-    """The whole content type of a form. Raises HttpError (415)."""
-    content_type = exchange.header(b"content-type")
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type != "multipart/form-data":
-        raise HttpError(
-            415,
-            f"content-type must be multipart/form-data; got {media_type or 'none'}",
-            code="unsupported_media_type",
-        )
-    return content_type
-
-
 async def read_form(exchange: Exchange) -> AudioFields:
     """Raises RequestError: 400, 408, 413 or 415."""
-    reader = FormReader(boundary_of(check_media_type(exchange)))
+    reader = FormReader(boundary_of(exchange.header(b"content-type")))
     return check_fields(await _received(exchange, reader))
 
 

@@ -11,8 +11,8 @@ from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.admin.dev import read_query
 from octavo_engine.server.http.errors import HttpError
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http.multipart import FormReader, PartBegan, boundary_of
 from octavo_engine.server.openai.batches import shapes
-from octavo_engine.server.openai.batches.multipart import FormReader, PartBegan, boundary_of
 from octavo_engine.server.openai.batches.runner import check_expiry
 from octavo_engine.server.openai.batches.shelf import new_file_id
 from octavo_engine.server.openai.responses.store import owner_of
@@ -36,15 +36,7 @@ _FORM_ROOM = 65536  # of an upload, beside the file itself
 
 async def upload_file(exchange: Exchange, service: Service) -> None:
     shelf = shelf_of(service)
-    content_type = exchange.header(b"content-type")
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type != "multipart/form-data":
-        raise HttpError(
-            415,
-            f"content-type must be multipart/form-data; got {media_type or 'none'}",
-            code="unsupported_media_type",
-        )
-    reader = FormReader(boundary_of(content_type))
+    reader = FormReader(boundary_of(exchange.header(b"content-type")))
     declared = exchange.header(b"content-length")
     if declared.isdigit():
         shelf.check_room(max(int(declared) - _FORM_ROOM, 0))

@@ -37,13 +37,13 @@ class InputItem(msgspec.Struct, kw_only=True):
     encrypted_content: str | None = None
 
 
-class ReasoningWish(msgspec.Struct, kw_only=True):
+class ReasoningOptions(msgspec.Struct, kw_only=True):
     effort: str | None = None
     summary: str | None = None  # none are written: the reasoning itself is shown
     generate_summary: str | None = None
 
 
-class TextWish(msgspec.Struct, kw_only=True):
+class TextOptions(msgspec.Struct, kw_only=True):
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
@@ -52,40 +52,36 @@ class ResponsesStreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class InputTokensRequest(msgspec.Struct, kw_only=True):
-    """What a prompt is made of."""
+class ResponseInput(msgspec.Struct, kw_only=True):
+    """What the prompt of a response is made of, its input aside."""
 
-    input: str | list[InputItem] | None = None
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    text: TextWish | None = None
-    reasoning: ReasoningWish | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     conversation: Any = None  # of other services: refused
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class InputTokensRequest(ResponseInput, kw_only=True):
+    """What a prompt is made of."""
+
+    input: str | list[InputItem] | None = None
+
+
+class ResponsesRequest(ResponseInput, kw_only=True):
     input: str | list[InputItem]
-    model: str | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     store: bool | None = None
     background: bool | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None  # of tools that the server runs: there are none
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextWish | None = None
-    reasoning: ReasoningWish | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
@@ -95,9 +91,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
-    # of other services: refused
-    conversation: Any = None
-    prompt: Any = None
+    prompt: Any = None  # of other services: refused
     # as a chat request has them
     top_k: int | None = None
     min_p: float | None = None
@@ -114,7 +108,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: Any = None
     cache_salt: str | None = None
     priority: int | None = None

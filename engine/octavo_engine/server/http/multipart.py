@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.server.http.errors import HttpError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +26,20 @@ class PartBegan:
     filename: str | None  # None: a plain field
 
 
+def check_form(content_type: str) -> None:
+    """Raises HttpError (415) where the body is no form."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "multipart/form-data":
+        raise HttpError(
+            415,
+            f"content-type must be multipart/form-data; got {media_type or 'none'}",
+            code="unsupported_media_type",
+        )
+
+
 def boundary_of(content_type: str) -> bytes:
-    """Raises InvalidRequest."""
+    """Between the parts of a form. Raises HttpError (415), InvalidRequest."""
+    check_form(content_type)
     found = _BOUNDARY.search(content_type.partition(";")[2])
     boundary = (found[1] or found[2] or "") if found else ""
     if not 0 < len(boundary) <= MAX_BOUNDARY_CHARS or not boundary.isascii():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.openai.batches.multipart import FormReader, PartBegan, boundary_of
+from octavo_engine.server.http.multipart import FormReader, PartBegan, boundary_of
 
 CONTENT = b"\r\n--b\r\n--boundaries\r\n\x00\xff--\r\n--"  # nearly ends, again and again
 
