@@ -134,7 +134,7 @@ class PeerEngines:
         if address not in self._fixed:
             self._named[address] = peer
             if len(self._named) > MAX_NAMED_PEERS:
-                self._named.pop(next(iter(self._named))).close()
+                self._named.pop(next(iter(self._named))).close(waits=False)
         return peer
 
     def _make(self, address: PeerAddress) -> PeerEngine:

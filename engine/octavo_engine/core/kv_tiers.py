@@ -63,7 +63,7 @@ class TierRead:
     tier: Literal["disk", "peer"]
     meter: TierMeter
     names: list[BlockName]
-    started_at: float
+    started_at: float  # by the reading thread, where others are read first
     pages: dict[BlockName, Page] = field(default_factory=dict)  # grows, by the reading thread
     ended_at: float | None = None  # set last, by the reading thread
 
@@ -303,7 +303,7 @@ class KVTiers:
         if found is not None and rest:
             reads.append(TierRead("peer", found.peer.meter, rest, now))
         load_s = self._host_meter.seconds(len(pages) * self._page_bytes)
-        load_s += sum(read.meter.seconds(len(read.names) * self._page_bytes) for read in reads)
+        load_s += sum(self._seconds(read) for read in reads)
         if not is_worth_loading(load_s=load_s, recompute_s=step_time.prefill_s(num_tokens)):
             self.stats.refused += 1
             for meter in [read.meter for read in reads] or [self._host_meter]:
@@ -319,6 +319,18 @@ class KVTiers:
                 self._read_peer(read, found.peer, patience)
         return True
 
+    def _seconds(self, read: TierRead) -> float:
+        """Until it is done. One engine is read from for one sequence after the other."""
+        num_blocks = len(read.names)
+        if read.tier == "peer":
+            num_blocks += sum(
+                len(other.names) - len(other.pages)
+                for fetch in self._fetches.values()
+                for other in fetch.reads
+                if other.meter is read.meter and other.ended_at is None
+            )
+        return read.meter.seconds(num_blocks * self._page_bytes)
+
     def _read_disk(self, read: TierRead, disk: DiskStore) -> None:
         def done(pages: list[Page | None]) -> None:
             there = zip(read.names, pages, strict=True)
@@ -329,11 +341,14 @@ class KVTiers:
         disk.fetch(read.names, done)
 
     def _read_peer(self, read: TierRead, peer: PeerEngine, timeout_s: float) -> None:
+        def begun() -> None:
+            read.started_at = self._now()  # what it waited for others says nothing of the peer
+
         def done() -> None:
             read.ended_at = self._now()
             self.woken()
 
-        peer.fetch(read.names, timeout_s, read.pages.__setitem__, done)
+        peer.fetch(read.names, timeout_s, read.pages.__setitem__, done, begun=begun)
 
     def _take(self, fetch: TierFetch) -> None:
         """Publish what was read and put its bytes there, as far as it goes."""

@@ -116,10 +116,13 @@ class PeerEngine:
         timeout_s: float,
         take: Callable[[BlockName, Page], None],
         done: Callable[[], None],
+        *,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """Read pages; `take` gets each as it arrives."""
+        """Read pages, after what was submitted before; `take` gets each as it arrives."""
 
         def work(channel: PeerChannel) -> None:
+            begun()
             for at in range(0, len(names), MAX_NAMES):
                 part = names[at : at + MAX_NAMES]
                 channel.send(FrameKind.GET, b"".join(part))
@@ -134,14 +137,15 @@ class PeerEngine:
 
         self._submit(work, timeout_s, done)
 
-    def close(self) -> None:
+    def close(self, *, waits: bool = True) -> None:
+        """With `waits` false its thread may end a little later."""
         self._is_closed = True
         self._jobs.put(None)
         connection = self._connection
         if connection is not None:
             with suppress(OSError):  # it may not be connected any more
                 connection.shutdown(socket.SHUT_RDWR)
-        if self._thread is not None:
+        if self._thread is not None and waits:
             self._thread.join(timeout=2.0)
 
     def _submit(

@@ -246,6 +246,58 @@ def test_what_is_slower_than_computing_is_not_looked_up(monkeypatch):
     second.close()
 
 
+def test_prompts_of_one_engine_are_priced_with_those_before_them(monkeypatch):
+    """Four prompts at once take four times as long; none is given up for that."""
+    first, first_backend, source = make_engine(transfer(), num_blocks=200)
+    prompts = [make_prompt(100, first=number) for number in range(4)]
+    for prompt in prompts:
+        ask(first, first_backend, prompt)
+    second, backend, _ = make_engine(transfer(), num_blocks=200)
+    prices = []
+
+    def price(*, load_s, recompute_s):
+        prices.append(load_s)
+        return True
+
+    for prompt in prompts:
+        second.add(greedy(prompt, max_tokens=1, kv_source=source))
+    peers, tiers = second._tiers._peers, second._tiers
+    with running(first):
+        second.step()  # looks up
+        deadline = time.monotonic() + 5
+        while any(len(one.answers) < 1 for one in peers._lookups.values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        monkeypatch.setattr(kv_tiers, "is_worth_loading", price)
+        (peer,) = peers.candidates(source)
+        held = []
+        monkeypatch.setattr(peer, "fetch", lambda *args, **given: held.append((args, given)))
+        second.step()
+        assert len(prices) == len(held) == len(tiers._fetches) == 4
+        block_s = 6 * backend.kv_bytes_per_block / peer_engine.BYTES_PER_S
+        latency_s = peer_engine.LATENCY_S
+        assert prices == pytest.approx([latency_s + (n + 1) * block_s for n in range(4)])
+        monkeypatch.undo()
+        for args, given in held:
+            peer.fetch(*args, **given)
+        while second.has_work:
+            assert time.monotonic() < deadline
+            second.step()
+    assert second.stats().tiers.peer_hit_blocks == 24
+    second.close()
+
+
+def test_engines_that_requests_name_are_bounded():
+    engine, backend, _ = make_engine(transfer("kv_consumer"))
+    peers = engine._tiers._peers
+    started_at = time.monotonic()
+    for port in range(1, 3 * kv_peers.MAX_NAMED_PEERS):
+        ask(engine, backend, make_prompt(20, first=port), kv_source=KVSource("127.0.0.1", port))
+    assert len(peers._named) == kv_peers.MAX_NAMED_PEERS
+    assert time.monotonic() - started_at < 10
+    engine.close()
+
+
 class BadWire:
     """Between two engines; what passes is delayed, cut or changed at random."""
 
