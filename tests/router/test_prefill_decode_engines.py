@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -14,8 +17,6 @@ from tests.fakes.process import serving
 from tests.fakes.router_process import routing
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.fakes.process import ServeProcess
     from tests.fakes.router_process import RouterProcess
 
@@ -45,8 +46,12 @@ def content_of(answer: httpx.Response) -> str:
 
 
 def peer_blocks(engine: ServeProcess) -> int:
+    return counter(engine, "octavo_kv_tier_hit_blocks_total", 'tier="peer"')
+
+
+def counter(engine: ServeProcess, name: str, label: str) -> int:
     text = httpx.get(engine.url + "/metrics").text
-    match = re.search(r'octavo_kv_tier_hit_blocks_total\{[^}]*tier="peer"[^}]*\} ([\d.]+)', text)
+    match = re.search(rf"{name}\{{[^}}]*{label}[^}}]*\}} ([\d.]+)", text)
     assert match
     return int(float(match[1]))
 
@@ -92,3 +97,43 @@ def test_prompts_are_computed_by_one_engine_and_answered_by_another(tmp_path: Pa
                     httpx.post(alone.url + CHAT, json=asked, timeout=30)
                 )
             assert peer_blocks(decode) == blocks
+
+
+@pytest.mark.parametrize("accident", [signal.SIGSTOP, signal.SIGKILL])
+def test_an_engine_lost_before_its_blocks_are_fetched_costs_a_computation(
+    accident: signal.Signals,
+):
+    keep = {"do_remote_decode": True}
+    with (
+        serving(*FLAGS, *transfer("kv_both")) as first,
+        serving(*FLAGS, *transfer("kv_both")) as second,
+    ):
+        with first.client() as client:
+            where = client.post(CHAT, json=body(1, max_tokens=1, kv_transfer_params=keep)).json()[
+                "kv_transfer_params"
+            ]
+            wanted = content_of(client.post(CHAT, json=body(1)))
+        # The core is a process of its own, which ends with the server.
+        for pid in (first.process.pid, *children_of(first.process.pid)):
+            os.kill(pid, accident)
+        try:
+            with second.client() as client:
+                began_at = time.monotonic()
+                answer = client.post(CHAT, json=body(1, kv_transfer_params=where))
+            assert content_of(answer) == wanted
+            assert time.monotonic() - began_at < 10
+            assert peer_blocks(second) == 0
+            failed = "octavo_kv_tier_failures_total", 'reason="peer_failed"'
+            while counter(second, *failed) != 1:  # the statistics follow a step
+                assert time.monotonic() - began_at < 10
+                with second.client() as client:
+                    client.post(CHAT, json=body(2, max_tokens=1))
+        finally:
+            if accident is signal.SIGSTOP:
+                for pid in (first.process.pid, *children_of(first.process.pid)):
+                    os.kill(pid, signal.SIGCONT)
+
+
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(each) for each in text.split()]
