@@ -1,6 +1,6 @@
 """Time to first token of a long prompt: computed, and with its KV blocks from another engine.
 
-    python -m benchmarks.kv_transfer [--tokens 4000] [--rounds 5]
+    python -m benchmarks.kv_transfer [--tokens 4000] [--rounds 5] [--kv-cache-memory-bytes 400MiB]
 
 Two engines on this machine, over loopback. One computes a prompt of random tokens; the other
 answers it with the first one's blocks, and then computes the same prompt under another cache salt.
@@ -34,12 +34,13 @@ class FirstToken(NamedTuple):
     text: str
 
 
-def start(role: str, max_model_len: int, folder: Path) -> Server:
+def start(role: str, max_model_len: int, folder: Path, flags: list[str]) -> Server:
     port = free_port()
     config = {"kv_connector": "OctavoConnector", "kv_role": role, "kv_port": 0}
     command = [
         sys.executable, "-m", "octavo.cli", "serve", MODEL, "--device", "cpu", "--port", str(port),
         "--max-model-len", str(max_model_len), "--kv-transfer-config", json.dumps(config),
+        *flags,
     ]  # fmt: skip
     return Server.start(command, port=port, log=folder / f"{role}.log")
 
@@ -69,7 +70,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kv-cache-memory-bytes", help="of each engine; default: the engine's")
     args = parser.parse_args()
+    memory = args.kv_cache_memory_bytes
+    flags = [] if memory is None else ["--kv-cache-memory-bytes", memory]
     end_cleanly_on_sigterm()
     warn_if_busy()
     chance = random.Random(1)
@@ -77,8 +81,8 @@ def main() -> None:
     longest = args.tokens + ANSWER_TOKENS + 1
     with (
         tempfile.TemporaryDirectory() as folder,
-        start("kv_producer", longest, Path(folder)) as first,
-        start("kv_consumer", longest, Path(folder)) as second,
+        start("kv_producer", longest, Path(folder), flags) as first,
+        start("kv_consumer", longest, Path(folder), flags) as second,
     ):
         for number in range(args.rounds):
             prompt = [chance.randrange(1000, 40000) for _ in range(args.tokens)]
