@@ -18,6 +18,12 @@ MAX_THREADS = 1024  # the extension's own bound
 MAX_RANKS = 64  # the extension's own bound
 MAX_ADAPTER_SLOTS = 1024
 MAX_LORA_RANK = 256
+OWN_CONNECTOR = "OctavoConnector"  # of KV transfer
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+MAX_PEERS = 16  # engines whose KV blocks are looked up for each prompt
+_TRANSFER_EXTRA = {"peers", "secret_file"}  # in kv_connector_extra_config
+# Fields of vLLM's whose one value is how it always is here.
+_TRANSFER_FIXED = {"kv_buffer_device": "cpu", "kv_load_failure_policy": "recompute"}
 MAX_SPECULATION = 64  # tokens guessed ahead: what a step has rows of logits for beside its own
 
 Device = Literal["auto", "cpu", "cuda", "plugin", "torch", "sim"]
@@ -33,6 +39,7 @@ ExecutorBackend = Literal["auto", "uni", "mp"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 SpeculationMethod = Literal["ngram", "draft_model"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
+KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 
@@ -103,6 +110,108 @@ class KVEventsConfig:
     @property
     def is_on(self) -> bool:
         return self.enable_kv_cache_events and self.publisher == "zmq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTransferConfig:
+    """Whether KV blocks come from other engines and go to them, under vLLM's names."""
+
+    kv_connector: str = OWN_CONNECTOR
+    kv_role: KVRole = "kv_both"
+    engine_id: str = ""  # default: made up at each start
+    kv_ip: str = "127.0.0.1"  # where blocks are served; other engines are given this address
+    kv_port: int = 14579  # 0: any that is free
+    peers: tuple[str, ...] = ()  # HOST:PORT of engines whose blocks are looked up for each prompt
+    secret_file: str | None = None  # with what all engines that share blocks must know
+
+    @property
+    def produces(self) -> bool:
+        return self.kv_role != "kv_consumer"
+
+    @property
+    def consumes(self) -> bool:
+        return self.kv_role != "kv_producer"
+
+    @classmethod
+    def parse(cls, text: str) -> KVTransferConfig:
+        """From JSON. Raises ConfigError that names the field."""
+        flag = "--kv-transfer-config"
+        given = _json_object(flag, text)
+        extra = given.pop("kv_connector_extra_config", {})
+        if not isinstance(extra, dict):
+            raise ConfigError(f"{flag}: kv_connector_extra_config must be an object")
+        _check_transfer_names(flag, given, extra)
+        for name in _TRANSFER_FIXED.keys() & given.keys():
+            only = _TRANSFER_FIXED[name]
+            _check(given[name] == only, f"{flag}: {name} must be {only}, or left out", given[name])
+            del given[name]
+        _check_transfer_values(flag, given, extra)
+        config = cls(**given, peers=tuple(extra.get("peers", ())),
+                     secret_file=extra.get("secret_file"))  # fmt: skip
+        is_safe = not config.produces or config.secret_file is not None or config.kv_ip in LOOPBACK
+        _check(is_safe, f"{flag}: kv_ip other than {LOOPBACK[0]} needs secret_file in "
+               "kv_connector_extra_config, or anyone who can connect could read what prompts "
+               "said", config.kv_ip)  # fmt: skip
+        return config
+
+
+def _check_transfer_names(flag: str, given: dict[str, Any], extra: dict[str, Any]) -> None:
+    known = {field.name for field in dataclasses.fields(KVTransferConfig)} - _TRANSFER_EXTRA
+    for name in given:
+        if name in _TRANSFER_EXTRA:
+            raise ConfigError(f"{flag}: {name} belongs in kv_connector_extra_config")
+        if name not in known | _TRANSFER_FIXED.keys():
+            raise ConfigError(
+                f"{flag} has an unknown field {name}; known: {', '.join(sorted(known))}, "
+                "kv_connector_extra_config"
+            )
+    for name in extra.keys() - _TRANSFER_EXTRA:
+        raise ConfigError(
+            f"{flag}: kv_connector_extra_config has an unknown field {name}; known: "
+            f"{', '.join(sorted(_TRANSFER_EXTRA))}"
+        )
+    if "kv_connector" not in given or "kv_role" not in given:
+        raise ConfigError(f"{flag} needs the fields kv_connector and kv_role")
+
+
+def _check_transfer_values(flag: str, given: dict[str, Any], extra: dict[str, Any]) -> None:
+    _check(given["kv_connector"] == OWN_CONNECTOR,
+           f"{flag}: kv_connector must be {OWN_CONNECTOR}, which moves KV blocks between Octavo's "
+           "engines over TCP", given["kv_connector"])  # fmt: skip
+    _check_choice(f"{flag}: kv_role", given["kv_role"], KVRole)
+    for name in ("engine_id", "kv_ip"):
+        value = given.get(name, "x")
+        _check(isinstance(value, str) and 0 < len(value) <= 255,
+               f"{flag}: {name} must be a string of 1 to 255 characters", value)  # fmt: skip
+    port = given.get("kv_port", 0)
+    _check(type(port) is int and 0 <= port <= 65535,
+           f"{flag}: kv_port must be from 0 to 65535", port)  # fmt: skip
+    peers = extra.get("peers", [])
+    _check(isinstance(peers, list) and len(peers) <= MAX_PEERS and all(map(_is_peer, peers)),
+           f"{flag}: peers must be a list of up to {MAX_PEERS} HOST:PORT", peers)  # fmt: skip
+    secret = extra.get("secret_file")
+    _check(secret is None or (isinstance(secret, str) and secret != ""),
+           f"{flag}: secret_file must name a file", secret)  # fmt: skip
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Of HOST:PORT or [HOST]:PORT. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    number = int(port)
+    if not 0 < len(host) <= 255 or not 0 < number < 1 << 16:
+        raise ValueError(f"not HOST:PORT: {text:.60}")
+    return host, number
+
+
+def _is_peer(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        split_address(value)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +337,7 @@ class EngineConfig:
     kv_offloading_size: float = 0.0  # GiB of the host's memory for KV blocks beside the pool
     kv_disk_path: str | None = None  # folder for KV blocks that outlive the engine
     kv_disk_size: float = 10.0  # GiB that files in it may take
+    kv_transfer_config: str | None = None  # JSON with the fields of KVTransferConfig
     speculative_config: str | None = None  # JSON with the fields of SpeculationConfig and a method
     enable_lora: bool = False  # requests may name LoRA adapters
     max_loras: int = 16  # adapters in one step
@@ -303,6 +413,8 @@ class EngineConfig:
         _check(not has_tiers or self.scheduler.enable_prefix_caching,
                "--kv-offloading-size and --kv-disk-path need --enable-prefix-caching",
                False)  # fmt: skip
+        _check(self.kv_transfer is None or self.scheduler.enable_prefix_caching,
+               "--kv-transfer-config needs --enable-prefix-caching", False)  # fmt: skip
 
     def _check_parallelism(self) -> None:
         size = self.tensor_parallel_size
@@ -333,6 +445,12 @@ class EngineConfig:
     def kv_events(self) -> KVEventsConfig:
         text = self.kv_events_config
         return KVEventsConfig() if text is None else KVEventsConfig.parse(text)
+
+    @property
+    def kv_transfer(self) -> KVTransferConfig | None:
+        """None: KV blocks stay in this engine."""
+        text = self.kv_transfer_config
+        return None if text is None else KVTransferConfig.parse(text)
 
     @property
     def speculation(self) -> SpeculationConfig | None:

@@ -334,31 +334,42 @@ class EngineMetrics:
             (
                 names.KV_OFFLOAD_BYTES,
                 "Bytes of KV blocks copied out of the pool and into it.",
-                {("GPU_to_CPU",): tiers.saved_bytes, ("CPU_to_GPU",): tiers.loaded_bytes},
+                {
+                    ("GPU_to_CPU",): tiers.saved_bytes,
+                    ("CPU_to_GPU",): tiers.loaded_bytes,
+                    ("GPU_to_peer",): tiers.served_bytes,
+                },
                 "transfer_type",
             ),
             (
                 names.KV_OFFLOAD_TIME,
-                "Seconds of copies into the pool and of reads from disk.",
+                "Seconds of copies into the pool and of reads from disk and other engines.",
                 {
                     ("CPU_to_GPU",): tiers.host_load_seconds,
                     ("disk_to_CPU",): tiers.disk_load_seconds,
+                    ("peer_to_CPU",): tiers.peer_load_seconds,
                 },
                 "transfer_type",
             ),
             (
                 names.KV_TIER_HIT_BLOCKS,
                 "KV blocks brought into the pool, by where they were.",
-                {("host",): tiers.host_hit_blocks, ("disk",): tiers.disk_hit_blocks},
+                {
+                    ("host",): tiers.host_hit_blocks,
+                    ("disk",): tiers.disk_hit_blocks,
+                    ("peer",): tiers.peer_hit_blocks,
+                },
                 "tier",
             ),
             (
                 names.KV_TIER_FAILURES,
-                "KV blocks not written, not read, and loads slower than computing.",
+                "KV blocks not written, not read, loads slower than computing, and other engines "
+                "that failed.",
                 {
                     ("unsaved",): tiers.unsaved_blocks,
                     ("failed_read",): tiers.failed_reads,
                     ("refused",): tiers.refused,
+                    ("peer_failed",): tiers.peer_failures,
                 },
                 "reason",
             ),

@@ -89,7 +89,8 @@ def launch_of(
     else:
         path = str(models / model_folder(model))
         fetch = tuple(fetch_arguments(model, path))
-    options = {**engine_options(deployment, model=path), **options}
+    folder = models.with_name("kv") / deployment.namespace / deployment.name
+    options = {**engine_options(deployment, model=path, kv_disk_path=str(folder)), **options}
     arguments = tuple(extra_arguments(deployment))
     variables = {
         each.name: value

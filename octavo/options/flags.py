@@ -102,6 +102,8 @@ ENGINE_FLAGS = (
     Flag("kv_offloading_size", "GiB of the host's memory for KV blocks that left the KV cache"),
     Flag("kv_disk_path", "folder for KV blocks, found again after a restart; see docs/kv-tiers.md"),
     Flag("kv_disk_size", "GiB that the files in --kv-disk-path may take"),
+    Flag("kv_transfer_config",
+         "KV blocks from other engines: JSON with vLLM's fields; see docs/prefill-decode.md"),
     Flag("speculative_config", 'speculative decoding: {"method": "ngram", …} or {"model": …}'),
     Flag("enable_lora", "let requests name LoRA adapters as their model"),
     Flag("max_loras", "maximum LoRA adapters per step; requests for more wait"),

@@ -46,6 +46,7 @@ GOOD: dict[str, list[Any]] = {
     "value": ["x", ""],
     "args": ["64", 64, "true"],
     "kvCacheMemory": ["2Gi", 10**9],
+    "hostMemory": ["1Gi", 10**9],
     "size": ["1Gi", "500G"],
     "requests": ["1", "500m", 1, "2Gi"],
     "limits": [2, "2", "4Gi"],

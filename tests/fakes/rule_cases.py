@@ -248,6 +248,18 @@ CASES = [
         "must be from 10s to 24h",
     ),
     Case("sizes", engine(kvCacheMemory="2Gi"), engine(kvCacheMemory="2 GB"), "kvCacheMemory"),
+    Case(
+        "sizes of KV tiers",
+        engine(kvTiers={"hostMemory": "2Gi", "disk": {"size": "1Gi", "existingClaim": "kv"}}),
+        engine(kvTiers={"hostMemory": "2 GB"}),
+        "kvTiers.hostMemory",
+    ),
+    Case(
+        "claims of KV tiers",
+        engine(kvTiers={"disk": {"existingClaim": "kv.a"}}),
+        engine(kvTiers={"disk": {"existingClaim": "KV"}}),
+        "must be the name of a claim",
+    ),
     Case("lengths", engine(maxModelLen=16), engine(maxModelLen=15), "maxModelLen"),
     Case("devices", engine(device="sim"), engine(device="tpu"), "Unsupported value"),
     Case("known fields", engine(device="sim"), engine(devise="sim"), "engine.devise"),
@@ -317,6 +329,18 @@ CASES = [
         engine(tensorParallelSize=2, executor="mp", device="cpu"),
         engine(tensorParallelSize=2, executor="mp", device="sim"),
         "needs device: cpu and executor: mp",
+    ),
+    Case(
+        "KV tiers in one process",
+        engine(kvTiers={"hostMemory": "1Gi"}, device="cpu"),
+        engine(kvTiers={"hostMemory": "1Gi"}, tensorParallelSize=2, executor="mp"),
+        "kvTiers needs device: cpu",
+    ),
+    Case(
+        "KV tiers with prefixes",
+        engine(kvTiers={}, prefixCaching=False),
+        engine(kvTiers={"disk": {}}, prefixCaching=False),
+        "kvTiers needs device: cpu",
     ),
     Case(
         "one rank of layers", engine(pipelineParallelSize=1), engine(pipelineParallelSize=2),

@@ -461,6 +461,7 @@ class AsyncEngine:
             audio=submission.audio,
             labels=submission.labels,
             group=submission.group,
+            kv_source=submission.kv_source,
         )
 
     async def _submit(

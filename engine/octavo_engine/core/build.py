@@ -20,7 +20,8 @@ from octavo_engine.core.identity import architecture_of, format_of, identify, im
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
-from octavo_engine.core.kv_tiers import make_tiers
+from octavo_engine.core.kv_tiers import build_digest, make_tiers
+from octavo_engine.core.kv_transfer import kv_identity, use_transfer
 from octavo_engine.core.memory import free_memory
 from octavo_engine.core.state_capacity import MAX_EMPTY_BLOCKS, StateCapacity, settle_states
 from octavo_engine.errors import ConfigError
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.adapters import AdapterQueue
     from octavo_engine.core.grammar_queue import GrammarQueue
+    from octavo_engine.core.identity import ModelIdentity
     from octavo_engine.grammar.compiler import CompilerSettings
+    from octavo_engine.state.kv_source import KVSource
     from octavo_engine.tokenization.tokenizer import Tokenizer
     from octavo_engine.weights.source import ModelFiles
 
@@ -133,9 +136,7 @@ def build_engine(
             identity.eos_token_ids,
         )
         engine.warm_up()
-        tiers = make_tiers(config, backend, engine.scheduler, cache_key, now)
-        if tiers is not None:
-            engine.use_tiers(tiers)
+        kv_source = _use_tiers(config, backend, engine, identity, cache_key, now)
         if config.kv_events.is_on:
             engine.tell_kv_events(KVEventRecorder(), KVEventPublisher(config.kv_events))
     except BaseException:
@@ -160,6 +161,7 @@ def build_engine(
         sees=media_limits(backend) is not None,
         tasks=("generate",) if identity.speech is None else ("transcribe",),
         speech=identity.speech,
+        kv_source=kv_source,
     )
     logger.info(
         "Loaded %s on %s in %.1f s: %s, %s",
@@ -167,6 +169,25 @@ def build_engine(
         _memory_note(kv_bytes, config),
     )  # fmt: skip
     return engine, info
+
+
+def _use_tiers(
+    config: EngineConfig,
+    backend: Backend,
+    engine: Engine,
+    identity: ModelIdentity,
+    cache_key: bytes,
+    now: Callable[[], float],
+) -> KVSource | None:
+    """Hold KV blocks beside the pool, as the settings say. Returns where others get them."""
+    tiers = make_tiers(config, backend, engine.scheduler, cache_key, now)
+    if tiers is None:
+        return None
+    engine.use_tiers(tiers)
+    if config.kv_transfer is None:
+        return None
+    facts = kv_identity(identity.parts, backend, build_digest(backend))
+    return use_transfer(config.kv_transfer, tiers, facts, backend.kv_bytes_per_block)
 
 
 def _build_backend(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from octavo_engine.core.process.heartbeat import Heartbeat
     from octavo_engine.errors import RequestError
@@ -67,3 +67,14 @@ class CoreEngine(Protocol):
         level 1 keeps them on the host, level 2 reads them again when it is woken."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ServesBlocks(Protocol):
+    """An engine whose KV blocks others may get, also while it has no work."""
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Have it called, on any thread, when `serve_blocks` or a step has something to do."""
+
+    def serve_blocks(self) -> None:
+        """Copy what others wait for."""

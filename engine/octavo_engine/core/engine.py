@@ -213,6 +213,16 @@ class Engine:
         """What holds KV blocks beside the pool; after the warm-up, which is not to be found."""
         self._tiers = self.scheduler.tiers = tiers
 
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Call it, on any thread, when `serve_blocks` or a step has something to do."""
+        if self._tiers is not None:
+            self._tiers.wake = wake
+
+    def serve_blocks(self) -> None:
+        """Copy KV blocks that other engines wait for; a step does so too."""
+        if self._tiers is not None:
+            self._tiers.serve()
+
     def take_refused(self) -> list[tuple[str, RequestError]]:
         """Requests that were taken in and cannot be served after all; each is handed out once."""
         refused, self._refused = self._refused, []
@@ -301,6 +311,8 @@ class Engine:
         """From now on what the prefix cache holds is published, beginning with: nothing."""
         self.reset_prefix_cache()
         self.scheduler.kv.listen(recorder)
+        if self._tiers is not None:
+            self._tiers.report_to(recorder.follow_tiers())
         recorder.cleared()
         self._kv_events = (recorder, publisher)
 

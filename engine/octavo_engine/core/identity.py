@@ -39,6 +39,7 @@ class ModelIdentity(NamedTuple):
     default_params: dict[str, int | float]
     speech: SpeechInfo | None
     digest: bytes  # 16 bytes; covers whatever makes two models' KV differ
+    parts: dict[str, str]  # a digest of each fact that it covers, to say which one differs
 
 
 def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
@@ -46,7 +47,7 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
     if files is None:
         facts = {"sim": config.names[0], "vocab": config.sim.vocab_size}
         own = config.max_model_len or config.scheduler.max_model_len
-        return ModelIdentity(own, (_SIM_EOS,), {}, None, _digest(facts))
+        return ModelIdentity(own, (_SIM_EOS,), {}, None, _digest(facts), _parts(facts))
     from octavo_engine.weights.fingerprint import fingerprint
 
     implementation = implementation_in(config, files)
@@ -74,6 +75,7 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
         default_params(files.generation_config),
         _speech(files, implementation),
         _digest(facts),
+        _parts(facts),
     )
 
 
@@ -182,6 +184,10 @@ def format_of(config: EngineConfig, files: ModelFiles | None) -> str:
 def _ids(value: object) -> tuple[int, ...]:
     values = value if isinstance(value, list) else [value]
     return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0)
+
+
+def _parts(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _digest({name: value}).hex() for name, value in facts.items()}
 
 
 def _digest(facts: Mapping[str, Any]) -> bytes:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from octavo_engine.state.kv_source import KVSource  # noqa: TC001  (msgspec reads it)
+
 if TYPE_CHECKING:
     from octavo_engine.protocol.loading import LoadProgress
 
@@ -47,6 +49,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_prompt: str | None = None  # one of them, for texts that name none
     similarity: str = "cosine"  # that its makers compare embeddings by
     speech: SpeechInfo | None = None
+    kv_source: KVSource | None = None  # where its KV blocks are served to other engines
     cache_key: bytes  # digest of all that makes one KV block differ from another model's
 
 

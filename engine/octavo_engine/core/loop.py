@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from octavo_engine.core.core_engine import ServesBlocks
 from octavo_engine.core.process import wire
 from octavo_engine.errors import EngineDead, GenerationFailed, OctavoError, RequestError, WorkerLost
 from octavo_engine.executor.executor import WatchesWorkers
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # SimpleQueue, because its put is safe in a signal handler and its get blocks without polling.
-Command: TypeAlias = wire.ToCore | WorkerLost
+Command: TypeAlias = "wire.ToCore | WorkerLost | Wake"
 Inbox: TypeAlias = SimpleQueue[Command]
+
+
+class Wake:
+    """Something came for the engine from a thread of its own."""
 
 
 class CoreLoop:
@@ -46,6 +51,8 @@ class CoreLoop:
         engine = self._engine
         if isinstance(engine, WatchesWorkers):
             engine.watch_workers(self._inbox.put)
+        if isinstance(engine, ServesBlocks):
+            engine.wake_with(lambda: self._inbox.put(Wake()))
         idled = False  # work is there, but nothing could be done: never spin on that
         while True:
             messages = self._take(wait=not engine.has_work, pause_s=0.005 if idled else 0.0)
@@ -83,6 +90,9 @@ class CoreLoop:
         match message:
             case WorkerLost():
                 raise message
+            case Wake():
+                if isinstance(self._engine, ServesBlocks):
+                    self._engine.serve_blocks()
             case wire.AddRequests(requests, prompt, media_items):
                 for request in requests:
                     if prompt and not request.prompt_token_ids:

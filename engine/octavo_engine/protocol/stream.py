@@ -47,6 +47,7 @@ class Hello:
     architecture: str = ""  # of the model; empty: not known
     format: str = ""  # of its weights, such as "safetensors bfloat16"; empty: not known
     vocab_size: int = 0  # 0: not known
+    kv_role: str = ""  # kv_producer, kv_consumer or kv_both; empty: its KV cache stays its own
     tokens: bool = True  # understands STREAM_HEADER and RESUME_HEADER
 
 

@@ -52,7 +52,7 @@ _NO_REPLICAS = "an engine has no replicas of its own; start several behind `octa
 _NO_EXPERTS = "experts are not spread over processes; leave it out"
 _NO_NODES = "an engine runs on one machine; leave it out"
 _NO_COMPILER = "models are not compiled; --enforce-eager turns CUDA graphs off"
-_NO_TRANSFER = "KV blocks are not moved between engines or to other memory; leave it out"
+_NO_TRANSFER = "encoded pictures are not moved between engines; leave it out"
 _GRAMMARS = "grammars are always compiled by llguidance; leave it out"
 _OVERRIDE = "set the values in each request; --generation-config vllm ignores the model's own"
 _CONFIG = "the model's own config.json is read; --hf-overrides replaces fields of it"
@@ -104,7 +104,6 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "mamba-ssm-cache-dtype": _value(_FLOAT32_STATES, "auto", "float32"),
     "kv-sharing-fast-prefill": _switch("layers do not share a KV cache; leave it out"),
     "disable-hybrid-kv-cache-manager": _switch("there is one manager of KV blocks; leave it out"),
-    "kv-transfer-config": _value(_NO_TRANSFER, "{}"),
     "ec-transfer-config": _value(_NO_TRANSFER, "{}"),
     "kv-offloading-backend": _value("--kv-offloading-size and --kv-disk-path set the tiers",
                                     "native"),

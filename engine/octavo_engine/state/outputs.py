@@ -73,8 +73,12 @@ class TierStats(msgspec.Struct, kw_only=True):
     loaded_bytes: int = 0  # brought back into the pool
     host_hit_blocks: int = 0
     disk_hit_blocks: int = 0
+    peer_hit_blocks: int = 0  # from other engines
     host_load_seconds: float = 0.0  # of copies into the pool
     disk_load_seconds: float = 0.0  # of reads
+    peer_load_seconds: float = 0.0
+    peer_failures: int = 0  # connections that broke, were refused or too slow
+    served_bytes: int = 0  # copied for other engines
     failed_reads: int = 0  # blocks that were gone or damaged, and reads that took too long
     refused: int = 0  # loads that would have taken longer than computing
 

@@ -6,6 +6,7 @@ import msgspec
 
 from octavo_engine.state.adapter import AdapterRef  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.audio import AudioWindow  # noqa: TC001  (msgspec reads it)
+from octavo_engine.state.kv_source import KVSource  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.media import MediaItem, MediaSpan  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.sampling_params import SamplingParams  # noqa: TC001  (msgspec reads it)
@@ -35,3 +36,4 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     media_items: tuple[MediaItem, ...] = ()  # what they are made from, each picture once
     audio: AudioWindow | None = None  # of models that read audio; the core puts it in a slot
     group: str = ""  # the client's request, where it has several sequences; else empty
+    kv_source: KVSource | None = None  # the engine that computed its prompt, if one did

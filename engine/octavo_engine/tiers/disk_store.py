@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from octavo_engine.tiers.disk_format import BlockPlace
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, OnChange, Page
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class DiskStore:
         self._index: dict[BlockName, str] = {}  # the file that has it
         self._pending: dict[BlockName, Page] = {}  # waits to be written
         self._dropped: set[BlockName] = set()  # spoiled while it was being written
+        self.on_change: OnChange | None = None  # called on its threads
         self.num_unsaved = 0  # blocks that were not written: too slow, no room or an error
         self._is_closed = False
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -282,6 +283,8 @@ class DiskStore:
         self._runs[run.path.name] = run
         for name in run.places:
             self._index[name] = run.path.name
+            if self.on_change is not None:
+                self.on_change(name, True)
 
     def _forget(self, file: str) -> None:
         with self._lock:
@@ -289,6 +292,8 @@ class DiskStore:
             for name in () if run is None else run.places:
                 if self._index.get(name) == file:
                     del self._index[name]
+                    if self.on_change is not None:
+                        self.on_change(name, False)
 
     def _remove(self, file: str) -> None:
         self._forget(file)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, OnChange, Page
 
 
 class HostStore:
@@ -16,6 +16,7 @@ class HostStore:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.on_change: OnChange | None = None
         self.num_bytes = 0
         self._pages: OrderedDict[BlockName, Page] = OrderedDict()  # least recently used first
 
@@ -33,10 +34,12 @@ class HostStore:
         if page.nbytes > self.max_bytes:
             return
         while self.num_bytes + page.nbytes > self.max_bytes:
-            _, dropped = self._pages.popitem(last=False)
+            gone, dropped = self._pages.popitem(last=False)
             self.num_bytes -= dropped.nbytes
+            self._report(gone, is_there=False)
         self._pages[name] = page
         self.num_bytes += page.nbytes
+        self._report(name, is_there=True)
 
     def get(self, name: BlockName) -> Page | None:
         page = self._pages.get(name)
@@ -49,3 +52,8 @@ class HostStore:
             page = self._pages.pop(name, None)
             if page is not None:
                 self.num_bytes -= page.nbytes
+                self._report(name, is_there=False)
+
+    def _report(self, name: BlockName, *, is_there: bool) -> None:
+        if self.on_change is not None:
+            self.on_change(name, is_there)

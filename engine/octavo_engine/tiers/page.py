@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -11,9 +12,15 @@ if TYPE_CHECKING:
     Page: TypeAlias = NDArray[np.uint8]  # all bytes of one block; never changed once it is one
 
 BlockName: TypeAlias = bytes
+OnChange: TypeAlias = Callable[[BlockName, bool], None]  # a block came to a store, or left it
 NAME_BYTES = 17
 
 
 def block_name(digest: bytes, group: int) -> BlockName:
     """A block holds tokens of one group of layers, so the digest of its tokens is not enough."""
     return digest + bytes((group,))
+
+
+def split_name(name: BlockName) -> tuple[bytes, int]:
+    """The digest and the group of layers."""
+    return name[:-1], name[-1]

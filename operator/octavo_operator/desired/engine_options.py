@@ -12,13 +12,18 @@ if TYPE_CHECKING:
 
     from octavo_operator.spec import LLMDeployment
 
+KV_DISK_MOUNT = "/var/lib/octavo/kv"
+
 Option = str | int | float | bool | list[str]
 
 
-def engine_options(deployment: LLMDeployment, *, model: str) -> dict[str, Option]:
+def engine_options(
+    deployment: LLMDeployment, *, model: str, kv_disk_path: str = KV_DISK_MOUNT
+) -> dict[str, Option]:
     """Keys of the engine's configuration file. What the spec leaves open is left to the engine.
 
-    `model` is where the weights are, as seen by the engine.
+    `model` is where the weights are, and `kv_disk_path` where KV blocks may lie, as seen by the
+    engine.
     """
     engine = deployment.engine
     options: dict[str, Option] = {
@@ -41,6 +46,12 @@ def engine_options(deployment: LLMDeployment, *, model: str) -> dict[str, Option
     options.update({name: size for name, size in sizes.items() if size is not None})
     if engine.kv_cache_memory is not None:
         options["kv-cache-memory-bytes"] = whole(parse_quantity(engine.kv_cache_memory))
+    tiers = engine.kv_tiers
+    if tiers.host_memory is not None:
+        options["kv-offloading-size"] = _gib(tiers.host_memory)
+    if tiers.disk_size is not None:
+        options["kv-disk-path"] = kv_disk_path
+        options["kv-disk-size"] = _gib(tiers.disk_size)
     if engine.tensor_parallel_size > 1:
         options["tensor-parallel-size"] = engine.tensor_parallel_size
     if engine.executor != "uni":
@@ -59,6 +70,10 @@ def engine_options(deployment: LLMDeployment, *, model: str) -> dict[str, Option
         # would be throttled in the middle of each step.
         options["num-threads"] = max(1, whole(parse_quantity(cpu_limit)))
     return options
+
+
+def _gib(quantity: str) -> float:
+    return float(parse_quantity(quantity) / (1 << 30))
 
 
 def extra_arguments(deployment: LLMDeployment) -> list[str]:

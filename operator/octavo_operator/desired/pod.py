@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import POD_UID_ENV, REVISION_LABEL, ROUTABLE_CONDITION
+from octavo_operator.desired import kv_disk
 from octavo_operator.desired.config_map import CONFIG_FILE
 from octavo_operator.desired.engine_options import extra_arguments
 from octavo_operator.desired.merge import overlay
@@ -15,6 +16,7 @@ from octavo_operator.desired.revision import image_of
 from octavo_operator.desired.security import container_security, pod_security
 from octavo_operator.desired.weights import is_fetched, weights
 from octavo_operator.objects import labels, names
+from octavo_operator.objects.quantities import parse_quantity, whole
 
 if TYPE_CHECKING:
     from octavo_operator.settings import OperatorSettings
@@ -63,6 +65,7 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
             {"name": "config", "configMap": config},
             {"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
             *parts.volumes,
+            *kv_disk.volumes(deployment),
         ],
     }
     if parts.init_containers:
@@ -89,10 +92,10 @@ def _engine(
 ) -> dict[str, Any]:
     resources = deployment.resources
     requests = {**({} if resources.limits else DEFAULT_REQUESTS), **resources.requests}
-    is_on_node = is_fetched(deployment) and deployment.cache.kind == "EmptyDir"
-    if is_on_node and "ephemeral-storage" not in resources.limits:
-        # Weights fill the node's own disk: a pod without a request for it is evicted first.
-        requests.setdefault("ephemeral-storage", deployment.cache.size)
+    on_node = _disk_of_node(deployment)
+    if on_node is not None and "ephemeral-storage" not in resources.limits:
+        # It fills the node's own disk: a pod without a request for it is evicted first.
+        requests.setdefault("ephemeral-storage", on_node)
     container: dict[str, Any] = {
         "name": names.ENGINE_CONTAINER,
         "image": image,
@@ -114,12 +117,23 @@ def _engine(
             {"name": "config", "mountPath": CONFIG_MOUNT, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
             *mounts,
+            *kv_disk.mounts(deployment),
         ],
     }
     if settings.pre_stop_s:
         # Routers act on the deletion timestamp; this is for those that learn of it late.
         container["lifecycle"] = {"preStop": {"sleep": {"seconds": settings.pre_stop_s}}}
     return container
+
+
+def _disk_of_node(deployment: LLMDeployment) -> str | None:
+    """What weights and KV blocks take there: a quantity."""
+    has_weights = is_fetched(deployment) and deployment.cache.kind == "EmptyDir"
+    size = deployment.cache.size if has_weights else None
+    kv_bytes = kv_disk.node_bytes(deployment)
+    if not kv_bytes:
+        return size
+    return str(kv_bytes + (0 if size is None else whole(parse_quantity(size))))
 
 
 def _variable(variable: EnvVar) -> dict[str, Any]:

@@ -230,6 +230,14 @@ def _check_supported(deployment: LLMDeployment) -> None:
             "spec.engine.tensorParallelSize",
             f"of {ranks} cannot be combined with adapters; use 1 and more replicas",
         )
+    if not engine.kv_tiers.is_empty and (
+        deployment.device == "cuda" or ranks > 1 or not engine.prefix_caching
+    ):
+        raise _unsupported(
+            "spec.engine.kvTiers",
+            "needs device: cpu, torch or sim, tensorParallelSize: 1 and prefixCaching; leave it "
+            "out",
+        )
     if engine.pipeline_parallel_size > 1:
         raise _unsupported(
             "spec.engine.pipelineParallelSize",

@@ -50,6 +50,7 @@ RESERVED_ARGS: Mapping[str, str] = {
     "config": "the operator",
     "api-key": "a Secret through spec.engine.env, as OCTAVO_API_KEY",
 }
+TIER_ARGS = ("kv-offloading-size", "kv-disk-path", "kv-disk-size")  # of spec.engine.kvTiers
 RESERVED_ENV = frozenset(("OCTAVO_POD_UID", "OCTAVO_CONFIG", "OCTAVO_HOST", "OCTAVO_PORT"))
 
 
@@ -66,6 +67,19 @@ class EnvVar:
 
 
 @dataclass(frozen=True, slots=True)
+class KVTiersSpec:
+    """Where KV blocks stay beside the KV cache."""
+
+    host_memory: str | None = None  # a quantity; None: none
+    disk_size: str | None = None  # None: no folder on disk
+    disk_claim: str = ""  # "": the folder ends with the pod
+
+    @property
+    def is_empty(self) -> bool:
+        return self.host_memory is None and self.disk_size is None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """How `octavo serve` is called. None: the engine's own default."""
 
@@ -76,6 +90,7 @@ class EngineSpec:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_memory: str | None = None  # a quantity
+    kv_tiers: KVTiersSpec = field(default_factory=KVTiersSpec)
     prefix_caching: bool = True
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -124,6 +139,7 @@ def read_engine(fields: FieldReader) -> EngineSpec:
             "maxNumBatchedTokens", least=16, most=1_048_576
         ),
         kv_cache_memory=fields.maybe_quantity("kvCacheMemory"),
+        kv_tiers=_read_tiers(fields.section("kvTiers")),
         prefix_caching=fields.flag("prefixCaching", default=True),
         tensor_parallel_size=fields.integer("tensorParallelSize", 1, least=1, most=64),
         pipeline_parallel_size=fields.integer("pipelineParallelSize", 1, least=1, most=64),
@@ -135,6 +151,8 @@ def read_engine(fields: FieldReader) -> EngineSpec:
     )
     for name, value in engine.args.items():
         path = f"{fields.at('args')}.{name[:80]}"
+        if name in TIER_ARGS and not engine.kv_tiers.is_empty:
+            raise SpecInvalid(path, "is set by spec.engine.kvTiers; use one of the two")
         _check_argument_name(name, path)
         advice = refusal(name, value, UNSUPPORTED_OPTIONS)
         if advice is not None:
@@ -145,6 +163,23 @@ def read_engine(fields: FieldReader) -> EngineSpec:
             raise fields.fail("env", f"has {name} more than once")
     fields.end()
     return engine
+
+
+def _read_tiers(fields: FieldReader) -> KVTiersSpec:
+    disk = fields.optional("disk")
+    tiers = KVTiersSpec(
+        host_memory=fields.maybe_quantity("hostMemory"),
+        disk_size=None if disk is None else disk.maybe_quantity("size") or "10Gi",
+        disk_claim=""
+        if disk is None
+        else disk.text(
+            "existingClaim", longest=253, pattern=f"({OBJECT_NAME})?", form="the name of a claim"
+        ),
+    )
+    if disk is not None:
+        disk.end()
+    fields.end()
+    return tiers
 
 
 def read_resources(fields: FieldReader) -> ResourcesSpec:

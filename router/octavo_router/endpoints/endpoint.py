@@ -69,6 +69,7 @@ class Endpoint:
     vocab_size: int = 0  # 0: not told
     max_num_seqs: int = 0
     epoch: str = ""
+    kv_role: str = ""  # of ours: whether its KV cache goes to others, or comes from there
 
     # told by the engine
     load: Load = UNKNOWN_LOAD
@@ -113,6 +114,15 @@ class Endpoint:
     @property
     def pool(self) -> str:
         return self.spec.pool
+
+    @property
+    def hands_kv_over(self) -> bool:
+        """Plain servers do, as far as anybody knows before they are tried."""
+        return self.kind == "openai" or self.kv_role in ("kv_producer", "kv_both")
+
+    @property
+    def fetches_kv(self) -> bool:
+        return self.kind == "openai" or self.kv_role in ("kv_consumer", "kv_both")
 
     @property
     def num_requests(self) -> int:

@@ -149,7 +149,7 @@ class Registry:
         return found
 
     def prefillers(self, pool: str, revision: str = "") -> Candidates:
-        """Who computes prompts of a pool for others to answer, by vLLM's way of handing over."""
+        """Who computes prompts of a pool for others to answer."""
         found = self._prefillers.get((pool, revision))
         if found is None:
             ready = [
@@ -157,7 +157,7 @@ class Registry:
                 for endpoint in self._members(pool, revision)
                 if endpoint.spec.role == "prefill"
                 and endpoint.state == "ready"
-                and endpoint.kind == "openai"
+                and endpoint.hands_kv_over
             ]
             found = Candidates(ready, [endpoint.slot for endpoint in ready])
             self._prefillers[pool, revision] = found

@@ -267,7 +267,7 @@ class Dispatcher:
         return (
             isinstance(policy, PrefillDecode)
             and request.prompt_tokens - decision.matched_tokens >= policy.min_tokens
-            and decision.endpoint.kind == "openai"
+            and decision.endpoint.fetches_kv
         )
 
     def place_prompt(self, lease: Lease, *, allowed: Collection[str] | None = None) -> Lease | None:
@@ -276,7 +276,11 @@ class Dispatcher:
         request = lease.request
         found = self.registry.prefillers(request.pool, request.revision).endpoints
         endpoints = [
-            one for one in found if allowed is None or one.spec.address.authority in allowed
+            one
+            for one in found
+            if one.kind
+            == lease.endpoint.kind  # ours and plain servers do not understand each other
+            and (allowed is None or one.spec.address.authority in allowed)
         ]
         if not endpoints:
             return None

@@ -110,6 +110,7 @@ class Follower:
         endpoint.adapters = frozenset(hello.adapters)
         endpoint.max_model_len = hello.max_model_len
         endpoint.vocab_size = hello.vocab_size
+        endpoint.kv_role = hello.kv_role
         endpoint.max_num_seqs = hello.max_num_seqs
         endpoint.model = ModelState(hello.model, hello.architecture, hello.format)
         if _profile(endpoint) != before:
@@ -161,6 +162,7 @@ def _profile(endpoint: Endpoint) -> tuple[object, ...]:
     """What requests are matched against, apart from state."""
     return (
         endpoint.kind,
+        endpoint.kv_role,
         endpoint.names,
         endpoint.adapters,
         endpoint.max_model_len,

@@ -51,6 +51,12 @@ def test_options_and_arguments_are_the_pod_s():
     ]  # fmt: skip
 
 
+def test_blocks_on_disk_lie_in_a_folder_of_the_deployment():
+    found = launch(deployment(engine={"kvTiers": {"disk": {"size": "2Gi"}}})).options
+    name = deployment().name
+    assert (found["kv-disk-path"], found["kv-disk-size"]) == (f"/kv/default/{name}", 2.0)
+
+
 def test_replicas_share_cores_and_memory():
     share = ThreadShare(num_threads=2, replicas=4)
     assert told(deployment(), share)["num-threads"] == 2

@@ -165,7 +165,8 @@ EVERYTHING = {
             "env": [
                 {"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}},
                 {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}},
-            ]
+            ],
+            "kvTiers": {"hostMemory": "1Gi", "disk": {"size": "1Gi"}},
         },
         "lora": {"maxLoras": 4},
         "adapters": [{"name": "law", "uri": "hf://org/law"}],

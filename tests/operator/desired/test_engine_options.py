@@ -96,3 +96,12 @@ def test_any_text_survives_the_file(text: str):
         "model": text,
         "list": [text],
     }
+
+
+def test_tiers_arrive_in_gib():
+    tiers = {"hostMemory": "512Mi", "disk": {"size": "20Gi"}}
+    engine, _ = read(config_text(make_deployment({"engine": {"kvTiers": tiers}})))
+    assert (engine.kv_offloading_size, engine.kv_disk_size) == (0.5, 20.0)
+    assert engine.kv_disk_path == "/var/lib/octavo/kv"
+    engine, _ = read(config_text(make_deployment({"engine": {"kvTiers": {"disk": {}}}})))
+    assert (engine.kv_offloading_size, engine.kv_disk_size) == (0.0, 10.0)

@@ -262,6 +262,9 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.maxNumSeqs": _engine("maxNumSeqs", 8),
     "engine.maxNumBatchedTokens": _engine("maxNumBatchedTokens", 512),
     "engine.kvCacheMemory": _engine("kvCacheMemory", "1Gi"),
+    "engine.kvTiers.hostMemory": _engine("kvTiers", {"hostMemory": "1Gi"}),
+    "engine.kvTiers.disk.size": _engine("kvTiers", {"disk": {"size": "1Gi"}}),
+    "engine.kvTiers.disk.existingClaim": _engine("kvTiers", {"disk": {"existingClaim": "kv"}}),
     "engine.prefixCaching": _engine("prefixCaching", False),
     "engine.tensorParallelSize": (
         {"engine": {"executor": "mp"}},

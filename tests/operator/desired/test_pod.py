@@ -367,3 +367,34 @@ def test_another_service_account_is_taken_as_it_is():
     assert overlaid(serviceAccountName="mine")["serviceAccountName"] == "mine"
     assert pod()["serviceAccountName"] == "smollm2"
     assert pod()["automountServiceAccountToken"] is False
+
+
+def test_blocks_on_disk_have_a_folder_that_ends_with_the_pod_or_a_claim():
+    def volume(spec: dict[str, Any]) -> dict[str, Any]:
+        (found,) = [each for each in pod(spec)["volumes"] if each["name"] == "kv"]
+        mounts = {each["name"]: each for each in engine(spec)["volumeMounts"]}
+        assert mounts["kv"] == {"name": "kv", "mountPath": "/var/lib/octavo/kv"}
+        return {name: value for name, value in found.items() if name != "name"}
+
+    def requested(spec: dict[str, Any]) -> str | None:
+        found: str | None = engine(spec)["resources"].get("requests", {}).get("ephemeral-storage")
+        return found
+
+    gib = 1 << 30
+    on_node = {"engine": {"kvTiers": {"disk": {"size": "4Gi"}}}}
+    assert volume(on_node) == {"emptyDir": {"sizeLimit": str(5 * gib)}}
+    assert requested(on_node) == str(5 * gib)
+    assert requested({"model": HUB, **on_node}) == str(25 * gib)
+    claimed = {"engine": {"kvTiers": {"disk": {"existingClaim": "kv-claim"}}}}
+    assert volume(claimed) == {"persistentVolumeClaim": {"claimName": "kv-claim"}}
+    assert requested(claimed) is None
+    for spec in ({}, {"engine": {"kvTiers": {"hostMemory": "1Gi"}}}):
+        assert "kv" not in {each["name"] for each in pod(spec)["volumes"]}
+
+
+@pytest.mark.parametrize("name", ["kv-offloading-size", "kv-disk-path", "kv-disk-size"])
+def test_tiers_are_set_by_fields_or_by_arguments(name: str):
+    args = {"args": {name: "1"}}
+    engine({"engine": args})
+    with pytest.raises(SpecInvalid, match=rf"args.{name} is set by spec.engine.kvTiers"):
+        pod({"engine": {**args, "kvTiers": {"hostMemory": "1Gi"}}})

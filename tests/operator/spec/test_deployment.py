@@ -180,6 +180,20 @@ def test_another_version_is_not_guessed_at():
             "of 2 needs device: cpu and executor: mp",
         ),
         ({"engine": {"pipelineParallelSize": 2}}, "pipelineParallelSize of 2 needs several ranks"),
+        *(
+            ({"engine": {"kvTiers": {"hostMemory": "1Gi"}, **fields}}, "kvTiers needs device: cpu")
+            for fields in (
+                {"tensorParallelSize": 2, "executor": "mp"},
+                {"prefixCaching": False},
+            )
+        ),
+        (
+            {
+                "engine": {"kvTiers": {"disk": {}}},
+                "resources": {"limits": {"nvidia.com/gpu": 1}},
+            },
+            "kvTiers needs device: cpu",
+        ),
     ],
 )
 def test_what_nothing_can_carry_out_yet(spec: dict[str, Any], message: str):

@@ -79,13 +79,18 @@ def test_prompts_go_where_their_prefix_was_computed():
         lease.finish()
 
 
-@pytest.mark.parametrize("fact", ["not ready", "another revision", "our own engine", "nobody"])
+@pytest.mark.parametrize(
+    "fact", ["not ready", "another revision", "our own engine", "another kind", "nobody"]
+)
 def test_who_cannot_hand_over_is_not_asked(fact: str):
-    world, _, prefill = paired(0 if fact == "nobody" else 1)
+    world, decode, prefill = paired(0 if fact == "nobody" else 1)
     if fact == "not ready":
         world.registry.report(prefill[0], "down", "it is gone")
     if fact == "our own engine":  # it keeps its cache to itself
-        prefill[0].kind = "octavo"
+        decode.kind = prefill[0].kind = "octavo"
+        world.registry.changed(prefill[0])
+    if fact == "another kind":
+        prefill[0].kind, prefill[0].kv_role = "octavo", "kv_producer"
         world.registry.changed(prefill[0])
     request = make_request(prompt_tokens=1000)
     lease = world.place(request)
@@ -94,11 +99,20 @@ def test_who_cannot_hand_over_is_not_asked(fact: str):
     assert world.dispatcher.place_prompt(lease) is None
 
 
-def test_answers_of_our_own_engines_come_from_their_own_prompts():
-    world, decode, _ = paired()
-    decode.kind = "octavo"
+@pytest.mark.parametrize(
+    ("role", "fetches"),
+    [("", False), ("kv_producer", False), ("kv_consumer", True), ("kv_both", True)],
+)
+def test_our_own_engines_fetch_prompts_as_their_role_says(role: str, fetches: bool):
+    world, decode, prefill = paired()
+    for engine, its_role in ((decode, role), (prefill[0], "kv_producer")):
+        engine.kind, engine.kv_role = "octavo", its_role
+        world.registry.changed(engine)
     lease = world.place(make_request(prompt_tokens=1000))
-    assert not world.dispatcher.wants_prompt(lease)
+    assert world.dispatcher.wants_prompt(lease) is fetches
+    prompt = world.dispatcher.place_prompt(lease)
+    assert prompt is not None
+    assert prompt.endpoint is prefill[0]
 
 
 def test_other_pools_have_other_policies():

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.core.kv_events.tier_events import TierEvents
 from octavo_engine.protocol.kv_events import (
     FULL_ATTENTION,
     MEDIUM,
@@ -31,6 +32,12 @@ class KVEventRecorder:
         self._now = now
         self._events: list[Event] = []
         self._hashes: dict[bytes, bytes] = {}  # vLLM's name of each block that is cached
+        self._tiers: TierEvents | None = None
+
+    def follow_tiers(self) -> TierEvents:
+        """Report what tiers hold too: where they are to say so."""
+        self._tiers = TierEvents(self._hashes)
+        return self._tiers
 
     def stored(self, sequence: Sequence, index: int) -> None:
         parent = self._hash_before(sequence, index)
@@ -68,6 +75,8 @@ class KVEventRecorder:
         name = self._hashes.pop(digest, None)
         if name is None:
             return
+        if self._tiers is not None:
+            self._tiers.left_pool(digest, name)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved):
             last.block_hashes.append(vllm_event_id(name))
@@ -77,9 +86,13 @@ class KVEventRecorder:
     def cleared(self) -> None:
         self._hashes.clear()
         self._events.append(AllBlocksCleared())
+        if self._tiers is not None:  # they keep what they have
+            self._events += self._tiers.all_stored()
 
     def take(self) -> KVEventBatch | None:
         """What happened since the last call; None if nothing did."""
+        if self._tiers is not None:
+            self._events += self._tiers.take()
         if not self._events:
             return None
         events, self._events = self._events, []

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.adapter import AdapterRef
     from octavo_engine.state.audio import AudioWindow
+    from octavo_engine.state.kv_source import KVSource
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
     from octavo_engine.state.sampling_params import SamplingParams
@@ -81,6 +82,7 @@ class SettledSubmission:
     audio: AudioWindow | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     group: str = ""  # the client's request, where it has several prompts; else empty
+    kv_source: KVSource | None = None  # the engine that computed its prompt, if one did
 
 
 class SequenceText:
@@ -458,6 +460,7 @@ class OutputProcessor:
             audio=submission.audio,
             labels=submission.labels,
             group=submission.group,
+            kv_source=submission.kv_source,
         )
 
     def _drop(self, request: TrackedRequest) -> list[str]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.text.resumed import ResumedOutput
     from octavo_engine.state.adapter import AdapterRef
     from octavo_engine.state.audio import AudioWindow
+    from octavo_engine.state.kv_source import KVSource
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.sampling_params import SamplingParams
 
@@ -34,3 +35,4 @@ class Submission:
     stream: bool = True  # false: one output, at the end
     # Submissions of one group are parts of one request, which shares the engine with others.
     group: str = ""
+    kv_source: KVSource | None = None  # the engine that computed its prompt, if one did

@@ -125,6 +125,8 @@ class _TokenReader:
         for name in ("features", "kv_transfer_params"):
             if getattr(self._request, name):
                 raise not_supported(name)
+        if self.fields.kv_transfer_params:
+            raise not_supported("kv_transfer_params")
 
     async def prompts(self) -> list[list[int]]:
         return [self._request.token_ids]

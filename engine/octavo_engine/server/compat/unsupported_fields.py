@@ -23,7 +23,6 @@ def _empty(value: Any) -> bool:
 HARMLESS: dict[str, Callable[[Any], bool]] = {
     "best_of": lambda value: value == 1,
     "prompt_embeds": _empty,
-    "kv_transfer_params": _empty,
     "ec_transfer_params": _empty,
     "vllm_xargs": _empty,
     "watermarking": lambda value: value is False,

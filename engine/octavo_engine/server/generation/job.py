@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from octavo_engine.protocol.route_keys import Kind
     from octavo_engine.server.routers.route_labels import RoutedPrompt
     from octavo_engine.state.adapter import AdapterRef
+    from octavo_engine.state.kv_source import KVSource
     from octavo_engine.state.sampling_params import SamplingParams
 
     Note = Callable[[int, RequestOutput], None]
@@ -39,6 +40,7 @@ class Job:
     route: RoutedPrompt | None = None  # how routers know the first prompt
     beams: BeamSearchParams | None = None  # the likeliest answers are searched, not sampled
     group: str = ""  # the request that this one and others are parts of; empty: a whole one
+    kv_source: KVSource | None = None  # the engine that computed the prompts, if one did
 
     @property
     def prompt_tokens(self) -> int:

@@ -12,6 +12,7 @@ from octavo_engine.errors import (
 )
 from octavo_engine.server.generation.beam_search import read_beams
 from octavo_engine.server.generation.job import Job
+from octavo_engine.server.generation.kv_transfer import read_kv_source
 from octavo_engine.state.request import BACKGROUND
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ def make_job(
         cache_salt=salt,
         adapter=service.model.adapters.get(model),
         media=media,
+        kv_source=read_kv_source(
+            getattr(request, "kv_transfer_params", None), service.engine.config.kv_transfer
+        ),
         deadline_s=service.settings.request_timeout_s,
         beams=read_beams(
             request, params, service.engine.info.max_model_len - max(map(len, prompts))

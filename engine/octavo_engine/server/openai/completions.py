@@ -12,6 +12,7 @@ from octavo_engine.core.validate import check_length_of_prompt
 from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.server.compat.orca import load_headers
 from octavo_engine.server.generation.job import JobOutput, RouteSource
+from octavo_engine.server.generation.kv_transfer import kv_answer
 from octavo_engine.server.generation.logprobs import completion_logprobs, prompt_logprobs
 from octavo_engine.server.generation.make_job import default_max_tokens
 from octavo_engine.server.generation.prepare import PreparedRequest, prepare
@@ -219,7 +220,9 @@ async def _whole(exchange: Exchange, service: Service, prepared: PreparedComplet
                 "service_tier": None,
                 "system_fingerprint": None,
                 "usage": usage.as_dict(),
-                "kv_transfer_params": None,
+                "kv_transfer_params": kv_answer(
+                    prepared.request.kv_transfer_params, service.engine.info, prepared.id
+                ),
             }
         ),
         headers=[JSON, *load_headers(exchange, service)],

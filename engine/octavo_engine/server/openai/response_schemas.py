@@ -100,6 +100,18 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | None
 
 
+class KVTransferAnswer(msgspec.Struct, kw_only=True):
+    """Where the prompt's KV cache lies, for a request with `do_remote_decode`."""
+
+    do_remote_prefill: bool
+    do_remote_decode: bool
+    remote_engine_id: str
+    remote_request_id: str
+    remote_block_ids: None
+    remote_host: str
+    remote_port: int
+
+
 class CompletionAnswer(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["text_completion"]
@@ -109,7 +121,7 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
     service_tier: str | None
     system_fingerprint: str | None
     usage: UsageAnswer
-    kv_transfer_params: None
+    kv_transfer_params: KVTransferAnswer | None
 
 
 class CompletionDelta(msgspec.Struct, kw_only=True):
@@ -177,7 +189,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
     prompt_text: str | None
-    kv_transfer_params: None
+    kv_transfer_params: KVTransferAnswer | None
 
 
 class FunctionCallDelta(msgspec.Struct, kw_only=True):

@@ -168,6 +168,7 @@ class SubscriberHub:
             architecture=info.architecture,
             format=info.format,
             vocab_size=info.vocab_size,
+            kv_role="" if engine.config.kv_transfer is None else engine.config.kv_transfer.kv_role,
             pod_uid=self._pod_uid,
         )
         subscriber.put(frame(HELLO, hello))

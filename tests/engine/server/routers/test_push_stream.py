@@ -113,7 +113,7 @@ def test_a_stream_begins_with_who_speaks_and_all_that_is_there(core, server):
             "adapters": [], "block_size": 16, "num_blocks": 100, "max_model_len": 256,
             "max_num_seqs": 128, "version": hello["version"], "pod_uid": "", "tokens": True,
             "architecture": "FakeForCausalLM", "format": "safetensors bfloat16",
-                "vocab_size": 300,
+            "vocab_size": 300, "kv_role": "",
         }  # fmt: skip
         assert next(told) == ("snapshot", {"stored": core.stored, "last": True})
         kind, first = next(told)

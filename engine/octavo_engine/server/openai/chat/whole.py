@@ -9,6 +9,7 @@ import msgspec
 
 from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.server.compat.orca import load_headers
+from octavo_engine.server.generation.kv_transfer import kv_answer
 from octavo_engine.server.generation.logprobs import chat_logprobs, prompt_logprobs
 from octavo_engine.server.generation.structured import note_validity
 from octavo_engine.server.http.exchange import JSON
@@ -89,7 +90,9 @@ async def answer_whole(exchange: Exchange, service: Service, prepared: PreparedC
                 "prompt_logprobs": None if scores is None else prompt_logprobs(scores),
                 "prompt_token_ids": result.prompt_token_ids if request.return_token_ids else None,
                 "prompt_text": prepared.prompt if request.return_prompt_text else None,
-                "kv_transfer_params": None,
+                "kv_transfer_params": kv_answer(
+                    request.kv_transfer_params, service.engine.info, prepared.id
+                ),
             }
         ),
         headers=[JSON, *load_headers(exchange, service)],

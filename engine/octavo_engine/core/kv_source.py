@@ -1,0 +1,94 @@
+"""Blocks of this engine for others: found by any thread, copied by the engine between two steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from octavo_engine.tiers.block_server import PageRequest
+from octavo_engine.tiers.page import split_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from octavo_engine.backends.backend import MovesKV
+    from octavo_engine.kv.manager import KVManager
+    from octavo_engine.tiers.disk_store import DiskStore
+    from octavo_engine.tiers.host_store import HostStore
+    from octavo_engine.tiers.page import BlockName, Page
+
+MAX_COPIED_BYTES = 32 << 20  # between two steps
+
+
+class OwnBlocks:
+    """A BlockSource: the pool's published blocks, then host memory, then disk."""
+
+    def __init__(
+        self,
+        kv: KVManager,
+        mover: MovesKV,
+        *,
+        page_bytes: int,
+        host: HostStore | None = None,
+        disk: DiskStore | None = None,
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` has `serve` called soon; it is called on other threads."""
+        self._kv, self._mover, self._page_bytes = kv, mover, page_bytes
+        self._host, self._disk = host, disk
+        self._requests: deque[PageRequest] = deque()  # its ends are safe to use from any thread
+        self._wake = wake
+
+    def has(self, name: BlockName) -> bool:
+        digest, group = split_name(name)
+        if group >= self._kv.num_groups:
+            return False
+        is_in_pool = self._kv.pool.caches[group].get(digest) is not None
+        return is_in_pool or any(
+            store is not None and name in store for store in (self._host, self._disk)
+        )
+
+    def copy(self, names: Sequence[BlockName]) -> PageRequest:
+        request = PageRequest(names)
+        self._requests.append(request)
+        self._wake()
+        return request
+
+    def serve(self) -> int:
+        """Copy what was asked for, up to a bound; on the engine's thread. Returns the bytes."""
+        num_bytes = 0
+        while self._requests:
+            if num_bytes >= MAX_COPIED_BYTES:
+                self._wake()
+                break
+            num_bytes += self._fill(self._requests.popleft())
+        return num_bytes
+
+    def _fill(self, request: PageRequest) -> int:
+        found: dict[BlockName, Page] = {}
+        in_pool: list[tuple[BlockName, int]] = []
+        on_disk: list[BlockName] = []
+        for name in request.names:
+            digest, group = split_name(name)
+            known = group < self._kv.num_groups
+            block = self._kv.pool.caches[group].get(digest) if known else None
+            if block is not None:
+                in_pool.append((name, block.id))
+            elif self._host is not None and (page := self._host.get(name)) is not None:
+                found[name] = page
+            elif self._disk is not None and name in self._disk:
+                on_disk.append(name)
+        if in_pool:
+            pages = self._mover.save_blocks([block_id for _, block_id in in_pool])
+            found |= zip((name for name, _ in in_pool), pages, strict=True)
+        if on_disk and self._disk is not None:
+
+            def read(pages: list[Page | None]) -> None:
+                there = zip(on_disk, pages, strict=True)
+                found.update((name, page) for name, page in there if page is not None)
+                request.fill([found.get(name) for name in request.names])
+
+            self._disk.fetch(on_disk, read)
+        else:
+            request.fill([found.get(name) for name in request.names])
+        return len(in_pool) * self._page_bytes

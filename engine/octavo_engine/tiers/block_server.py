@@ -1,0 +1,220 @@
+"""Serves KV blocks of this engine to others, which name them.
+
+Each connection has a thread, and their number is bounded. Whether a block is there is looked up at
+once; its bytes are copied by the engine between two steps, some MiB at a time, and sent while the
+next ones are copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from octavo_engine.tiers.peer_wire import (
+    NONCE_BYTES,
+    VERSION,
+    FrameKind,
+    PeerChallenge,
+    PeerChannel,
+    PeerError,
+    PeerHello,
+    PeerProof,
+    differences,
+    pack_found,
+    parse_message,
+    parse_names,
+    proof,
+    proves,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from octavo_engine.tiers.page import BlockName, Page
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 32
+HANDSHAKE_S = 5.0
+IDLE_S = 600.0  # without a request; clients connect again
+FRAME_S = 10.0  # from the first byte of a request to its last
+SEND_S = 30.0  # for one frame to be taken in by a client
+COPY_S = 30.0  # for the engine to copy a batch: it may be in a long step
+BATCH_BYTES = 4 << 20  # that are copied at a time
+
+
+class PageRequest:
+    """Blocks whose bytes a connection waits for; the engine fills it."""
+
+    def __init__(self, names: Sequence[BlockName]) -> None:
+        self.names = names
+        self._pages: list[Page | None] | None = None
+        self._filled = threading.Event()
+
+    def fill(self, pages: list[Page | None]) -> None:
+        """None where a block is gone."""
+        self._pages = pages
+        self._filled.set()
+
+    def wait(self, timeout_s: float) -> list[Page | None]:
+        """Raises PeerError."""
+        self._filled.wait(timeout_s)
+        if self._pages is None:
+            raise PeerError("the engine did not copy blocks in time")
+        return self._pages
+
+
+class BlockSource(Protocol):
+    """Where blocks are; called by the connections' threads."""
+
+    def has(self, name: BlockName) -> bool:
+        """As far as is known now."""
+
+    def copy(self, names: Sequence[BlockName]) -> PageRequest:
+        """Have the engine copy them soon."""
+
+
+class BlockServer:
+    """Listens from the moment it is made until `close`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        source: BlockSource,
+        *,
+        identity: Mapping[str, str],
+        page_bytes: int,
+        secret: bytes = b"",
+    ) -> None:
+        """Raises OSError if the address cannot be bound. Port 0: any that is free."""
+        self._source, self._identity, self._secret = source, dict(identity), secret
+        self._page_bytes = page_bytes
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._is_closed = False
+        self.num_sent = 0  # blocks
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="kv-peer-accept", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_closed = True
+        # Closing alone does not wake a thread that waits in accept.
+        _shut(self._listener)
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            _shut(connection)
+        self._thread.join(timeout=2.0)
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, address = self._listener.accept()
+            except OSError as error:
+                if self._is_closed:
+                    return
+                logger.warning("Could not accept a connection for KV blocks: %s", error)
+                time.sleep(0.1)  # such as too many open files
+                continue
+            with self._lock:
+                is_full = len(self._connections) >= MAX_CONNECTIONS
+                if not is_full:
+                    self._connections.add(connection)
+            if is_full:
+                connection.close()
+                continue
+            threading.Thread(
+                target=self._serve, args=(connection, address[0]), name="kv-peer", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket, host: str) -> None:
+        channel = PeerChannel(connection, page_bytes=self._page_bytes)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._admit(channel, host):
+                self._answer_all(channel)
+        except PeerError as error:
+            logger.info("Ended a connection for KV blocks with %s: %s", host, error)
+        except Exception:
+            logger.exception("Unhandled error on a connection for KV blocks")
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _admit(self, channel: PeerChannel, host: str) -> bool:
+        channel.deadline = time.monotonic() + HANDSHAKE_S
+        hello = parse_message(channel.receive(FrameKind.HELLO).payload, PeerHello)
+        if hello.version != VERSION:
+            return self._refuse(channel, host, f"protocol version {hello.version} is not known")
+        nonce = secrets.token_hex(NONCE_BYTES)
+        own = proof(self._secret, "server", hello.nonce, nonce)
+        channel.send(FrameKind.CHALLENGE, msgspec.json.encode(PeerChallenge(nonce, own)))
+        theirs = parse_message(channel.receive(FrameKind.PROOF).payload, PeerProof)
+        if not proves(theirs.proof, self._secret, "client", hello.nonce, nonce):
+            return self._refuse(channel, host, "the secrets differ")
+        if names := differences(self._identity, theirs.identity):
+            return self._refuse(channel, host, mismatch(names))
+        channel.send(FrameKind.WELCOME)
+        return True
+
+    def _refuse(self, channel: PeerChannel, host: str, reason: str) -> bool:
+        logger.warning("Refused to send KV blocks to %s: %s", host, reason)
+        channel.send(FrameKind.REFUSED, reason.encode()[:1024])
+        return False
+
+    def _answer_all(self, channel: PeerChannel) -> None:
+        while not self._is_closed:
+            frame = channel.receive_request(IDLE_S, FRAME_S)
+            if frame is None:
+                return
+            names = parse_names(frame.payload)
+            if frame.kind is FrameKind.LOOKUP:
+                found = pack_found([self._source.has(name) for name in names])
+                channel.deadline = time.monotonic() + SEND_S
+                channel.send(FrameKind.FOUND, found)
+            else:
+                self._send_pages(channel, names)
+
+    def _send_pages(self, channel: PeerChannel, names: Sequence[BlockName]) -> None:
+        size = max(1, BATCH_BYTES // self._page_bytes)
+        batches = [names[at : at + size] for at in range(0, len(names), size)]
+        place = 0
+        copied = self._source.copy(batches[0]) if batches else None
+        for number in range(len(batches)):
+            assert copied is not None
+            pages = copied.wait(COPY_S)
+            copied = None
+            if number + 1 < len(batches):
+                copied = self._source.copy(batches[number + 1])
+            for page in pages:
+                if page is not None:
+                    channel.deadline = time.monotonic() + SEND_S
+                    channel.send_page(place, page)
+                    self.num_sent += 1
+                place += 1
+        channel.deadline = time.monotonic() + SEND_S
+        channel.send(FrameKind.END)
+
+
+def mismatch(names: Sequence[str]) -> str:
+    """Why engines cannot share blocks."""
+    verb = "differs" if len(names) == 1 else "differ"
+    return f"its KV blocks are not the same: {', '.join(names)} {verb}"
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it may not be connected any more
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

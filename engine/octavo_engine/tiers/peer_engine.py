@@ -1,0 +1,236 @@
+"""Another engine as a place where KV blocks are: looked up and read by a thread of its own.
+
+Whatever goes wrong there yields fewer blocks, never other ones: a page counts when its checksum is
+right and its name was sent. An engine that failed is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from octavo_engine.tiers.peer_wire import (
+    MAX_NAMES,
+    NONCE_BYTES,
+    VERSION,
+    FrameKind,
+    PeerChallenge,
+    PeerChannel,
+    PeerError,
+    PeerHello,
+    PeerProof,
+    PeerRefused,
+    parse_found,
+    parse_message,
+    proof,
+    proves,
+)
+from octavo_engine.tiers.price import TierMeter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from octavo_engine.tiers.page import BlockName, Page
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 2.0
+RETRY_S = 1.0  # after a failure; doubled with each further one
+MAX_RETRY_S = 30.0
+REFUSED_RETRY_S = 60.0  # it may be restarted with other settings
+# What is assumed before anything was read: low, so that no more than a little time can be lost.
+LATENCY_S, BYTES_PER_S = 5e-3, 2e8
+
+
+class PeerAddress(NamedTuple):
+    """Where another engine serves blocks."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class _Job(NamedTuple):
+    work: Callable[[PeerChannel], None]
+    deadline: float
+    done: Callable[[], None]
+
+
+class PeerEngine:
+    """`lookup` and `fetch` never wait; callbacks are called on its thread, `done` always once."""
+
+    def __init__(
+        self,
+        address: PeerAddress,
+        *,
+        identity: Mapping[str, str],
+        page_bytes: int,
+        secret: bytes = b"",
+    ) -> None:
+        self.address = address
+        self.meter = TierMeter(latency_s=LATENCY_S, bytes_per_s=BYTES_PER_S)
+        self.num_failures = 0
+        self._identity, self._page_bytes, self._secret = dict(identity), page_bytes, secret
+        self._retry_s = RETRY_S
+        self._up_at = 0.0
+        self._is_closed = False
+        self._connection: socket.socket | None = None
+        self._channel: PeerChannel | None = None
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_down(self) -> bool:
+        return time.monotonic() < self._up_at
+
+    def lookup(
+        self,
+        names: Sequence[BlockName],
+        timeout_s: float,
+        done: Callable[[set[BlockName]], None],
+    ) -> None:
+        """Which of them it has, as far as it says in time."""
+        found: set[BlockName] = set()
+
+        def work(channel: PeerChannel) -> None:
+            for at in range(0, len(names), MAX_NAMES):
+                part = names[at : at + MAX_NAMES]
+                channel.send(FrameKind.LOOKUP, b"".join(part))
+                found.update(parse_found(channel.receive(FrameKind.FOUND).payload, part))
+
+        self._submit(work, timeout_s, lambda: done(found))
+
+    def fetch(
+        self,
+        names: Sequence[BlockName],
+        timeout_s: float,
+        take: Callable[[BlockName, Page], None],
+        done: Callable[[], None],
+        *,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read pages, after what was submitted before; `take` gets each as it arrives."""
+
+        def work(channel: PeerChannel) -> None:
+            begun()
+            for at in range(0, len(names), MAX_NAMES):
+                part = names[at : at + MAX_NAMES]
+                channel.send(FrameKind.GET, b"".join(part))
+                last = -1
+                while (
+                    frame := channel.receive(FrameKind.PAGE, FrameKind.END)
+                ).kind is FrameKind.PAGE:
+                    if not last < frame.place < len(part) or frame.page is None:
+                        raise PeerError("it sent a block out of turn")
+                    last = frame.place
+                    take(part[frame.place], frame.page)
+
+        self._submit(work, timeout_s, done)
+
+    def close(self, *, waits: bool = True) -> None:
+        """With `waits` false its thread may end a little later."""
+        self._is_closed = True
+        self._jobs.put(None)
+        connection = self._connection
+        if connection is not None:
+            with suppress(OSError):  # it may not be connected any more
+                connection.shutdown(socket.SHUT_RDWR)
+        if self._thread is not None and waits:
+            self._thread.join(timeout=2.0)
+
+    def _submit(
+        self, work: Callable[[PeerChannel], None], timeout_s: float, done: Callable[[], None]
+    ) -> None:
+        if self._is_closed:
+            done()
+            return
+        if self._thread is None:
+            name = f"kv-peer-{self.address}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        self._jobs.put(_Job(work, time.monotonic() + timeout_s, done))
+
+    # -- its thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                if not self._is_closed and not self.is_down:
+                    self._do(job)
+            except PeerError as error:
+                self._fail(error)
+            except Exception:
+                logger.exception("Unhandled error while KV blocks were read from another engine")
+                self._disconnect()
+            finally:
+                job.done()
+        self._disconnect()
+
+    def _do(self, job: _Job) -> None:
+        if time.monotonic() >= job.deadline:
+            return  # nobody waits for it any more
+        was_connected = self._channel is not None
+        try:
+            job.work(self._ready(job.deadline))
+        except PeerRefused:
+            raise
+        except PeerError:
+            if not was_connected:
+                raise
+            self._disconnect()  # it may have been restarted since
+            job.work(self._ready(job.deadline))
+        self._retry_s = RETRY_S
+
+    def _ready(self, deadline: float) -> PeerChannel:
+        if self._channel is None:
+            self._channel = self._connect(min(deadline, time.monotonic() + CONNECT_S))
+        self._channel.deadline = deadline
+        return self._channel
+
+    def _connect(self, deadline: float) -> PeerChannel:
+        """Raises PeerError."""
+        left_s = max(0.001, deadline - time.monotonic())
+        try:
+            connection = socket.create_connection(self.address, timeout=left_s)
+            self._connection = connection
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (OSError, UnicodeError) as error:
+            raise PeerError(f"it cannot be reached: {error}") from None
+        channel = PeerChannel(connection, page_bytes=self._page_bytes)
+        channel.deadline = deadline
+        nonce = secrets.token_hex(NONCE_BYTES)
+        channel.send(FrameKind.HELLO, msgspec.json.encode(PeerHello(VERSION, nonce)))
+        theirs = parse_message(channel.receive(FrameKind.CHALLENGE).payload, PeerChallenge)
+        if not proves(theirs.proof, self._secret, "server", nonce, theirs.nonce):
+            raise PeerRefused("the secrets differ")
+        own = proof(self._secret, "client", nonce, theirs.nonce)
+        channel.send(FrameKind.PROOF, msgspec.json.encode(PeerProof(own, self._identity)))
+        channel.receive(FrameKind.WELCOME)
+        return channel
+
+    def _fail(self, error: PeerError) -> None:
+        self._disconnect()
+        self.num_failures += 1
+        refused = isinstance(error, PeerRefused)
+        wait_s = REFUSED_RETRY_S if refused else self._retry_s
+        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+        self._up_at = time.monotonic() + wait_s
+        if not self._is_closed:
+            text = "No KV blocks from the engine at %s for %.0f s: %s"
+            logger.warning(text, self.address, wait_s, error)
+
+    def _disconnect(self) -> None:
+        self._channel = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,139 @@
+"""Prefill and decode apart as users run it: two engines and a router as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.fakes.process import serving
+from tests.fakes.router_process import routing
+
+if TYPE_CHECKING:
+    from tests.fakes.process import ServeProcess
+    from tests.fakes.router_process import RouterProcess
+
+pytestmark = pytest.mark.slow
+
+FLAGS = ("m", "--served-model-name", "sim", "--sim-kv-blocks", "4096")
+CHAT = "/v1/chat/completions"
+
+
+def transfer(role: str) -> tuple[str, str]:
+    config = {"kv_connector": "OctavoConnector", "kv_role": role, "kv_port": 0}
+    return "--kv-transfer-config", json.dumps(config)
+
+
+def body(number: int, **more: Any) -> dict[str, Any]:
+    content = f"{number} " + "one two three four " * 60
+    messages = [{"role": "user", "content": content}]
+    return {"model": "sim", "messages": messages, "max_tokens": 12, "temperature": 0, **more}
+
+
+def content_of(answer: httpx.Response) -> str:
+    if answer.headers["content-type"].startswith("application/json"):
+        return str(answer.json()["choices"][0]["message"]["content"])
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def peer_blocks(engine: ServeProcess) -> int:
+    return counter(engine, "octavo_kv_tier_hit_blocks_total", 'tier="peer"')
+
+
+def counter(engine: ServeProcess, name: str, label: str) -> int:
+    text = httpx.get(engine.url + "/metrics").text
+    match = re.search(rf"{name}\{{[^}}]*{label}[^}}]*\}} ([\d.]+)", text)
+    assert match
+    return int(float(match[1]))
+
+
+def prompts(router: RouterProcess) -> dict[str, int]:
+    text = router.client.get("/metrics").text
+    found = re.findall(r'handed_over_prompts_total\{.*outcome="(\w+)".*\} ([\d.]+)', text)
+    return {outcome: int(float(count)) for outcome, count in found if float(count)}
+
+
+def test_prompts_are_computed_by_one_engine_and_answered_by_another(tmp_path: Path):
+    file = tmp_path / "router.yaml"
+    with (
+        serving(*FLAGS, *transfer("kv_producer")) as prefill,
+        serving(*FLAGS, *transfer("kv_consumer")) as decode,
+        serving(*FLAGS) as alone,
+    ):
+        file.write_text(
+            "routing: {policy: prefill-decode}\n"
+            "discovery:\n  upstreams:\n"
+            f'    - {{url: "{prefill.url}", role: prefill}}\n'
+            f'    - {{url: "{decode.url}", role: decode}}\n'
+        )
+        with routing("--config", str(file)) as router:
+            router.until(lambda: set(router.states().values()) == {"ready"})
+            for number, stream in enumerate((False, True, False, True)):
+                asked = body(number, stream=stream)
+                answer = router.client.post(CHAT, json=asked)
+                assert answer.status_code == 200
+                assert content_of(answer) == content_of(
+                    httpx.post(alone.url + CHAT, json=asked, timeout=30)
+                )
+            assert prompts(router) == {"ok": 4}
+            blocks = peer_blocks(decode)
+            assert blocks >= 4 * (60 * 19 // 16)
+            prefill.signal(signal.SIGKILL)
+            prefill.wait()
+            for number, stream in enumerate((False, True), start=4):
+                asked = body(number, stream=stream)
+                answer = router.client.post(CHAT, json=asked)
+                assert answer.status_code == 200
+                assert content_of(answer) == content_of(
+                    httpx.post(alone.url + CHAT, json=asked, timeout=30)
+                )
+            assert peer_blocks(decode) == blocks
+
+
+@pytest.mark.parametrize("accident", [signal.SIGSTOP, signal.SIGKILL])
+def test_an_engine_lost_before_its_blocks_are_fetched_costs_a_computation(
+    accident: signal.Signals,
+):
+    keep = {"do_remote_decode": True}
+    with (
+        serving(*FLAGS, *transfer("kv_both")) as first,
+        serving(*FLAGS, *transfer("kv_both")) as second,
+    ):
+        with first.client() as client:
+            where = client.post(CHAT, json=body(1, max_tokens=1, kv_transfer_params=keep)).json()[
+                "kv_transfer_params"
+            ]
+            wanted = content_of(client.post(CHAT, json=body(1)))
+        # The core is a process of its own, which ends with the server.
+        for pid in (first.process.pid, *children_of(first.process.pid)):
+            os.kill(pid, accident)
+        try:
+            with second.client() as client:
+                began_at = time.monotonic()
+                answer = client.post(CHAT, json=body(1, kv_transfer_params=where))
+            assert content_of(answer) == wanted
+            assert time.monotonic() - began_at < 10
+            assert peer_blocks(second) == 0
+            failed = "octavo_kv_tier_failures_total", 'reason="peer_failed"'
+            while counter(second, *failed) != 1:  # the statistics follow a step
+                assert time.monotonic() - began_at < 10
+                with second.client() as client:
+                    client.post(CHAT, json=body(2, max_tokens=1))
+        finally:
+            if accident is signal.SIGSTOP:
+                for pid in (first.process.pid, *children_of(first.process.pid)):
+                    os.kill(pid, signal.SIGCONT)
+
+
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(each) for each in text.split()]
