@@ -1,7 +1,7 @@
 """How near decode attention comes to reading its KV cache at the machine's read bandwidth.
 
     python -m benchmarks.attention [--shape HEADS,KV_HEADS,HEAD_DIM] [--contexts 1024 8192 32768]
-        [--sequences 1 8 32] [--formats bf16 int8 fp8_e4m3] [--isa ISA] [--max-gib 5] [--json]
+        [--sequences 1 8 32] [--formats bf16 int8 fp8_e4m3] [--shared TOKENS] [--isa ISA] [--max-gib 5] [--json]
 
 Each sequence decodes one token a step, over layers enough that no cache holds their KV; blocks lie
 in no order, as in a pool in use. `speed-up` is the time beside that of the first format. Formats
@@ -71,10 +71,16 @@ class Decode:
     """Layers of attention over one cache, and the step that decodes a token of each sequence."""
 
     def __init__(
-        self, team: _native.Team, shape: Shape, kv_format: FormatName, context: int, num_seqs: int
+        self,
+        team: _native.Team,
+        shape: Shape,
+        kv_format: FormatName,
+        context: int,
+        num_seqs: int,
+        shared: int = 0,
     ) -> None:
-        per_seq = context // BLOCK_SIZE
-        num_blocks = num_seqs * per_seq
+        per_seq, num_shared = context // BLOCK_SIZE, shared // BLOCK_SIZE
+        num_blocks = num_shared + num_seqs * (per_seq - num_shared)
         layer_bytes = block_bytes(shape, kv_format) * num_blocks
         self.num_layers = min(MAX_LAYERS, -(-FAR_BEYOND_CACHES // layer_bytes))
         self.kv = _native.KVCache(
@@ -83,7 +89,9 @@ class Decode:
         self.kv_bytes = self.num_layers * layer_bytes
         self._program = _program(team, shape, self.num_layers, max(num_seqs, BLOCK_SIZE))
         tables = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
-        self._tables = tables.reshape(num_seqs, per_seq)
+        own = tables[num_shared:].reshape(num_seqs, -1)
+        common = np.broadcast_to(tables[:num_shared], (num_seqs, num_shared))
+        self._tables = np.ascontiguousarray(np.concatenate([common, own], axis=1))
         first = int(tables[0])
         self._run(np.arange(BLOCK_SIZE) + first * BLOCK_SIZE, np.arange(BLOCK_SIZE), [BLOCK_SIZE])
         others = tables[1:]
@@ -157,9 +165,10 @@ def measure(
     context: int,
     num_seqs: int,
     read_gb_s: float,
+    shared: int = 0,
 ) -> list[Result]:
     """Best of several rounds: noise only ever makes a machine look slower."""
-    decodes = [Decode(team, shape, name, context, num_seqs) for name in formats]
+    decodes = [Decode(team, shape, name, context, num_seqs, shared) for name in formats]
     best = [float("inf")] * len(decodes)
     for _ in range(ROUNDS):
         best = [min(so_far, each.step_s()) for so_far, each in zip(best, decodes, strict=True)]
@@ -180,6 +189,9 @@ def main() -> None:
     parser.add_argument("--shape", type=Shape.parse, nargs="+", default=SHAPES)
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192, 32768])
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument(
+        "--shared", type=int, default=0, help="first tokens that all have in common"
+    )
     parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "fp8_e4m3"],
                         choices=get_args(FormatName))  # fmt: skip
     parser.add_argument("--isa", default="", help="default: the best there is")
@@ -195,12 +207,13 @@ def main() -> None:
     for shape in args.shape:
         for context in args.contexts:
             for num_seqs in args.sequences:
-                num_blocks = context // BLOCK_SIZE * num_seqs
+                shared = min(args.shared, context - BLOCK_SIZE)
+                num_blocks = (shared + (context - shared) * num_seqs) // BLOCK_SIZE
                 largest = max(block_bytes(shape, name) for name in args.formats) * num_blocks
                 if largest > args.max_gib * 2**30:
                     continue
                 for result in measure(
-                    team, shape, args.formats, context, num_seqs, limits.read_gb_s
+                    team, shape, args.formats, context, num_seqs, limits.read_gb_s, shared
                 ):
                     print(json.dumps(asdict(result)) if args.json else _line(result), flush=True)
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cpu/kernels.h"
@@ -29,21 +30,39 @@ class AttentionPlan {
     const AttentionShape& shape() const { return shape_; }
     const std::vector<cpu::QueryTile>& tiles() const { return tiles_; }
     const std::vector<cpu::AttendItem>& items() const { return items_; }
-    bool has_partials() const { return has_partials_; }
+    bool has_states() const { return !states_.empty(); }
 
-    // Plans a step for so many threads. Long contexts are split where threads would else be idle
-    // and `partials` has room for what is to be joined.
-    void build(const Step& step, int64_t num_threads, float* partials, int64_t max_floats);
+    // Plans a step for so many threads. `memory` is for the states of what is to be merged:
+    // contexts are split where threads would else be idle, and sequences that hold a partition in
+    // common attend to it together; neither where there is no room for their states.
+    void build(const Step& step, int64_t num_threads, float* memory, int64_t max_floats);
 
   private:
+    // Sequences that hold the same blocks of a partition and see all of it, each by its first tile:
+    // that of its first KV head.
+    struct Common {
+        int64_t partition;
+        std::vector<int32_t> first_tiles;
+    };
+
     void add_tiles(const Step& step, int64_t seq);
-    void split_contexts(float* partials);
-    int64_t partial_floats(const cpu::QueryTile& tile) const;
+    void find_common();
+    void find_common_from(int64_t partition, std::vector<int32_t> first_tiles);
+    void choose_split(int64_t num_threads, int64_t max_floats);
+    bool fits(int64_t max_floats) const;
+    void place_states(float* memory);
+    float* place_common(const Common& common, float* memory);
+    void add_shared_tile(cpu::QueryTile tile, int64_t partition, std::span<const int32_t> tokens);
+    cpu::SoftmaxState& state_of(const cpu::QueryTile& tile, int64_t partition);
+    int64_t rows_of(int64_t num_tokens) const;
 
     AttentionShape shape_;
-    std::vector<cpu::QueryTile> tiles_;
+    std::vector<cpu::QueryTile> tiles_;  // those of the sequences, then the shared ones
     std::vector<cpu::AttendItem> items_;
-    bool has_partials_ = false;
+    std::vector<Common> common_;
+    std::vector<char> is_split_;  // of the sequences' tiles
+    std::vector<cpu::SoftmaxState> states_;
+    std::vector<int32_t> shared_tokens_;
 };
 
 }  // namespace octavo

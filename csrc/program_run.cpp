@@ -412,14 +412,14 @@ void Program::attend_tiles(const Attention& attention, const cpu::AttentionArgs&
         kernels.attend(args, tiles[static_cast<size_t>(item.tile)], item.partition,
                        scratch(worker));
     }
-    if (!plan.has_partials()) {
+    if (!plan.has_states()) {
         return;
     }
     team_.barrier();
     const Range mine = split(static_cast<int64_t>(tiles.size()), worker, workers);
     for (int64_t i = mine.begin; i < mine.end; ++i) {
         const cpu::QueryTile& tile = tiles[static_cast<size_t>(i)];
-        if (tile.partials != nullptr) {
+        if (tile.states != nullptr && !tile.is_shared()) {
             kernels.merge(args, tile, scratch(worker));
         }
     }

@@ -88,7 +88,7 @@ class Attend {
         std::fill_n(state.sum, num_rows_, 0.0F);
         const int64_t end = std::min((index + 1) * kPartitionTokens, seen(last_token()).end);
         // Another thread may compute the next partition of a context that is split.
-        fetch_end_ = tile_.partials == nullptr ? seen(last_token()).end : end;
+        fetch_end_ = tile_.states == nullptr ? seen(last_token()).end : end;
         for (start_ = index * kPartitionTokens; start_ < end; start_ += kSoftmaxTokens) {
             if (seen(0).begin < start_ + kSoftmaxTokens) {
                 compute_tile(state);
@@ -116,8 +116,17 @@ class Attend {
         return {begin, args_.window > 0 ? std::min<int64_t>(end, behind - 1 + args_.window) : end};
     }
 
+    int64_t token_of(int64_t r) const {
+        const int64_t index = r / group_;
+        return tile_.is_shared() ? tile_.tokens[index] : tile_.first_token + index;
+    }
+
+    int64_t position_of(int64_t r) const {
+        return tile_.is_shared() ? args_.positions[token_of(r)] : tile_.first_position + r / group_;
+    }
+
     const float* query(int64_t r) const {
-        const int64_t row = (tile_.first_token + r / group_) * args_.num_heads;
+        const int64_t row = token_of(r) * args_.num_heads;
         return args_.q + (row + tile_.kv_head * group_ + r % group_) * dim_;
     }
 
@@ -261,7 +270,7 @@ class Attend {
     Vec distance(int64_t r, int64_t i) const {
         alignas(64) static constexpr float kOwn[kLanes] = {0, 1, 2,  3,  4,  5,  6,  7,
                                                            8, 9, 10, 11, 12, 13, 14, 15};
-        const int64_t first = start_ + i - (tile_.first_position + r / group_);
+        const int64_t first = start_ + i - position_of(r);
         return broadcast(static_cast<float>(first)) + load(kOwn);
     }
 
@@ -480,10 +489,8 @@ void attend_with(const AttentionArgs& args, const QueryTile& tile, int64_t parti
     float* const turned = scratch + most_rows * row_floats(dim) + 2 * state_floats(most_rows, dim);
     Attend<Weights> work(args, tile, scratch, reinterpret_cast<std::byte*>(turned));
     scratch += most_rows * row_floats(dim);
-    if (tile.partials != nullptr) {
-        const int64_t index = partition - tile.first_partition;
-        work.partition(partition,
-                       State(tile.partials + index * state_floats(rows, dim), rows, dim));
+    if (tile.states != nullptr) {
+        work.partition(partition, tile.states[partition - tile.first_partition]);
         return;
     }
     const State total(scratch, rows, dim);
@@ -524,12 +531,13 @@ void attend(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
 void merge(const AttentionArgs& args, const QueryTile& tile, std::byte* scratch) {
     const int64_t dim = args.kv.head_dim;
     const int64_t rows = tile.num_tokens * args.group();
-    const int64_t step = state_floats(rows, dim);
-    auto* floats = reinterpret_cast<float*>(scratch);
-    std::copy_n(tile.partials, step, floats);
-    const State total(floats, rows, dim);
+    const State total(reinterpret_cast<float*>(scratch), rows, dim);
+    const State& first = tile.states[0];
+    std::copy_n(first.values, rows * dim, total.values);
+    std::copy_n(first.maximum, rows, total.maximum);
+    std::copy_n(first.sum, rows, total.sum);
     for (int64_t p = 1; p < tile.end_partition - tile.first_partition; ++p) {
-        join(total, State(tile.partials + p * step, rows, dim), rows, dim);
+        join(total, tile.states[p], rows, dim);
     }
     write(args, tile, total);
 }

@@ -252,17 +252,41 @@ struct LatentArgs {
     int64_t nope_dim(int64_t num_heads) const { return nope.cols / num_heads; }
 };
 
-// Some neighbouring tokens of one sequence, for all heads that share a KV head.
+// The softmax of some rows so far.
+struct SoftmaxState {
+    float* values = nullptr;  // [rows, head_dim], weighted by exp(score - maximum)
+    float* maximum = nullptr;
+    float* sum = nullptr;  // 0: the row has seen nothing
+
+    SoftmaxState() = default;
+    SoftmaxState(float* memory, int64_t num_rows, int64_t head_dim)
+        : values(memory), maximum(memory + num_rows * head_dim), sum(maximum + num_rows) {}
+
+    // Of the rows from `first` on.
+    SoftmaxState rows_from(int64_t first, int64_t head_dim) const {
+        SoftmaxState rows = *this;
+        rows.values += first * head_dim;
+        rows.maximum += first;
+        rows.sum += first;
+        return rows;
+    }
+};
+
+// Some tokens, for all heads that share a KV head: neighbours of one sequence, or, against one
+// partition, tokens of several sequences that hold it in common and see all of it.
 struct QueryTile {
     const int32_t* block_table;
-    int32_t first_token;  // of the step
+    const int32_t* tokens;  // of the step; null: num_tokens from first_token on
+    int32_t first_token;
     int32_t num_tokens;
     int32_t first_position;
     int32_t end_position;  // of the sequence: its length
     int32_t kv_head;
     int32_t first_partition;  // of the context, those that any row of the tile may see
     int32_t end_partition;
-    float* partials;  // null, or where each partition's state goes, to be merged later
+    const SoftmaxState* states;  // null, or of each partition, to be merged later
+
+    bool is_shared() const { return tokens != nullptr; }
 };
 
 // A row's softmax is made in two levels, at absolute positions, so that its bits do not depend on
@@ -285,7 +309,7 @@ constexpr int64_t state_floats(int64_t num_rows, int64_t head_dim) {
 
 struct AttendItem {
     int32_t tile;
-    int32_t partition;  // of a tile with partials; else all of them
+    int32_t partition;  // of a tile with states; else all of them
 };
 
 // Where a layer's recurrent states are: of each sequence in the slot where it is read and left, and

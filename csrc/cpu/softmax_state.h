@@ -9,14 +9,7 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-struct State {
-    float* values;  // [rows, head_dim], weighted by exp(score - maximum)
-    float* maximum;
-    float* sum;  // 0: the row has seen nothing
-
-    State(float* memory, int64_t num_rows, int64_t head_dim)
-        : values(memory), maximum(memory + num_rows * head_dim), sum(maximum + num_rows) {}
-};
+using State = SoftmaxState;
 
 float exp_of(float x) { return first_lane(exp(broadcast(x))); }
 
