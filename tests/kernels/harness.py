@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from octavo_engine import _native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -139,7 +140,8 @@ class AttentionCase:
 
 
 class PagedAttention:
-    """Sequences computed in any order of steps, over shuffled and poisoned blocks."""
+    """Sequences computed in any order of steps, over shuffled and poisoned blocks. Those in
+    `prefixes` begin with so many tokens of another one, in its blocks."""
 
     def __init__(
         self,
@@ -149,6 +151,7 @@ class PagedAttention:
         *,
         max_tokens: int = 4096,
         seed: int = 0,
+        prefixes: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         self.case, self.qkv = case, list(qkv)
         self.lengths = [0] * len(qkv)
@@ -161,6 +164,9 @@ class PagedAttention:
         self.block_tables = np.full((len(qkv), max(widths) + 1), -1, np.int32)
         for row, width in enumerate(widths):
             self.block_tables[row, :width] = [next(free) for _ in range(width)]
+        for row, (other, length) in prefixes.items():
+            self.block_tables[row, : length // 16] = self.block_tables[other, : length // 16]
+            self.lengths[row] = length
         self._first_id = np.cumsum([0, *(len(rows) for rows in qkv)])
         recorder = Recorder(team, max_tokens)
         self.program = recorder.program
