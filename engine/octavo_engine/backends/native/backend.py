@@ -226,7 +226,7 @@ class NativeBackend:
         if states is not None and len(states.copies):
             assert self._states is not None, "a model with states has slots for them"
             self._states.copy(states.copies)
-        program, logits, ops = self._compiled
+        program, logits, ops, _ = self._compiled
         times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
         program.run(
             self._kv,
@@ -254,7 +254,7 @@ class NativeBackend:
 
     def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         assert self._compiled_draft is not None and self._kv is not None, "made without a draft"
-        program, logits, _ = self._compiled_draft
+        program, logits, _, _ = self._compiled_draft
         program.run(
             self._kv,
             step.token_ids,
