@@ -37,7 +37,7 @@ KernelChoice = Literal["auto", "triton", "plain"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
 ExecutorBackend = Literal["auto", "uni", "mp"]
 Quantization = Literal["auto", "none", "int8", "int4"]
-SpeculationMethod = Literal["ngram", "draft_model"]
+SpeculationMethod = Literal["ngram", "draft_model", "medusa"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
 KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
@@ -222,9 +222,9 @@ class SpeculationConfig:
     num_speculative_tokens: int = 4  # the most that are guessed for a sequence in a step
     prompt_lookup_min: int = 5  # tokens that must have come before for what followed to be guessed
     prompt_lookup_max: int = 5  # tokens looked for first; the longest that was there counts
-    model: str = ""  # the draft model, as --model names one
-    revision: str | None = None  # of the draft model
-    quantization: Quantization = "auto"  # of the draft model's weights
+    model: str = ""  # the draft model or heads, as --model names one
+    revision: str | None = None  # of them
+    quantization: Quantization = "auto"  # of their weights
 
     @classmethod
     def parse(cls, text: str) -> SpeculationConfig:
@@ -237,8 +237,8 @@ class SpeculationConfig:
             raise ConfigError(f"{flag}: method {method} is not supported: {_OTHER_METHODS[method]}")
         if method not in _SPECULATION_FIELDS:
             raise ConfigError(
-                f'{flag} must have a method, "ngram" or "draft_model", or the model that drafts; '
-                f"got method {method!r:.60}"
+                f'{flag} must have a method, "ngram", "draft_model" or "medusa", or the model that '
+                f"drafts; got method {method!r:.60}"
             )
         known = _SPECULATION_FIELDS[method]
         for name, value in given.items():
@@ -249,8 +249,8 @@ class SpeculationConfig:
                 )
             _check_speculation_field(flag, name, value)
         given["method"] = method
-        if method == "draft_model" and not given.get("model"):
-            raise ConfigError(f"{flag}: method draft_model needs the field model")
+        if method in ("draft_model", "medusa") and not given.get("model"):
+            raise ConfigError(f"{flag}: method {method} needs the field model")
         lookups = ("prompt_lookup_min", "prompt_lookup_max")
         values = [given[name] for name in lookups if name in given]
         if len(values) == 1:  # one of the two is both, as vLLM has it
@@ -262,16 +262,17 @@ class SpeculationConfig:
         return config
 
 
+_DRAFT_FIELDS = ("method", "model", "num_speculative_tokens", "revision", "quantization")
 # What each method takes.
 _SPECULATION_FIELDS = {
     "ngram": ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
-    "draft_model": ("method", "model", "num_speculative_tokens", "revision", "quantization"),
+    "draft_model": _DRAFT_FIELDS,
+    "medusa": _DRAFT_FIELDS,
 }
-_USE_OTHERS = "use a draft model, or the method ngram"
+_USE_OTHERS = "use a draft model, the method medusa or the method ngram"
 _OTHER_METHODS = {
     "eagle": f"its heads are not computed; {_USE_OTHERS}",
     "eagle3": f"its heads are not computed; {_USE_OTHERS}",
-    "medusa": f"its heads are not computed; {_USE_OTHERS}",
     "mlp_speculator": f"its heads are not computed; {_USE_OTHERS}",
     "mtp": f"a model's own prediction layers are not computed; {_USE_OTHERS}",
     "deepseek_mtp": f"a model's own prediction layers are not computed; {_USE_OTHERS}",
@@ -460,10 +461,17 @@ class EngineConfig:
 
     @property
     def draft(self) -> SpeculationConfig | None:
-        """Where a draft model guesses."""
+        """Where a draft model guesses, whose layers are in the cache."""
         speculation = self.speculation
         is_draft = speculation is not None and speculation.method == "draft_model"
         return speculation if is_draft else None
+
+    @property
+    def heads(self) -> SpeculationConfig | None:
+        """Where heads guess, which have no layers in the cache."""
+        speculation = self.speculation
+        is_heads = speculation is not None and speculation.method == "medusa"
+        return speculation if is_heads else None
 
     @property
     def overrides(self) -> dict[str, Any]:

@@ -169,6 +169,9 @@ class ExpertsSpec:
     scale: float = 1.0  # of the weights
 
 
+HIDDEN = "hidden"  # what models keep: the rows that become logits, as the output head takes them
+
+
 class Loader(Protocol):
     """Hands out weights by name and keeps account of which were taken.
 
@@ -263,6 +266,9 @@ class Ops(Protocol):
 
     def select_rows(self, x: Value) -> Value:
         """Only the rows whose logits are wanted: [S, columns]."""
+
+    def keep(self, name: str, x: Value) -> Value:
+        """x itself, which a backend that wants what has this name can read behind the step."""
 
 
 class EncoderOps(Ops, Protocol):

@@ -164,7 +164,7 @@ def compare(model: Model, rng: Random, *, num_engines: int, num_rounds: int = 3)
     alone, wisher, count = Alone(model, rng), Wisher(rng), 0
     try:
         for _ in range(num_engines):
-            settings = any_settings(rng)
+            settings = any_settings(rng, model.methods)
             llm = model.engine(settings)
             try:
                 for _ in range(num_rounds):

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from octavo_engine.backends.draft_part import DraftPart
+from octavo_engine.backends.head_files import HeadsPart
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.medusa import MedusaConfig
 from octavo_engine.weights.dummy import SCALE, DummyCheckpoint
 from tests.fakes.talkative import VOCAB
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from random import Random
 
     from numpy.typing import NDArray
@@ -78,23 +83,37 @@ class TinyModel:
     family: str
     formats: tuple[tuple[str, Any], ...] = ()  # arguments of NativeBackend
 
+    methods: ClassVar[tuple[str, ...]] = ("ngram", "draft_model", "medusa")
+
     def engine(self, settings: Settings) -> LLM:
         config = EngineConfig(
             device="sim",
             max_model_len=MAX_MODEL_LEN,
             scheduler=settings.scheduler,
             speculative_config=settings.speculative_config,
-            sim=SimConfig(kv_blocks=settings.num_blocks, vocab_size=VOCAB),
         )
-        return LLM.from_config(config, backend=self._backend(settings.num_threads))
+        backend = self._backend(settings.num_threads, config)
+        blocks = settings.num_blocks * len(backend.cache_layout.groups)
+        config = config.replace(sim=SimConfig(kv_blocks=blocks, vocab_size=VOCAB))
+        return LLM.from_config(config, backend=backend)
 
-    def _backend(self, num_threads: int) -> Backend:
+    def _backend(self, num_threads: int, settings: EngineConfig) -> Backend:
         names = {"architectures": [f"{self.family}ForCausalLM"]}
+        config = ModelConfig.from_hf({**_SHAPE, **FAMILIES[self.family], **names})
+        draft = heads = None
+        if settings.draft is not None:  # the model itself, or one that knows nothing
+            draft = DraftPart(config, LoudCheckpoint(0 if settings.draft.model == "same" else 1))
+        if settings.heads is not None:
+            count = settings.heads.num_speculative_tokens
+            sizes = {"hidden_size": config.hidden_size, "vocab_size": VOCAB, "num_heads": count}
+            heads = HeadsPart(MedusaConfig.from_hf(sizes), LoudCheckpoint(), count)
         return NativeBackend(
-            ModelConfig.from_hf({**_SHAPE, **FAMILIES[self.family], **names}),
+            config,
             LoudCheckpoint(),
             max_model_len=MAX_MODEL_LEN,
             num_threads=num_threads,
+            draft=draft,
+            heads=heads,
             **dict(self.formats),
         )
 
@@ -104,6 +123,8 @@ class RealModel:
     """SmolLM2, whose answers are texts."""
 
     config: EngineConfig
+
+    methods: ClassVar[tuple[str, ...]] = ("ngram",)
 
     def engine(self, settings: Settings) -> LLM:
         kind = self.config.kv_cache_dtype
@@ -144,14 +165,21 @@ def any_real_model(rng: Random) -> RealModel:
     )
 
 
-def any_settings(rng: Random) -> Settings:
+def any_speculation(rng: Random, methods: Sequence[str]) -> str:
+    fields: dict[str, Any] = {
+        "method": rng.choice(methods),
+        "num_speculative_tokens": rng.choice([1, 3, 6]),
+    }
+    if fields["method"] == "ngram":
+        fields |= {"prompt_lookup_min": rng.choice([1, 2]), "prompt_lookup_max": 4}
+    else:
+        fields["model"] = rng.choice(["same", "other"])
+    return json.dumps(fields)
+
+
+def any_settings(rng: Random, methods: Sequence[str] = ("ngram",)) -> Settings:
     """Small enough in one way or another that requests get in each other's way."""
-    guessing = None
-    if rng.random() < 0.5:
-        guessing = (
-            f'{{"method": "ngram", "num_speculative_tokens": {rng.choice([1, 3, 6])}, '
-            f'"prompt_lookup_min": {rng.choice([1, 2])}, "prompt_lookup_max": 4}}'
-        )
+    guessing = any_speculation(rng, methods) if rng.random() < 0.5 else None
     return Settings(
         num_blocks=rng.choice([33, 40, 64, 256]),  # a sequence of full length takes 32
         num_threads=rng.choice([1, 2]),

@@ -5,13 +5,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
 from tests.differential import company
 from tests.differential.difference import Difference
-from tests.differential.models import Settings, TinyModel, any_settings, any_tiny_model
+from tests.differential.models import (
+    Settings,
+    TinyModel,
+    any_settings,
+    any_speculation,
+    any_tiny_model,
+)
 from tests.differential.wishes import Wisher
 
 
@@ -19,6 +26,23 @@ from tests.differential.wishes import Wisher
 def test_in_any_company_an_answer_is_what_it_is_alone(seed):
     rng = random.Random(seed)
     assert company.compare(any_tiny_model(rng), rng, num_engines=2, num_rounds=1) > 3
+
+
+@pytest.mark.parametrize("method", TinyModel.methods)
+def test_speculation_of_each_method_changes_no_answer(method):
+    """Each with drafts that are right and drafts that are not, where it can have both."""
+    rng = random.Random(7)
+    model = TinyModel("Gemma3")
+    alone, wisher = company.Alone(model, rng), Wisher(rng)
+    for _ in range(2):
+        settings = dataclasses.replace(
+            any_settings(rng), speculative_config=any_speculation(rng, [method])
+        )
+        llm = model.engine(settings)
+        company.compare_round(alone, company.Company(llm, rng), wisher, rng, str(settings))
+        assert llm._engine.stats().spec_draft_tokens > 0
+        llm.close()
+    alone.close()
 
 
 def test_a_model_that_differs_is_found_out():

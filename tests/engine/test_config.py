@@ -74,6 +74,9 @@ def test_speculation_reads_as_vllms() -> None:
     assert speculation('{"model": "m", "num_speculative_tokens": 3}') == SpeculationConfig(
         method="draft_model", model="m", num_speculative_tokens=3
     )
+    assert speculation('{"method": "medusa", "model": "m"}') == SpeculationConfig(
+        method="medusa", model="m"
+    )
     assert speculation(both) == SpeculationConfig(prompt_lookup_min=2, prompt_lookup_max=4)
 
 
@@ -82,11 +85,12 @@ def test_speculation_reads_as_vllms() -> None:
     [
         ("ngram", "--speculative-config is not valid JSON"),
         ("[]", "--speculative-config must be a JSON object"),
-        ("{}", "must have a method, \"ngram\" or \"draft_model\", or the model that drafts"),
+        ("{}", "must have a method, \"ngram\", \"draft_model\" or \"medusa\", or the model that"),
         ('{"method": "guess"}', "must have a method, .* got method 'guess'"),
         ('{"method": "eagle3", "model": "m"}', "method eagle3 is not supported: its heads are not"),
         ('{"method": "suffix"}', "method suffix is not supported: use the method ngram, which"),
         ('{"method": "draft_model"}', "method draft_model needs the field model"),
+        ('{"method": "medusa", "model": ""}', "method medusa needs the field model"),
         ('{"model": 3}', "model must be a string; got 3"),
         ('{"model": "m", "prompt_lookup_min": 3}', "prompt_lookup_min, which the method draft_mod"),
         ('{"model": "m", "quantization": "awq"}', "quantization must be one of auto, none, int8"),

@@ -167,6 +167,23 @@ class DraftsTokens(Protocol):
 
 
 @runtime_checkable
+class DraftsByHeads(Protocol):
+    """A backend that can hold heads, which draft from the hidden states of a step."""
+
+    @property
+    def num_heads(self) -> int:
+        """0: it holds none."""
+
+    def hidden_rows(self, logit_rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Copies of what these rows of the last step's logits were made from: [rows, hidden]."""
+
+    def draft_head(
+        self, head: int, hidden: NDArray[np.float32], sampling: SamplingBatch
+    ) -> Sampled:
+        """Compute one head for up to MAX_SPECULATION hidden states, and sample its logits."""
+
+
+@runtime_checkable
 class EncodesAudio(Protocol):
     """A backend with an encoder of audio. What it makes of a window stays in a slot until the slot
     gets another one."""

@@ -29,24 +29,25 @@ def open_weights(config: EngineConfig, model: ModelConfig, files: ModelFiles) ->
 
 
 def check_draft_device(config: EngineConfig, *, is_fallback: bool = False) -> None:
-    """Raises ConfigError where a draft model is named that the device does not compute, or
-    transformers, the fallback."""
-    if config.draft is None:
+    """Raises ConfigError where a draft model or heads are named that the device does not compute,
+    or transformers, the fallback."""
+    if config.draft is None and config.heads is None:
         return
+    what = "a draft model" if config.heads is None else "a set of heads"
     if is_fallback:
         raise ConfigError(
-            "--speculative-config: a model that transformers computes takes no draft model; use "
+            f"--speculative-config: a model that transformers computes does not take {what}; use "
             "the method ngram"
         )
     if config.device not in ("auto", "cpu", "torch"):
         raise ConfigError(
-            f"--speculative-config: a draft model is computed by --device cpu and torch only; with "
+            f"--speculative-config: {what} is computed by --device cpu and torch only; with "
             f"--device {config.device} use the method ngram"
         )
     if config.tensor_parallel_size > 1:
         raise ConfigError(
-            "--speculative-config: a draft model needs --tensor-parallel-size 1; with several "
-            "ranks use the method ngram"
+            f"--speculative-config: {what} needs --tensor-parallel-size 1; with several ranks use "
+            "the method ngram"
         )
 
 

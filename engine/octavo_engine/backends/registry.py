@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.draft_files import check_draft_device, open_draft, open_weights
+from octavo_engine.backends.head_files import open_heads
 from octavo_engine.backends.vision_part import VisionPart
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
@@ -157,6 +158,7 @@ def _build_native(
         progress=progress,
         place=place,
         draft=open_draft(config, model),
+        heads=open_heads(config, model),
     )
     if place is None:
         _load_media(config, files, backend)
@@ -189,6 +191,7 @@ def _build_torch(
         adapters=_adapter_limits(config),
         progress=progress,
         draft=open_draft(config, model),
+        heads=open_heads(config, model),
     )
     _load_media(config, files, backend)
     return backend

@@ -8,7 +8,13 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from octavo_engine.backends.backend import BackendLimits, EncodesAudio, LaunchesSteps, TakesAdapters
+from octavo_engine.backends.backend import (
+    BackendLimits,
+    DraftsByHeads,
+    EncodesAudio,
+    LaunchesSteps,
+    TakesAdapters,
+)
 from octavo_engine.backends.media import TakesMedia
 from octavo_engine.core.audio_queue import AudioQueue
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_engine.backends.backend import Backend
-    from octavo_engine.config import EngineConfig
+    from octavo_engine.config import EngineConfig, SpeculationConfig
     from octavo_engine.core.adapters import AdapterQueue
     from octavo_engine.core.grammar_queue import GrammarQueue
     from octavo_engine.core.identity import ModelIdentity
@@ -294,7 +300,7 @@ def _assemble(
         states=states,
         max_under_way=_max_under_way(config, backend),
         cache_key=cache_key,
-        speculation=config.speculation,
+        speculation=_speculation(config, backend),
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
         media=media_limits(backend),
         now=now,
@@ -314,6 +320,15 @@ def _assemble(
         )
     )
     return engine
+
+
+def _speculation(config: EngineConfig, backend: Backend) -> SpeculationConfig | None:
+    """Heads draft no more tokens than there are of them."""
+    speculation = config.speculation
+    if speculation is None or not isinstance(backend, DraftsByHeads) or not backend.num_heads:
+        return speculation
+    count = min(speculation.num_speculative_tokens, backend.num_heads)
+    return dataclasses.replace(speculation, num_speculative_tokens=count)
 
 
 def _audio_slots(config: EngineConfig, backend: EncodesAudio) -> int:

@@ -13,7 +13,7 @@ from octavo_engine.sampling.batch import SAMPLED_OK
 
 if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits, DraftsTokens
-    from octavo_engine.model_runner.inputs import StepInputs
+    from octavo_engine.model_runner.inputs import BuiltStep, StepInputs
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult
     from octavo_engine.state.sequence import Sequence
@@ -47,7 +47,7 @@ class Drafter:
         self._has_windows = has_windows
         self._num_seen = np.zeros(len(inputs.token_ids), np.int32)  # tokens, of each row
 
-    def run(self, batch: ScheduledBatch, result: StepResult) -> None:
+    def run(self, batch: ScheduledBatch, built: BuiltStep, result: StepResult) -> None:
         """Fill `result.proposed` and `result.draft_s`."""
         started = time.perf_counter()
         for sequence in batch.admitted:
@@ -100,7 +100,9 @@ class Drafter:
             end = start + count - len(drafts) + len(result.accepted.get(entry, ()))
             num_wanted = 0
             if batch.num_proposed and batch.samples[entry] and entry not in result.forced:
-                num_wanted = _num_useful(sequence, end, result.tokens[entry], batch.num_proposed)
+                num_slots = min(map(len, sequence.block_tables)) * BLOCK_SIZE
+                most = max(0, min(batch.num_proposed, num_slots - end))
+                num_wanted = num_useful(sequence, end, result.tokens[entry], most)
             if not num_wanted and count - len(drafts) == 1:
                 continue  # it decodes
             row = batch.rows[entry]
@@ -119,10 +121,9 @@ class Drafter:
         return spans
 
 
-def _num_useful(sequence: Sequence, end: int, token: int, most: int) -> int:
-    """How many tokens to draft behind `token`, which takes place `end`: as far as the sequence has
-    blocks, and can still go on."""
+def num_useful(sequence: Sequence, end: int, token: int, most: int) -> int:
+    """How many tokens to draft behind `token`, which takes place `end`: as far as the sequence can
+    still go on."""
     if token in sequence.stop_ids:
         return 0
-    num_slots = min(map(len, sequence.block_tables)) * BLOCK_SIZE
-    return max(0, min(most, num_slots - end, sequence.max_num_tokens - end - 2))
+    return max(0, min(most, sequence.max_num_tokens - end - 2))

@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.backends.backend import DraftsTokens, LaunchesSteps, TakesAdapters
+from octavo_engine.backends.backend import (
+    DraftsByHeads,
+    DraftsTokens,
+    LaunchesSteps,
+    TakesAdapters,
+)
 from octavo_engine.backends.media import TakesMedia
 from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.drafter import Drafter
+from octavo_engine.model_runner.head_drafter import HeadDrafter
 from octavo_engine.model_runner.inputs import StepInputs
 from octavo_engine.model_runner.media_rows import MediaRows
 from octavo_engine.model_runner.verify import accept_drafts
@@ -76,10 +82,12 @@ class ModelRunner:
             has_states=bool(backend.cache_layout.states),
             processors=processors,
         )
-        self._drafter: Drafter | None = None
+        self._drafter: Drafter | HeadDrafter | None = None
         if isinstance(backend, DraftsTokens) and backend.has_draft:
             has_windows = any(window is not None for window in backend.cache_layout.windows)
             self._drafter = Drafter(backend, self.inputs, limits, has_windows=has_windows)
+        if isinstance(backend, DraftsByHeads) and backend.num_heads:
+            self._drafter = HeadDrafter(backend, self.inputs)
         self._media: MediaRows | None = None
         if isinstance(backend, TakesMedia) and backend.media is not None:
             self._media = MediaRows(backend.media)
@@ -96,7 +104,7 @@ class ModelRunner:
         result = self._take(batch, built, guided, sampled)
         result.encode_s = encode_s
         if self._drafter is not None:
-            self._drafter.run(batch, result)
+            self._drafter.run(batch, built, result)
             if self.laps is not None:
                 self.laps.mark("draft")
         return result

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from octavo_engine.models.alibi import alibi_slopes
 from octavo_engine.models.rope import make_rope
-from octavo_engine.ops import AttentionSpec, ExpertsSpec
+from octavo_engine.ops import HIDDEN, AttentionSpec, ExpertsSpec
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -235,7 +235,7 @@ class OutputHead:
             )
 
     def forward(self, ops: Ops, x: Value) -> Value:
-        logits = ops.linear(x, self.weight)
+        logits = ops.linear(ops.keep(HIDDEN, x), self.weight)
         if self.scale != 1.0:
             logits = ops.scale(logits, self.scale)
         if self.soft_cap is not None:

@@ -1,4 +1,4 @@
-"""Draft tokens that a draft model proposes: their way to the next step, and when they pay."""
+"""Draft tokens that a draft model or heads propose: how they reach a step, when they pay."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ class ProposedGuesser:
 class DraftGain:
     """Decides how many tokens to draft in a step: those with which tokens come fastest.
 
-    A pass of the draft model drafts one token for each sequence. What a pass takes is measured, by
-    the number of sequences to the next power of two; how often a token is right is known from those
-    that were proposed. Where none pays, one is drafted in two steps now and then, to notice when
-    that changes: the first lets the draft model catch up, the second shows what a pass takes.
+    A pass of the draft model, or one head, drafts one token for each sequence. What a pass takes is
+    measured, by the number of sequences to the next power of two; how often a token is right is
+    known from those that were proposed. Where none pays, one is drafted in two steps now and then,
+    to notice when that changes: the first lets the draft model catch up, the second shows what a
+    pass takes.
     """
 
     def __init__(self, num_tokens: int) -> None:

@@ -62,11 +62,16 @@ class Speculation:
     """
 
     def __init__(
-        self, make_guesser: Callable[[Sequence], Guesser], drafting: DraftGain | None = None
+        self,
+        make_guesser: Callable[[Sequence], Guesser],
+        drafting: DraftGain | None = None,
+        *,
+        has_draft_layers: bool = False,
     ) -> None:
-        """`drafting`: where a draft model proposes."""
+        """`drafting`: where a draft model or heads propose."""
         self._make_guesser = make_guesser
         self._drafting = drafting
+        self._has_draft_layers = has_draft_layers
 
     def add_drafts(
         self,
@@ -116,7 +121,8 @@ class Speculation:
     def plan_proposals(
         self, batch: ScheduledBatch, kv: KVManager, step_time: StepTimeModel
     ) -> None:
-        """How many tokens a draft model is to propose in this step, and blocks for them."""
+        """How many tokens are to be proposed in this step, and blocks where draft layers write
+        them."""
         if self._drafting is None:
             return
         sampling = [s for s, samples in zip(batch.sequences, batch.samples, strict=True) if samples]
@@ -129,7 +135,8 @@ class Speculation:
             row_s=step_time.row_s(),
         )
         batch.num_proposed = count
-        for index, sequence in enumerate(batch.sequences if count else ()):
+        needs_blocks = count > 0 and self._has_draft_layers
+        for index, sequence in enumerate(batch.sequences if needs_blocks else ()):
             is_decode = batch.counts[index] == 1 or index in batch.drafts
             if is_decode and batch.samples[index]:
                 end = batch.starts[index] + batch.counts[index] + count
@@ -182,11 +189,12 @@ def _grow_to(
 
 
 def make_speculation(config: SpeculationConfig) -> Speculation:
-    """Guesses from the text itself, or proposals of a draft model."""
+    """Guesses from the text itself, or proposals of a draft model or of heads."""
     if config.method == "ngram":
         return Speculation(lambda _: NgramGuesser(config))
     drafting = DraftGain(config.num_speculative_tokens)
-    return Speculation(lambda _: drafting.guesser(), drafting)
+    has_layers = config.method == "draft_model"
+    return Speculation(lambda _: drafting.guesser(), drafting, has_draft_layers=has_layers)
 
 
 def count_drafts(stats: EngineStats, batch: ScheduledBatch, result: StepResult) -> None:

@@ -69,7 +69,7 @@ class ScheduledBatch:
     # Entries of one token that the step before, still under way, is sampling: only the device will
     # have it in time.
     awaited: list[int] = field(default_factory=list)
-    num_proposed: int = 0  # tokens that a draft model is to propose behind each that is sampled
+    num_proposed: int = 0  # tokens to propose behind each that is sampled
     state_loads: list[tuple[int, int]] = field(default_factory=list)  # source slot, row
     state_saves: list[StateSave] = field(default_factory=list)
     encode: MediaItem | None = None  # the picture that is encoded before the step is computed

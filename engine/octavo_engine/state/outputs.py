@@ -38,7 +38,7 @@ class StepResult:
     encode_s: float = 0.0  # that the picture of the step took
     deferred: list[int] = field(default_factory=list)  # entries whose mask was late: not sampled
     proposed: dict[int, list[int]] = field(default_factory=dict)  # by entry: what may come next
-    draft_passes: int = 0  # of a draft model, which took
+    draft_passes: int = 0  # of a draft model, or heads that were computed, which took
     draft_tokens: int = 0  # in the first of them
     draft_s: float = 0.0  # so many seconds
 

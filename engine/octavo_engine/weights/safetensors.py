@@ -31,7 +31,10 @@ _BITS = {
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 
-_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "I8": "i1", "F8_E4M3": "u1"}
+_NUMPY = {
+    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I8": "i1",
+    "F8_E4M3": "u1",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import numpy as np
 
 from octavo_engine.backends.native.fusion import fuse, settle_dtypes
 from octavo_engine.backends.native.graph import Graph, NativeLinear, Value, read, written
-from octavo_engine.backends.native.recorder import Recorder
+from octavo_engine.backends.native.plan import num_bytes, plan_memory
+from octavo_engine.backends.native.recorder import Recorder, record
 from octavo_engine.ops import AttentionSpec
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def linear(rows: int, cols: int = 64, dtype: Dtype = "bf16") -> Any:
 
 NORM = np.ones(64, np.float32)
 TABLE: Any = FakePacked(100, 64)
+LIMITS = {"T": 8, "S": 8}
 SPEC = AttentionSpec(layer=0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
 
 
@@ -170,3 +172,37 @@ def test_a_value_that_others_want_unrounded_is_converted_once() -> None:
     assert [i.x for i in graph.instructions[3:5]] == [convert.out] * 2  # type: ignore[union-attr]
     assert convert.out.dtype == "bf16"
     assert graph.instructions[1].out.dtype == "f32"
+
+
+def kept_block(ops: Recorder) -> Value:
+    """A layer whose residual and whose head's input are kept by name."""
+    x = ops.keep("residual", ops.embedding(TABLE))
+    h = ops.attention(ops.linear(ops.rms_norm(x, NORM, 1e-5), linear(128)), SPEC)
+    x = ops.add(x, ops.linear(h, linear(64)))
+    h = ops.keep("hidden", ops.rms_norm(ops.select_rows(x), NORM, 1e-5))
+    return ops.linear(h, linear(100))
+
+
+def test_what_nobody_keeps_leaves_no_trace() -> None:
+    assert str(record(kept_block)) == str(record(kept_block, ("other",)))
+    assert record(kept_block).kept == ()
+
+
+def test_what_is_kept_stays_in_float32_and_in_its_own_memory() -> None:
+    """The residual would be added onto, and the norm be written rounded."""
+    plain = settle_dtypes(fuse(record(kept_block)))
+    assert kinds(plain)[-2:] == ["RmsNorm", "Linear"] and "Add" not in kinds(plain)
+    graph = settle_dtypes(fuse(record(kept_block, ("residual", "hidden"))))
+    assert [name for name, _ in graph.kept] == ["residual", "hidden"]
+    assert kinds(graph)[-3:] == ["RmsNorm", "Convert", "Linear"] and "Add" in kinds(graph)
+    places = plan_memory(graph, LIMITS)
+    for _, value in graph.kept:
+        assert value.dtype == "f32"
+        own = range(places.offsets[value], places.offsets[value] + num_bytes(value, LIMITS))
+        begun = False
+        for instruction in graph.instructions:
+            for other in written(instruction):
+                begun |= other == value
+                if begun and other != value:
+                    first = places.offsets[other]
+                    assert first >= own.stop or first + num_bytes(other, LIMITS) <= own.start

@@ -15,6 +15,7 @@ from octavo_engine.backends.native.audio import NativeAudio, feature_shape, slot
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.emit import CachePlaces
 from octavo_engine.backends.native.facts import timed
+from octavo_engine.backends.native.heads import NativeMedusa
 from octavo_engine.backends.native.kv_format import (
     check_kv_format,
     make_kv_cache,
@@ -26,17 +27,20 @@ from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.shard import Shard, own_cache
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.caches import KVSpec, StateSpec
+from octavo_engine.config import MAX_SPECULATION
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
+from octavo_engine.ops import HIDDEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
     from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.draft_part import DraftPart
+    from octavo_engine.backends.head_files import HeadsPart
     from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype, Value
@@ -60,6 +64,7 @@ class _Loaded(NamedTuple):
     team: _native.Team
     model: Model
     draft_model: Model | None
+    heads: NativeMedusa | None
 
 
 def _load_draft(draft: DraftPart, team: _native.Team, dtype: Dtype, max_model_len: int) -> Model:
@@ -93,6 +98,7 @@ class NativeBackend:
         progress: Callable[[int, int], None] | None = None,
         place: RankPlace | None = None,
         draft: DraftPart | None = None,
+        heads: HeadsPart | None = None,
     ) -> None:
         self.cache_layout = layout_with(config, draft)
         for spec in self.cache_layout.specs:
@@ -133,7 +139,8 @@ class NativeBackend:
             loader.check_integers()
         self._sites = loader.sites
         draft_model = None if draft is None else _load_draft(draft, team, dtype, max_model_len)
-        self._loaded: _Loaded | None = _Loaded(team, model, draft_model)
+        medusa = None if heads is None else NativeMedusa(heads, team, dtype)
+        self._loaded: _Loaded | None = _Loaded(team, model, draft_model, medusa)
         self.media: MediaEncoder | None = None
         self._compiled: CompiledProgram | None = None
         self._compiled_draft: CompiledProgram | None = None
@@ -169,9 +176,16 @@ class NativeBackend:
         return self._in_memory.draft_model is not None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        _, model, draft_model = self._in_memory
+        _, model, draft_model, heads = self._in_memory
         try:
-            self._compiled = self._compile(model.forward, limits)
+            keep = () if heads is None else (HIDDEN,)
+            self._compiled = self._compile(model.forward, limits, keep)
+            if heads is not None:
+                heads.prepare(
+                    min(limits.max_seqs, MAX_SPECULATION),
+                    is_fused=self._is_fused,
+                    activation_bits=self._activation_bits,
+                )
             if draft_model is not None:
                 first_layer = len(self.config.layers)
                 self._compiled_draft = self._compile(
@@ -188,7 +202,10 @@ class NativeBackend:
             ) from error
 
     def _compile(
-        self, forward: Callable[[Recorder], Value], limits: BackendLimits
+        self,
+        forward: Callable[[Recorder], Value],
+        limits: BackendLimits,
+        keep: Collection[str] = (),
     ) -> CompiledProgram:
         return compile_forward(
             forward,
@@ -201,6 +218,7 @@ class NativeBackend:
             is_fused=self._is_fused,
             activation_bits=self._activation_bits,
             ranks=self.ranks,
+            keep=keep,
         )
 
     def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
@@ -226,7 +244,7 @@ class NativeBackend:
         if states is not None and len(states.copies):
             assert self._states is not None, "a model with states has slots for them"
             self._states.copy(states.copies)
-        program, logits, ops = self._compiled
+        program, logits, ops, _ = self._compiled
         times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
         program.run(
             self._kv,
@@ -254,7 +272,7 @@ class NativeBackend:
 
     def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         assert self._compiled_draft is not None and self._kv is not None, "made without a draft"
-        program, logits, _ = self._compiled_draft
+        program, logits, _, _ = self._compiled_draft
         program.run(
             self._kv,
             step.token_ids,
@@ -268,6 +286,23 @@ class NativeBackend:
         )
         rows = program.read(logits, len(step.logit_rows))
         return sample_rows(self._in_memory.team, rows, sampling)
+
+    @property
+    def num_heads(self) -> int:
+        heads = self._in_memory.heads
+        return 0 if heads is None else heads.part.num_heads
+
+    def hidden_rows(self, logit_rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        assert self._compiled is not None, "prepare() comes first"
+        program, kept = self._compiled.program, self._compiled.kept
+        return program.read(kept[HIDDEN], int(logit_rows.max(initial=-1)) + 1)[logit_rows]
+
+    def draft_head(
+        self, head: int, hidden: NDArray[np.float32], sampling: SamplingBatch
+    ) -> Sampled:
+        team, heads = self._in_memory.team, self._in_memory.heads
+        assert heads is not None, "made without heads"
+        return sample_rows(team, heads.logits(head, hidden), sampling)
 
     def pack_adapter(self, files: AdapterFiles) -> _native.PackedAdapter:
         assert self._adapters is not None, "made without adapters"

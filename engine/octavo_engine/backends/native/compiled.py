@@ -9,7 +9,7 @@ from octavo_engine.backends.native.fusion import fuse, settle_dtypes
 from octavo_engine.backends.native.recorder import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from octavo_engine import _native
     from octavo_engine.backends.backend import BackendLimits
@@ -27,9 +27,13 @@ def compile_forward(
     is_fused: bool,
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
+    keep: Collection[str] = (),
 ) -> CompiledProgram:
-    """`places` of the layers' caches. Raises MemoryError where steps of this size have no room."""
-    graph = record(forward)
+    """`places` of the layers' caches; `keep` names what is read beside the logits.
+
+    Raises MemoryError where steps of this size have no room.
+    """
+    graph = record(forward, keep)
     graph = fuse(graph) if is_fused else graph
     settled = settle_dtypes(graph, elide=is_fused)
     return compile_graph(settled, team, limits, places or CachePlaces(), activation_bits, ranks)

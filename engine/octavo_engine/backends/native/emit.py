@@ -27,11 +27,13 @@ class CachePlaces(NamedTuple):
 
 
 class CompiledProgram(NamedTuple):
-    """A program, the number of the buffer that holds the logits, and what each instruction is."""
+    """A program, the number of the buffer that holds the logits, what each instruction is, and the
+    buffers of what is kept."""
 
     program: _native.Program
     logits: int
     ops: list[OpFacts]
+    kept: Mapping[str, int]
 
 
 def compile_graph(
@@ -56,7 +58,8 @@ def compile_graph(
     tables = RopeTables(limits.max_model_len)
     for instruction in graph.instructions:
         _emit(program, instruction, buffers, tables, places, shard)
-    return CompiledProgram(program, buffers[graph.result], facts_of(graph.instructions))
+    kept = {name: buffers[value] for name, value in graph.kept}
+    return CompiledProgram(program, buffers[graph.result], facts_of(graph.instructions), kept)
 
 
 def _emit(

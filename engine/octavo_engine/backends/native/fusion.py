@@ -26,7 +26,6 @@ from octavo_engine.backends.native.graph import (
     CrossAttentionNode,
     FeaturesNode,
     Glu,
-    Graph,
     LayerNorm,
     Linear,
     RmsNorm,
@@ -41,7 +40,7 @@ from octavo_engine.backends.native.packing import PANEL_ROWS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.backends.native.graph import Dtype, Instruction, Value
+    from octavo_engine.backends.native.graph import Dtype, Graph, Instruction, Value
 
     _PairFusion: TypeAlias = Callable[[Instruction, Instruction], Instruction | None]
 
@@ -131,7 +130,8 @@ def settle_dtypes(graph: Graph, *, elide: bool = True) -> Graph:
     for instruction in graph.instructions:
         for value in read(instruction):
             wanted[value].add(_wanted_dtype(instruction, value))
-    wanted[graph.result].add("f32")
+    for value in graph.outputs:
+        wanted[value].add("f32")
     next_id = 1 + max(value.id for value in wanted)
 
     rounded: dict[Value, Value] = {}  # the bf16 twin of a value, or what took its place
@@ -148,18 +148,19 @@ def settle_dtypes(graph: Graph, *, elide: bool = True) -> Graph:
             settled.append(_over_rounded(replace(instruction, out=rounded[out]), rounded))
         else:
             settled.append(_over_rounded(instruction, rounded))
-    return Graph(tuple(settled), graph.result)
+    return graph._replace(instructions=tuple(settled))
 
 
 class _Uses:
-    """How often each value is read, and by whom last; the result is also read after the end."""
+    """How often each value is read, and by whom last; outputs are also read after the end."""
 
     def __init__(self, graph: Graph) -> None:
         self._instructions = graph.instructions
         self._counts = Counter(v for i in graph.instructions for v in read(i))
-        self._counts[graph.result] += 1
+        self._counts.update(graph.outputs)
         self._last = last_reads(graph.instructions)
-        self._last.pop(graph.result, None)
+        for value in graph.outputs:
+            self._last.pop(value, None)
 
     def is_read_once(self, value: Value) -> bool:
         return self._counts[value] == 1
@@ -176,7 +177,7 @@ def _fuse_pairs(graph: Graph, fused: _PairFusion) -> Graph:
             instructions.append(instruction)
         else:
             instructions[-1] = one
-    return Graph(tuple(instructions), graph.result)
+    return graph._replace(instructions=tuple(instructions))
 
 
 def _wanted_dtype(instruction: Instruction, value: Value) -> Dtype:

@@ -358,10 +358,17 @@ Instruction: TypeAlias = (
 
 
 class Graph(NamedTuple):
-    """Instructions in the order they run, and the value that is the result."""
+    """Instructions in the order they run, the value that is the result, and values that are read
+    beside it."""
 
     instructions: tuple[Instruction, ...]
     result: Value
+    kept: tuple[tuple[str, Value], ...] = ()
+
+    @property
+    def outputs(self) -> list[Value]:
+        """All values that are read behind the last instruction."""
+        return [self.result, *(value for _, value in self.kept)]
 
 
 def written(instruction: Instruction) -> list[Value]:

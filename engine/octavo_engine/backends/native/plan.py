@@ -39,7 +39,7 @@ def plan_memory(graph: Graph, max_rows: Mapping[str, int]) -> ArenaPlan:
     home: dict[Value, Value] = {}  # whose memory a value lies in
     lifetimes: dict[Value, Lifetime] = {}
     last = last_reads(graph.instructions)
-    last[graph.result] = len(graph.instructions)
+    last |= dict.fromkeys(graph.outputs, len(graph.instructions))
     for index, instruction in enumerate(graph.instructions):
         taken = takes_over(instruction)
         for value in written(instruction):

@@ -39,7 +39,7 @@ from octavo_engine.backends.native.graph import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Literal
 
     from numpy.typing import NDArray
@@ -65,18 +65,20 @@ if TYPE_CHECKING:
     )
 
 
-def record(forward: Callable[[Recorder], Value]) -> Graph:
-    """A model's forward pass, as it was written down."""
-    recorder = Recorder()
+def record(forward: Callable[[Recorder], Value], keep: Collection[str] = ()) -> Graph:
+    """A model's forward pass, as it was written down, with what has one of the names in `keep`."""
+    recorder = Recorder(keep)
     result = forward(recorder)
-    return Graph(tuple(recorder.instructions), result)
+    return Graph(tuple(recorder.instructions), result, tuple(recorder.kept.items()))
 
 
 class Recorder:
     """VisionOps, LatentOps, RecurrentOps and CrossOps over values without numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Collection[str] = ()) -> None:
         self.instructions: list[Instruction] = []
+        self.kept: dict[str, Value] = {}
+        self._keep = keep
 
     def embedding(self, table: _native.Packed, *, scale: float = 1.0) -> Value:
         return self._add(Embed(self._value(table.cols, None), table, scale))
@@ -172,6 +174,11 @@ class Recorder:
 
     def select_rows(self, x: Value) -> Value:
         return self._add(SelectRows(Value(len(self.instructions), x.cols, "S"), x))
+
+    def keep(self, name: str, x: Value) -> Value:
+        if name in self._keep:
+            self.kept[name] = x
+        return x
 
     def pool(self, x: Value, how: Pool) -> Value:
         return self._add(PoolRows(Value(len(self.instructions), x.cols, "S"), x, how))

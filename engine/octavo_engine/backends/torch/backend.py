@@ -12,7 +12,7 @@ from octavo_engine.backends.draft_part import forward_later, layout_with
 from octavo_engine.backends.encoder_step import encoder_step
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.loader import TorchLoader
-from octavo_engine.backends.torch.media import TorchMediaEncoder
+from octavo_engine.backends.torch.media import ReferenceVisionOps, TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchStates
 from octavo_engine.backends.torch.reference import (
@@ -22,7 +22,9 @@ from octavo_engine.backends.torch.reference import (
     TorchPart,
     block_values,
 )
+from octavo_engine.models.medusa import MedusaHeads
 from octavo_engine.models.registry import build_model
+from octavo_engine.ops import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.backends.draft_part import DraftPart
+    from octavo_engine.backends.head_files import HeadsPart
     from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
@@ -58,6 +61,7 @@ class TorchBackend:
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
         draft: DraftPart | None = None,
+        heads: HeadsPart | None = None,
     ) -> None:
         self.config = config
         self.cache_layout = layout_with(config, draft)
@@ -71,6 +75,13 @@ class TorchBackend:
             draft_loader = TorchLoader(draft.checkpoint, self.precision)
             self._draft_model = build_model(draft.config, draft_loader, max_model_len)
             draft_loader.finish()
+        self._heads_part = heads
+        self._heads: MedusaHeads | None = None
+        if heads is not None:
+            head_loader = TorchLoader(heads.checkpoint, self.precision)
+            self._heads = MedusaHeads(heads.config, head_loader, heads.num_heads)
+            head_loader.finish()
+        self._hidden: Tensor | None = None  # of the last step's rows of logits
         self._sites = loader.sites
         self._adapters: dict[int, TorchAdapter] = {}  # by slot
         self.media: MediaEncoder | None = None
@@ -123,6 +134,23 @@ class TorchBackend:
             logits = forward_later(self._draft_model, ops, len(self.config.layers))
         return self._sample(np.ascontiguousarray(logits.float().numpy()), sampling)
 
+    @property
+    def num_heads(self) -> int:
+        return 0 if self._heads is None else self._heads.num_heads
+
+    def hidden_rows(self, logit_rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        assert self._hidden is not None, "no step was computed"
+        return self._hidden[torch.from_numpy(logit_rows).long()].float().numpy()
+
+    def draft_head(
+        self, head: int, hidden: NDArray[np.float32], sampling: SamplingBatch
+    ) -> Sampled:
+        assert self._heads is not None and self._heads_part is not None, "made without heads"
+        with torch.inference_mode():
+            logits = self._heads.forward(ReferenceVisionOps(hidden, self.precision), head)
+        spread = self._heads_part.spread(np.ascontiguousarray(logits.float().numpy()))
+        return self._sample(spread, sampling)
+
     def _sample(self, logits: NDArray[np.float32], sampling: SamplingBatch) -> Sampled:
         from octavo_engine import _native
 
@@ -143,6 +171,7 @@ class TorchBackend:
             else:
                 ops = self._ops(step, self._kv)
             logits = self._model.forward(ops)
+            self._hidden = ops.kept.get(HIDDEN)
             return np.ascontiguousarray(logits.float().numpy())
 
     def _ops(self, step: BackendStep, kv: PagedKV) -> ReferenceOps:
@@ -223,6 +252,7 @@ class TorchBackend:
     def close(self) -> None:
         self._model = None
         self._draft_model = None
+        self._heads = None
         self._memory = None
         self.media = None
         self._kv = None

@@ -146,6 +146,9 @@ class CudaOps:
             return Sum(x.x[rows], x.y[rows], x.scale)
         return _formed(x)[rows]
 
+    def keep(self, name: str, x: Value) -> Value:
+        return x
+
 
 def has_own_norm(spec: AttentionSpec) -> bool:
     """Whether heads are normed, before rope, in a way that kernels do not know."""

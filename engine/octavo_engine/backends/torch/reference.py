@@ -136,6 +136,7 @@ class ReferenceOps:
         if step.input_rows is not None and step.inputs is not None:
             self._input_rows = torch.from_numpy(step.input_rows).long()
             self._inputs = torch.from_numpy(step.inputs)
+        self.kept: dict[str, Tensor] = {}
         self._row_slots: Tensor | None = None  # of the rows of values, as far as it got
         if step.adapters is not None:
             counts = np.diff(step.seq_starts)
@@ -237,6 +238,10 @@ class ReferenceOps:
 
     def select_rows(self, x: Tensor) -> Tensor:
         return x[self._logit_rows]
+
+    def keep(self, name: str, x: Tensor) -> Tensor:
+        self.kept[name] = x
+        return x
 
     def attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
         q, k, v = self._heads(qkv, spec)
