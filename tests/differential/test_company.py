@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from octavo_engine.core.engine import Engine
 from tests.differential import company
 from tests.differential.difference import Difference
 from tests.differential.models import (
@@ -40,6 +41,7 @@ def test_speculation_of_each_method_changes_no_answer(method):
         )
         llm = model.engine(settings)
         company.compare_round(alone, company.Company(llm, rng), wisher, rng, str(settings))
+        assert isinstance(llm._engine, Engine)
         assert llm._engine.stats().spec_draft_tokens > 0
         llm.close()
     alone.close()

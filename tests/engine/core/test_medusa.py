@@ -18,8 +18,11 @@ from octavo_engine.backends.head_files import open_heads
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.config import EngineConfig
+from octavo_engine.core.offline.llm import LLM
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.scheduling.step_time import StepTimeModel
+from octavo_engine.state.sampling_params import SamplingParams
 from tests.engine.core.test_speculation import make_engine, random_wishes, run
 from tests.engine.models.tiny import TinyModel, tiny_model
 from tests.fakes.medusa_heads import (
@@ -151,10 +154,33 @@ def test_each_head_guesses_from_the_state_that_sampled(make: Any, form: str) -> 
     assert num_alike == num_all
 
 
+@pytest.mark.slow
+def test_a_served_model_takes_heads_from_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the settings to the answers. Of two heads no more than two tokens are expected."""
+    monkeypatch.setattr(StepTimeModel, "observe", lambda *_: None)  # whatever this machine's times
+    values = head_config(hidden_size=576, vocab_size=49152, num_heads=2, truncated_vocab_size=512)
+    weights = head_weights(values | {"vocab_size": 512})
+    write_heads(tmp_path, values, weights | {"token_map": torch.arange(512)})
+    results: list[Any] = []
+    for config in (None, {"method": "medusa", "model": str(tmp_path)}):
+        with LLM(
+            "demo://smollm2", max_model_len=256, kv_cache_memory_bytes=1 << 26,
+            speculative_config=config,
+        ) as llm:  # fmt: skip
+            params = SamplingParams(temperature=0.8, seed=4, max_tokens=24, logprobs=1, n=2)
+            outputs = llm.generate(["The sea is", "A list:"], params, use_tqdm=False)
+            results.append([output.outputs for output in outputs])
+            stats = llm._engine.stats()  # type: ignore[attr-defined]  # no public counter offline
+    assert results[0] == results[1]
+    assert stats.spec_draft_tokens > 10 and stats.spec_draft_tokens <= 2 * stats.spec_drafts
+
+
 @pytest.mark.parametrize("prefix", ["", "medusa_heads."])
 @pytest.mark.parametrize("form", FORMS)
 def test_files_as_vllm_reads_them(form: str, prefix: str, tmp_path: Path) -> None:
-    """Three heads of four are loaded: as many as are to be guessed."""
+    """Four heads of five are loaded: as many as are to be guessed."""
     model, values = tiny_model("llama"), head_config(num_heads=5, **FORMS[form])
     weights = head_weights(values)
     write_heads(tmp_path, values, weights, prefix=prefix)
