@@ -1,1 +1,0 @@
-"""Hostile input at scale: mutated files for parsers of outside bytes, and generated requests."""
