@@ -41,7 +41,8 @@ def slow_guess(
     tokens: list[int], answers: list[list[int]], settings: SpeculationConfig
 ) -> list[int]:
     """By definition, where no pair of tokens was met more often than is looked at."""
-    best, found = 0, []
+    best = 0
+    found: list[tuple[int, int]] = []
     texts = [*answers, tokens]
     for number, text in enumerate(texts):
         for place in range(2, len(text) + (number < len(answers))):
