@@ -1,11 +1,13 @@
 """How near decode attention comes to reading its KV cache at the machine's read bandwidth.
 
     python -m benchmarks.attention [--shape HEADS,KV_HEADS,HEAD_DIM] [--contexts 1024 8192 32768]
-        [--sequences 1 8 32] [--formats bf16 int8 fp8_e4m3] [--shared TOKENS] [--isa ISA] [--max-gib 5] [--json]
+        [--sequences 1 8 32] [--formats bf16 int8 fp8_e4m3] [--shared TOKENS] [--isa ISA]
+        [--max-gib 5] [--json]
 
 Each sequence decodes one token a step, over layers enough that no cache holds their KV; blocks lie
 in no order, as in a pool in use. `speed-up` is the time beside that of the first format. Formats
-take turns, round by round, so that a busy neighbour slows all of them.
+take turns, round by round, so that a busy neighbour slows all of them. With `--shared` each format
+is measured twice, without and with so many first tokens in blocks that all sequences hold.
 """
 
 from __future__ import annotations
@@ -61,10 +63,11 @@ class Result:
     format: str
     context: int
     num_seqs: int
-    kv_bytes: int  # read in one step
-    seconds: float
+    shared: int  # first tokens that all have in common
+    kv_bytes: int  # of a layer: what a step has to read once
+    seconds: float  # of a layer
     read_share: float  # of the machine's bandwidth
-    speed_up: float  # beside the first format
+    speed_up: float  # beside the first format, or with `shared` beside the same without
 
 
 class Decode:
@@ -161,24 +164,27 @@ def _program(team: _native.Team, shape: Shape, num_layers: int, max_tokens: int)
 def measure(
     team: _native.Team,
     shape: Shape,
-    formats: Sequence[FormatName],
+    cases: Sequence[tuple[FormatName, int]],
     context: int,
     num_seqs: int,
     read_gb_s: float,
-    shared: int = 0,
 ) -> list[Result]:
-    """Best of several rounds: noise only ever makes a machine look slower."""
-    decodes = [Decode(team, shape, name, context, num_seqs, shared) for name in formats]
+    """Of formats and how many tokens are shared, beside the first. Best of several rounds: noise
+    only ever makes a machine look slower."""
+    decodes = [Decode(team, shape, name, context, num_seqs, shared) for name, shared in cases]
     best = [float("inf")] * len(decodes)
     for _ in range(ROUNDS):
-        best = [min(so_far, each.step_s()) for so_far, each in zip(best, decodes, strict=True)]
-    first = best[0] / decodes[0].num_layers  # smaller formats may have more layers
+        best = [
+            min(so_far, each.step_s() / each.num_layers)
+            for so_far, each in zip(best, decodes, strict=True)
+        ]
+    layer_bytes = [each.kv_bytes // each.num_layers for each in decodes]
     return [
         Result(
-            ",".join(map(str, shape)), name, context, num_seqs, each.kv_bytes, seconds,
-            each.kv_bytes / seconds / 1e9 / read_gb_s, first / (seconds / each.num_layers),
+            ",".join(map(str, shape)), name, context, num_seqs, shared, num_bytes, seconds,
+            num_bytes / seconds / 1e9 / read_gb_s, best[0] / seconds,
         )
-        for name, each, seconds in zip(formats, decodes, best, strict=True)
+        for (name, shared), num_bytes, seconds in zip(cases, layer_bytes, best, strict=True)
     ]  # fmt: skip
 
 
@@ -202,25 +208,29 @@ def main() -> None:
     team = _native.Team(limits.num_cores, args.isa)
     if not args.json:
         print(f"{team.isa}, {limits.num_cores} threads, {limits.read_gb_s:.1f} GB/s read")
-        print(f"{'heads,kv,dim':<14}{'format':<10}{'context':>8}{'seqs':>6}{'MiB':>7}{'ms':>9}"
+        print(f"{'heads,kv,dim':<14}{'format':<10}{'context':>8}{'seqs':>6}{'shared':>8}{'MiB':>7}{'ms':>9}"
               f"{'GB/s':>7}{'of read':>9}{'speed-up':>10}")  # fmt: skip
     for shape in args.shape:
         for context in args.contexts:
             for num_seqs in args.sequences:
-                shared = min(args.shared, context - BLOCK_SIZE)
-                num_blocks = (shared + (context - shared) * num_seqs) // BLOCK_SIZE
+                num_blocks = context // BLOCK_SIZE * num_seqs
                 largest = max(block_bytes(shape, name) for name in args.formats) * num_blocks
                 if largest > args.max_gib * 2**30:
                     continue
-                for result in measure(
-                    team, shape, args.formats, context, num_seqs, limits.read_gb_s, shared
-                ):
-                    print(json.dumps(asdict(result)) if args.json else _line(result), flush=True)
+                shared = min(args.shared, context - BLOCK_SIZE)
+                runs = [[(name, 0) for name in args.formats]]
+                if shared > 0:
+                    runs = [[(name, 0), (name, shared)] for name in args.formats]
+                for cases in runs:
+                    for result in measure(team, shape, cases, context, num_seqs, limits.read_gb_s):
+                        line = json.dumps(asdict(result)) if args.json else _line(result)
+                        print(line, flush=True)
 
 
 def _line(r: Result) -> str:
     return (
-        f"{r.shape:<14}{r.format:<10}{r.context:>8}{r.num_seqs:>6}{r.kv_bytes / 2**20:>7.0f}"
+        f"{r.shape:<14}{r.format:<10}{r.context:>8}{r.num_seqs:>6}{r.shared:>8}"
+        f"{r.kv_bytes / 2**20:>7.0f}"
         f"{r.seconds * 1e3:>9.2f}{r.kv_bytes / r.seconds / 1e9:>7.1f}{r.read_share:>9.0%}"
         f"{r.speed_up:>10.2f}"
     )

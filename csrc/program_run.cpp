@@ -12,8 +12,9 @@ namespace octavo {
 
 namespace {
 
-// Joining split contexts may take so much; with more, threads have enough to do without splitting.
-constexpr int64_t kPartialFloats = int64_t{1} << 22;
+// States of partitions that are merged later may take so much, of memory that is taken where it is
+// written: 32 sequences of Llama 3 8B's shape may have 64k tokens in common.
+constexpr int64_t kPartialFloats = int64_t{1} << 24;
 
 constexpr int64_t kPartsPerWorker = 16;  // of a large product: the last one is waited for
 

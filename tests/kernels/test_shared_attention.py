@@ -84,10 +84,27 @@ def test_more_rows_than_one_tile_holds() -> None:
     ends = [rng.standard_normal((6, case.qkv_cols)).astype(np.float32) for _ in range(40)]
     rows = [prompt, *(np.concatenate([prompt[:1024], end]) for end in ends)]
     run = PagedAttention(
-        case, rows, _native.Team(2), prefixes={i: (0, 1024) for i in range(1, len(rows))}
+        case, rows, _native.Team(2), prefixes=dict.fromkeys(range(1, len(rows)), (0, 1024))
     )
     run.step([(0, 1040)])
     for _ in range(6):
         run.step([(i, 1) for i in range(1, len(rows))])
     for seq in range(1, len(rows)):
         assert run.outputs[seq].tobytes() == alone(case, rows[seq], "")[1024:].tobytes(), seq
+
+
+def test_a_partition_that_is_seen_in_part_is_not_shared() -> None:
+    case = AttentionCase(num_heads=4, num_kv_heads=2)
+    (rows,) = make_rows(case)[4:5]
+    shared = 1328 // 16 * 16
+    run = PagedAttention(
+        case, [rows] * 4, _native.Team(2), prefixes=dict.fromkeys((1, 2, 3), (0, shared))
+    )
+    run.step([(0, shared)])
+    run.lengths[1:] = [700, 740, 1100]  # of tokens that are there, computed once more
+    for _ in range(3):
+        run.step([(1, 2), (2, 1), (3, 1)])
+    expected = alone(case, rows, "")
+    for seq, begin in ((1, 700), (2, 740), (3, 1100)):
+        got = run.outputs[seq]
+        assert got.tobytes() == expected[begin : begin + len(got)].tobytes(), seq

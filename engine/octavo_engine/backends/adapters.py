@@ -9,12 +9,14 @@ import numpy as np
 
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.errors import ModelError
+from octavo_engine.models.decoder_names import adapted_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from octavo_engine.models.config import ModelConfig
     from octavo_engine.weights.adapter import AdapterFiles, AdapterPart
     from octavo_engine.weights.checkpoint import StoredTensor
 
@@ -48,7 +50,9 @@ def is_adaptable(names: Sequence[str]) -> bool:
     return list(names) != ["lm_head"]
 
 
-def match_sites(files: AdapterFiles, sites: Sequence[AdapterSite]) -> dict[int, list[SitePart]]:
+def match_sites(
+    files: AdapterFiles, config: ModelConfig, sites: Sequence[AdapterSite]
+) -> dict[int, list[SitePart]]:
     """What the adapter adds to each site, by its number. Raises ModelError that names the layer."""
     places = {
         name: (number, part)
@@ -57,25 +61,28 @@ def match_sites(files: AdapterFiles, sites: Sequence[AdapterSite]) -> dict[int, 
     }
     found: dict[int, list[SitePart]] = defaultdict(list)
     for module, part in files.parts.items():
-        if module not in places:
-            raise ModelError(f"{files.path}: {_why_not(module, places)}")
-        number, index = places[module]
-        site = sites[number]
-        wanted = (part.rank, site.columns), (site.sizes[index], part.rank)
-        if (part.down.shape, part.up.shape) != wanted:
-            raise ModelError(
-                f"{files.path}: {module} has lora_A of {list(part.down.shape)} and lora_B of "
-                f"{list(part.up.shape)}; this model's layer takes {list(wanted[0])} and "
-                f"{list(wanted[1])}: the adapter is of another model"
-            )
-        found[number].append(_numbers(index, part))
+        for layer in adapted_layers(config, module):
+            if layer.name not in places:
+                raise ModelError(f"{files.path}: {_why_not(module, layer.name, places)}")
+            number, index = places[layer.name]
+            site = sites[number]
+            num_rows = site.sizes[index] if layer.num_rows is None else layer.num_rows
+            wanted = (part.rank, site.columns), (num_rows, part.rank)
+            if (part.down.shape, part.up.shape) != wanted:
+                raise ModelError(
+                    f"{files.path}: {module} has lora_A of {list(part.down.shape)} and lora_B of "
+                    f"{list(part.up.shape)}; this model's layer takes {list(wanted[0])} and "
+                    f"{list(wanted[1])}: the adapter is of another model"
+                )
+            found[number].append(_numbers(index, part, layer.row_map))
     for parts in found.values():
         parts.sort(key=lambda each: each.part)
     return found
 
 
-def _numbers(index: int, part: AdapterPart) -> SitePart:
-    return SitePart(index, _matrix(part.down), _matrix(part.up), part.scale)
+def _numbers(index: int, part: AdapterPart, row_map: NDArray[np.int32] | None) -> SitePart:
+    up = _matrix(part.up)
+    return SitePart(index, _matrix(part.down), up if row_map is None else up[row_map], part.scale)
 
 
 def _matrix(stored: StoredTensor) -> NDArray[np.float32]:
@@ -85,9 +92,9 @@ def _matrix(stored: StoredTensor) -> NDArray[np.float32]:
     return np.ascontiguousarray(to_float32(stored).reshape(stored.shape))
 
 
-def _why_not(module: str, places: dict[str, tuple[int, int]]) -> str:
-    last = module.rpartition(".")[2]
-    if ".experts." in module or last == "experts":
+def _why_not(module: str, ours: str, places: dict[str, tuple[int, int]]) -> str:
+    last = ours.rpartition(".")[2]
+    if ".experts." in ours or last == "experts":
         return (
             f"{module} is an expert; adapters of experts are not computed: train one of the "
             "attention's layers, or merge it into the model"

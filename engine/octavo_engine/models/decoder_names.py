@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -214,9 +214,36 @@ def under_our_names(config: ModelConfig, checkpoint: Checkpoint) -> Checkpoint:
     family = config.family
     if family.naming == "whisper":
         return SpeechNames(checkpoint)
-    if family.naming == "llama" and not family.turns_neighbours:
+    if not _is_arranged(config):
         return checkpoint
     return Arranged(checkpoint, dict(_sources(config, checkpoint.names())))
+
+
+class AdaptedLayer(NamedTuple):
+    """A linear layer of our page that a layer of a checkpoint is, or is a part of."""
+
+    name: str
+    row_map: NDArray[np.int32] | None = None  # of each of its outputs the checkpoint's; None: same
+    num_rows: int | None = None  # outputs of the checkpoint's layer; None: as many
+
+
+def adapted_layers(config: ModelConfig, module: str) -> list[AdaptedLayer]:
+    """Where an adapter of a layer goes that is called `module` in checkpoints of the family."""
+    if not _is_arranged(config):
+        return [AdaptedLayer(module)]
+    return [
+        AdaptedLayer(
+            ours.removesuffix(".weight"),
+            place.row_map,
+            None if place.shape is None else place.shape[0],
+        )
+        for ours, place in _sources(config, [f"{module}.weight"])
+    ]
+
+
+def _is_arranged(config: ModelConfig) -> bool:
+    """Whether the family's checkpoints have other names or places than our pages."""
+    return config.family.naming != "llama" or config.family.turns_neighbours
 
 
 def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, StoredPlace]]:

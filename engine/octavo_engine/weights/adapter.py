@@ -28,7 +28,6 @@ _REFUSED = {
     "use_qalora": "QALoRA",
     "use_bdlora": "block-diagonal LoRA",
     "lora_bias": "biases of its own",
-    "fan_in_fan_out": "transposed weights",
     "modules_to_save": "whole modules beside LoRA",
     "trainable_token_indices": "trained tokens",
     "target_parameters": "parameters of experts",

@@ -80,6 +80,7 @@ def with_peft(model: TinyModel, folder: Path, *, seed: int = 0, **fields: Any) -
 
     with warnings.catch_warnings():  # peft asks transformers by a name that is to go
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "fan_in_fan_out", UserWarning)  # GPT-2: it sets it
         adapted = get_peft_model(copy.deepcopy(model.reference), LoraConfig(**fields)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -164,6 +165,46 @@ def test_families_equal_peft(family: str, targets: list[str], tmp_path: Path) ->
     truth = logits_of(with_peft(model, tmp_path, r=6, target_modules=targets), token_ids)
     for backend in (reference(model), native(model)):
         np.testing.assert_allclose(run(backend, tmp_path, token_ids), truth, **FLOAT32)
+
+
+# One of each kind of names and of places of rows in a checkpoint (models/decoder_names.py).
+ARRANGED = [
+    "gpt2", "bigcode", "opt", "neox", "gptj", "falcon-new", "bloom", "mpt", "starcoder2", "phi",
+    "stablelm", "cohere", "glm", "glm4-0414", "ernie", "hunyuan", "lfm2", "granite4",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ARRANGED)
+def test_layers_that_lie_otherwise_in_checkpoints(family: str, tmp_path: Path) -> None:
+    model, token_ids = tiny_model(family), random_tokens(70, seed=4)
+    truth = logits_of(with_peft(model, tmp_path, r=6, target_modules="all-linear"), token_ids)
+    assert error(truth, model.logits(token_ids)) > 0.1, "the adapter changes nothing"
+    for backend in (reference(model), native(model)):
+        np.testing.assert_allclose(run(backend, tmp_path, token_ids), truth, **FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("nemotron-h", ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "in_proj"]),
+        ("qwen3-next", ["q_proj", "k_proj", "o_proj", "in_proj_qkvz", "in_proj_ba"]),
+        ("dbrx", ["Wqkv", "out_proj"]),
+    ],
+)
+def test_some_layers_that_lie_otherwise(family: str, targets: list[str], tmp_path: Path) -> None:
+    model, token_ids = tiny_model(family), random_tokens(70, seed=4)
+    truth = logits_of(with_peft(model, tmp_path, r=6, target_modules=targets), token_ids)
+    assert error(truth, model.logits(token_ids)) > 0.1, "the adapter changes nothing"
+    for backend in (reference(model), native(model)):
+        np.testing.assert_allclose(run(backend, tmp_path, token_ids), truth, **FLOAT32)
+
+
+def test_an_adapter_of_another_model_is_refused_under_its_own_names(tmp_path: Path) -> None:
+    model = tiny_model("gpt2")
+    with_peft(model, tmp_path, r=4, target_modules=["c_fc"])
+    backend = native(tiny_model("lfm2"))
+    with pytest.raises(ModelError, match=r"no linear layer transformer\.h\.0\.mlp\.c_fc; its"):
+        backend.pack_adapter(read_adapter(str(tmp_path)))
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

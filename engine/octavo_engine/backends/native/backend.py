@@ -307,7 +307,7 @@ class NativeBackend:
     def pack_adapter(self, files: AdapterFiles) -> _native.PackedAdapter:
         assert self._adapters is not None, "made without adapters"
         packed = _native.PackedAdapter(self._adapters)
-        for site, found in match_sites(files, self._sites).items():
+        for site, found in match_sites(files, self.config, self._sites).items():
             parts, downs, ups, scales = map(list, zip(*found, strict=True))
             packed.add(self._adapters, site, parts, downs, ups, scales)
         return packed

@@ -183,7 +183,7 @@ class TorchBackend:
     def pack_adapter(self, files: AdapterFiles) -> TorchAdapter:
         return {
             number: [self._part(self._sites[number], part) for part in parts]
-            for number, parts in match_sites(files, self._sites).items()
+            for number, parts in match_sites(files, self.config, self._sites).items()
         }
 
     def _part(self, site: AdapterSite, part: SitePart) -> TorchPart:
