@@ -353,7 +353,8 @@ class EngineConfig:
     num_threads: int | None = None  # of all ranks; default: the cores this process may use
     tensor_parallel_size: int = 1  # processes that share each layer
     pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
+    data_parallel_size: int = 1  # cores behind one API, each with the whole model
+    data_parallel_rank: int = 0  # which of them these settings are for; set by the engine
     distributed_executor_backend: ExecutorBackend = "auto"  # auto: mp if there are several ranks
     seed: int = 0  # of requests that give none
     stream_interval: int = 1  # tokens of an answer in one piece of a stream, after the first
@@ -448,9 +449,7 @@ class EngineConfig:
         _check(self.pipeline_parallel_size == 1, "--pipeline-parallel-size must be 1: layers "
                "cannot be spread over processes; --tensor-parallel-size shares each layer",
                self.pipeline_parallel_size)  # fmt: skip
-        _check(self.data_parallel_size == 1, "--data-parallel-size must be 1: an engine has no "
-               "replicas of its own; start several engines behind octavo router",
-               self.data_parallel_size)  # fmt: skip
+        self._check_data_parallelism()
         backend = self.distributed_executor_backend
         _check_choice("--distributed-executor-backend", backend, ExecutorBackend)
         _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
@@ -462,9 +461,38 @@ class EngineConfig:
                f"--tensor-parallel-size {size} is computed by --device cpu only; it must be 1 here",
                f"--device {self.device}")  # fmt: skip
 
+    def _check_data_parallelism(self) -> None:
+        size = self.data_parallel_size
+        _check(1 <= size <= MAX_RANKS,
+               f"--data-parallel-size must be from 1 to {MAX_RANKS}", size)  # fmt: skip
+        _check(0 <= self.data_parallel_rank < size,
+               "the data-parallel rank must be below --data-parallel-size",
+               self.data_parallel_rank)  # fmt: skip
+        _check(size == 1 or self.device in ("auto", "cpu", "sim"),
+               f"--data-parallel-size {size} is computed by --device cpu only; it must be 1 here",
+               f"--device {self.device}")  # fmt: skip
+        for flag, is_set in (
+            ("--kv-disk-path", self.kv_disk_path is not None),
+            ("--kv-events-config", self.kv_events.is_on),
+            ("--kv-transfer-config", self.kv_transfer is not None),
+        ):
+            _check(size == 1 or not is_set,
+                   f"{flag} needs --data-parallel-size 1: it names what only one core can open; "
+                   "start several engines behind octavo router instead", size)  # fmt: skip
+
     def replace(self, **changes: object) -> EngineConfig:
         """The same settings with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]  # checked by the caller
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences in the next step of all cores together."""
+        return self.scheduler.max_num_seqs * self.data_parallel_size
+
+    @property
+    def max_queue(self) -> int:
+        """Sequences that may wait at all cores together."""
+        return self.scheduler.max_queue * self.data_parallel_size
 
     @property
     def kv_events(self) -> KVEventsConfig:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.build_core import build_core
+from octavo_engine.core.data_parallel.data_parallel_client import DataParallelClient
 from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.load_meter import LoadMeter
@@ -375,7 +376,7 @@ class AsyncEngine:
         """The tokenizer is read here while the core reads the weights."""
         try:
             files = await asyncio.to_thread(resolve, self.config, self._download.note)
-            self._client = self._connect(localized(self.config, files), self)
+            self._client = self._connect_cores(localized(self.config, files))
             tokenizer = await asyncio.to_thread(load_model_tokenizer, self.config, files)
             info = await self._client.ready()
             check_vocab(tokenizer, info.vocab_size)
@@ -390,6 +391,11 @@ class AsyncEngine:
         self._tokenizer = tokenizer
         self._processor = OutputProcessor(tokenizer)
         self._info = info
+
+    def _connect_cores(self, config: EngineConfig) -> EngineClient:
+        if config.data_parallel_size > 1:
+            return DataParallelClient(config, self, self._connect)
+        return self._connect(config, self)
 
     async def _fail_start(self, error: OctavoError) -> None:
         self._start_error = error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.build import build_engine, resolve
+from octavo_engine.core.data_parallel.core_share import core_share
 from octavo_engine.core.expected_files import check_runner
 from octavo_engine.core.pooling.build import build_pooling_engine, pooling_config
 
@@ -25,8 +26,10 @@ def build_core(
 ) -> tuple[CoreEngine, ModelInfo]:
     """Load, size and warm up. Raises ConfigError or ModelError; then nothing is left behind.
 
-    A `backend` that is given generates; it is used instead of the one that the settings name.
+    One of several cores takes its share: see `core_share`. A `backend` that is given generates; it
+    is used instead of the one that the settings name.
     """
+    config = core_share(config)
     files = resolve(config)
     pooling = None if backend is not None else pooling_config(config, files)
     check_runner(config, pools=pooling is not None)

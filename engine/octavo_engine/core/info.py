@@ -65,6 +65,7 @@ class CoreHealth:
     reason: str = ""  # one sentence; empty when all is well
     progress: float = 1.0  # of loading, 0 to 1
     loading: LoadProgress | None = None  # the same in bytes, once there are some
+    restarts: bool = True  # of a dead one: it is started again, as long as nothing else is said
 
     @property
     def is_live(self) -> bool:

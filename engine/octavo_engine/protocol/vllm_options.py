@@ -48,7 +48,8 @@ _ONE_TOKENIZER = "the tokenizer comes with the model; name another one in --toke
 _FLOAT32_STATES = "recurrent states are held in float32; leave it out"
 _NO_MEDIA = "--max-images is the most pictures of a request; leave it out"
 _OWN_FILES = "give pictures as data: URLs, PIL images, bytes or pathlib.Path; leave it out"
-_NO_REPLICAS = "an engine has no replicas of its own; start several behind `octavo router`"
+_ONE_ADDRESS = "all cores of --data-parallel-size are behind one address here; leave it out"
+_ONE_CORE = "LLM is one core; `octavo serve --data-parallel-size` has several"
 _NO_EXPERTS = "experts are not spread over processes; leave it out"
 _NO_NODES = "an engine runs on one machine; leave it out"
 _NO_COMPILER = "models are not compiled; --enforce-eager turns CUDA graphs off"
@@ -142,14 +143,14 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "headless": _switch(_NO_NODES),
     "decode-context-parallel-size": _value(_NO_NODES, "1"),
     "prefill-context-parallel-size": _value(_NO_NODES, "1"),
-    "data-parallel-rank": _value(_NO_REPLICAS),
-    "data-parallel-start-rank": _value(_NO_REPLICAS, "0"),
-    "data-parallel-size-local": _value(_NO_REPLICAS, "1"),
-    "data-parallel-address": _value(_NO_REPLICAS),
-    "data-parallel-rpc-port": _value(_NO_REPLICAS),
-    "data-parallel-backend": _value(_NO_REPLICAS, "mp"),
-    "data-parallel-hybrid-lb": _switch(_NO_REPLICAS),
-    "data-parallel-external-lb": _switch(_NO_REPLICAS),
+    "data-parallel-rank": _value(_ONE_ADDRESS),
+    "data-parallel-start-rank": _value(_ONE_ADDRESS, "0"),
+    "data-parallel-size-local": _value(_ONE_ADDRESS, "1"),
+    "data-parallel-address": _value(_ONE_ADDRESS),
+    "data-parallel-rpc-port": _value(_ONE_ADDRESS),
+    "data-parallel-backend": _value(_ONE_ADDRESS, "mp"),
+    "data-parallel-hybrid-lb": _switch(_ONE_ADDRESS),
+    "data-parallel-external-lb": _switch(_ONE_ADDRESS),
     "enable-expert-parallel": _switch(_NO_EXPERTS),
     "enable-eplb": _switch(_NO_EXPERTS),
     "eplb-config": _value(_NO_EXPERTS, "{}"),
@@ -186,7 +187,7 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
 # What `LLM(...)` has beside or in place of these, by vLLM's name.
 UNSUPPORTED_PYTHON: Mapping[str, UnsupportedOption] = {
     "pipeline_parallel_size": _value(_NO_NODES, "1"),
-    "data_parallel_size": _value(_NO_REPLICAS, "1"),
+    "data_parallel_size": _value(_ONE_CORE, "1"),
     "enable_chunked_prefill": _value("prompts are always computed in chunks", "true"),
     "disable_log_stats": _value("statistics are not logged; leave it out", *ANY),
     "skip_tokenizer_init": _value("texts need the tokenizer; leave it out", "false"),

@@ -94,4 +94,4 @@ class RequestAdmission:
 
     @property
     def is_saturated(self) -> bool:
-        return self._engine.stats.num_waiting >= self._engine.config.scheduler.max_queue
+        return self._engine.stats.num_waiting >= self._engine.config.max_queue

@@ -167,7 +167,7 @@ class EndpointHandler:
     async def _work(self, exchange: Exchange) -> None:
         service = self._service
         if RANK_HEADER in exchange.headers:
-            check_rank(exchange)
+            check_rank(exchange, service.engine.config.data_parallel_size)
         if service.pause.is_on:
             await service.pause.hold(exchange)
         exchange.time_left_s(service.settings.request_timeout_s)  # of every route, before its work

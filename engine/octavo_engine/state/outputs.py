@@ -125,6 +125,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     adapter_load_failures: int = 0
     tiers: TierStats | None = None  # of KV blocks beside the pool, where there are any
     longest_wait_s: float = 0.0  # a request that would wait longer is refused; 0: none waits
+    cores: list[EngineStats] = []  # those that these are the sum of, where there are several
 
 
 class ProfileWritten(msgspec.Struct, frozen=True):

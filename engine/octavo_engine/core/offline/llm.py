@@ -44,7 +44,7 @@ from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
 from octavo_engine.core.validate import settle_params
-from octavo_engine.errors import InvalidRequest, OctavoError, RequestError
+from octavo_engine.errors import ConfigError, InvalidRequest, OctavoError, RequestError
 from octavo_engine.profile import StepProfile
 from octavo_engine.state.adapter import AdapterRef
 from octavo_engine.state.sampling_params import SamplingParams
@@ -268,6 +268,11 @@ class LLM(PoolingMethods, VLLMMethods):
             raise OctavoError("this LLM was closed; make a new one")
 
     def _load(self, config: EngineConfig, backend: Backend | None) -> None:
+        if config.data_parallel_size > 1:
+            raise ConfigError(
+                "data_parallel_size must be 1: LLM is one core, in this process; use several LLMs, "
+                f"or octavo serve; got {config.data_parallel_size}"
+            )
         scheduler = dataclasses.replace(
             config.scheduler, max_queue=_NO_LIMIT, queue_timeout_s=math.inf
         )

@@ -61,7 +61,9 @@ class InProcessClient:
     def health(self) -> CoreHealth:
         if self._ended:
             return CoreHealth(
-                "dead", f"the engine core ended: {self._news.fatal or 'it was stopped'}"
+                "dead",
+                f"the engine core ended: {self._news.fatal or 'it was stopped'}",
+                restarts=False,
             )
         if self._news.info is None or self._engine is None:
             return self._news.loading()

@@ -65,7 +65,7 @@ class ProcessClient:
         core = self._core
         if core is None:
             return (
-                CoreHealth("dead", self._down)
+                CoreHealth("dead", self._down, restarts=not self._supervisor.done())
                 if self._down
                 else CoreHealth("loading", progress=0.0)
             )

@@ -1,4 +1,4 @@
-"""X-data-parallel-rank: which of several engines behind one API; here there is one."""
+"""X-data-parallel-rank: which of several cores behind one API; clients cannot choose it here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ if TYPE_CHECKING:
 RANK_HEADER = b"x-data-parallel-rank"
 
 
-def check_rank(exchange: Exchange) -> None:
-    """Raises InvalidRequest for another rank than the one there is."""
+def check_rank(exchange: Exchange, size: int) -> None:
+    """Raises InvalidRequest, but for the rank of the only core."""
     given = exchange.header(RANK_HEADER)
+    if size > 1:
+        raise InvalidRequest(
+            "x-data-parallel-rank cannot be chosen: the engine sends each request to the core that "
+            "holds its prefix or has the least to do; leave the header out",
+            param="x-data-parallel-rank",
+            code="invalid_header",
+        )
     if given != "0":
         raise InvalidRequest(
             f"x-data-parallel-rank must be 0: one engine answers here; got {given[:16]!r}",

@@ -65,5 +65,5 @@ class PromptShare:
         if self._service.admission.in_flight > 1:
             self._others_at = now
         is_alone = now - self._others_at > ALONE_AFTER_S
-        rows = self._service.engine.config.scheduler.max_num_seqs
+        rows = self._service.engine.config.max_num_seqs
         return max(1, int(rows * (ALONE if is_alone else BESIDE_OTHERS)) // self._width)

@@ -163,7 +163,7 @@ class SubscriberHub:
             block_size=BLOCK_SIZE,
             num_blocks=info.num_blocks,
             max_model_len=info.max_model_len,
-            max_num_seqs=engine.config.scheduler.max_num_seqs,
+            max_num_seqs=engine.config.max_num_seqs,
             version=__version__,
             architecture=info.architecture,
             format=info.format,

@@ -1,0 +1,1 @@
+"""Several engine cores behind one API server: data parallelism inside an engine."""

@@ -1,0 +1,47 @@
+"""What one of several engine cores gets of the settings that are for all of them together."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from octavo_engine.config import HOST_MEMORY_FRACTION
+
+if TYPE_CHECKING:
+    from octavo_engine.config import EngineConfig
+
+
+def core_share(config: EngineConfig) -> EngineConfig:
+    """The settings of the core `config.data_parallel_rank`; of the only core, the same ones.
+
+    Threads and memory are divided. The limits of a step (`max_num_seqs` and the like) are each
+    core's own, as in vLLM.
+    """
+    size = config.data_parallel_size
+    if size == 1:
+        return config
+    share = config.replace(
+        data_parallel_size=1,
+        data_parallel_rank=0,
+        memory_fraction=(config.memory_fraction or HOST_MEMORY_FRACTION) / size,
+        kv_offloading_size=config.kv_offloading_size / size,
+    )
+    if config.kv_cache_memory_bytes is not None:
+        share = share.replace(kv_cache_memory_bytes=max(1, config.kv_cache_memory_bytes // size))
+    if config.device == "sim":
+        return share
+    return share.replace(num_threads=_own_threads(config))
+
+
+def _own_threads(config: EngineConfig) -> int:
+    """The calling thread, and all that it starts, stay on the memory nodes of this core's
+    threads, where the threads of all cores fill the machine."""
+    from octavo_engine import _native
+    from octavo_engine.backends.native.placement import cpus_of_workers
+
+    size, rank = config.data_parallel_size, config.data_parallel_rank
+    own = max(1, (config.num_threads or _native.available_cores()) // size)
+    places = cpus_of_workers(own * size)[rank * own : (rank + 1) * own]
+    if places:
+        os.sched_setaffinity(0, {cpu for cpus in places for cpu in cpus})
+    return own
