@@ -155,8 +155,14 @@ class MetricFamilies:
     def of_core(
         self, snapshot: MetricsSnapshot, stats: EngineStats, now: float
     ) -> Iterator[Metric]:
-        """What one core counts."""
+        """What one core reports."""
         self.totals.update(stats)
+        yield from self.gauges(snapshot, stats, now)
+        yield from self.counters(stats)
+        if stats.tiers is not None:
+            yield from self.tiers(stats.tiers)
+
+    def gauges(self, snapshot: MetricsSnapshot, stats: EngineStats, now: float) -> Iterator[Metric]:
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         age = max(0.0, now - stats.last_step_at) if stats.last_step_at else 0.0
         yield self.gauge(names.NUM_REQUESTS_RUNNING, "Sequences being computed.", stats.num_running)
@@ -173,10 +179,10 @@ class MetricFamilies:
             names.LORA_ADAPTERS_HELD, "LoRA adapters in memory.", stats.num_adapters_held
         )
         yield self.cache_config(snapshot, stats)
+
+    def counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, text, attribute in COUNTERS:
             yield self.counter(name, text, {(): self.totals[attribute]})
-        if stats.tiers is not None:
-            yield from self.tiers(stats.tiers)
         cached = self.totals["prompt_tokens_cached"]
         yield self.counter(
             names.PROMPT_TOKENS_BY_SOURCE,
