@@ -11,6 +11,7 @@ PORT        ?= 8080
 # Number of test processes: one more than cores on small machines, because many tests wait.
 WORKERS     ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 FUZZ_SECONDS ?= 120
+FUZZ_FILES ?= 100000
 # Tests to run on a real cluster: files or folders.
 E2E         ?= e2e
 
@@ -90,8 +91,9 @@ format: $(VENV)/.dev  ## Format all sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu')
 
-fuzz: $(VENV)/.test  ## Generated requests to every endpoint, then comparisons of equivalent answers, each for FUZZ_SECONDS
+fuzz: $(VENV)/.test  ## Generated requests, mutated files for each parser, comparisons of equivalent answers: FUZZ_SECONDS each
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.hostile --files $(FUZZ_FILES) --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m tests.differential --seconds $(FUZZ_SECONDS)
 
 docs: $(VENV)/.docs  ## The site, in build/site; a broken link is an error

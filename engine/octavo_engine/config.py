@@ -24,6 +24,7 @@ MAX_PEERS = 16  # engines whose KV blocks are looked up for each prompt
 _TRANSFER_EXTRA = {"peers", "secret_file"}  # in kv_connector_extra_config
 # Fields of vLLM's whose one value is how it always is here.
 _TRANSFER_FIXED = {"kv_buffer_device": "cpu", "kv_load_failure_policy": "recompute"}
+SUFFIX_DEPTH = 24
 MAX_SPECULATION = 64  # tokens guessed ahead: what a step has rows of logits for beside its own
 
 Device = Literal["auto", "cpu", "cuda", "plugin", "torch", "sim"]
@@ -37,7 +38,7 @@ KernelChoice = Literal["auto", "triton", "plain"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
 ExecutorBackend = Literal["auto", "uni", "mp"]
 Quantization = Literal["auto", "none", "int8", "int4"]
-SpeculationMethod = Literal["ngram", "draft_model", "medusa"]
+SpeculationMethod = Literal["ngram", "suffix", "draft_model", "medusa"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
 KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
@@ -222,6 +223,12 @@ class SpeculationConfig:
     num_speculative_tokens: int = 4  # the most that are guessed for a sequence in a step
     prompt_lookup_min: int = 5  # tokens that must have come before for what followed to be guessed
     prompt_lookup_max: int = 5  # tokens looked for first; the longest that was there counts
+    # Of the method suffix: last tokens that are compared; answers in memory; tokens guessed for
+    # each that is alike; the least share of the texts met that go on so.
+    suffix_decoding_max_tree_depth: int = SUFFIX_DEPTH
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
     model: str = ""  # the draft model or heads, as --model names one
     revision: str | None = None  # of them
     quantization: Quantization = "auto"  # of their weights
@@ -237,8 +244,8 @@ class SpeculationConfig:
             raise ConfigError(f"{flag}: method {method} is not supported: {_OTHER_METHODS[method]}")
         if method not in _SPECULATION_FIELDS:
             raise ConfigError(
-                f'{flag} must have a method, "ngram", "draft_model" or "medusa", or the model that '
-                f"drafts; got method {method!r:.60}"
+                f'{flag} must have a method, "ngram", "suffix", "draft_model" or "medusa", or the '
+                f"model that drafts; got method {method!r:.60}"
             )
         known = _SPECULATION_FIELDS[method]
         for name, value in given.items():
@@ -251,6 +258,9 @@ class SpeculationConfig:
         given["method"] = method
         if method in ("draft_model", "medusa") and not given.get("model"):
             raise ConfigError(f"{flag}: method {method} needs the field model")
+        if method == "suffix" and "num_speculative_tokens" not in given:  # as in vLLM
+            depth = given.get("suffix_decoding_max_tree_depth", SUFFIX_DEPTH)
+            given["num_speculative_tokens"] = min(depth, MAX_SPECULATION)
         lookups = ("prompt_lookup_min", "prompt_lookup_max")
         values = [given[name] for name in lookups if name in given]
         if len(values) == 1:  # one of the two is both, as vLLM has it
@@ -263,9 +273,17 @@ class SpeculationConfig:
 
 
 _DRAFT_FIELDS = ("method", "model", "num_speculative_tokens", "revision", "quantization")
+# Of the method suffix, with the least and the most of each.
+_SUFFIX_FIELDS: dict[str, tuple[float, float]] = {
+    "suffix_decoding_max_tree_depth": (1, 1024),
+    "suffix_decoding_max_cached_requests": (0, 1_000_000),
+    "suffix_decoding_max_spec_factor": (0.0, 64.0),
+    "suffix_decoding_min_token_prob": (0.0, 1.0),
+}
 # What each method takes.
 _SPECULATION_FIELDS = {
     "ngram": ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
+    "suffix": ("method", "num_speculative_tokens", *_SUFFIX_FIELDS),
     "draft_model": _DRAFT_FIELDS,
     "medusa": _DRAFT_FIELDS,
 }
@@ -276,7 +294,6 @@ _OTHER_METHODS = {
     "mlp_speculator": f"its heads are not computed; {_USE_OTHERS}",
     "mtp": f"a model's own prediction layers are not computed; {_USE_OTHERS}",
     "deepseek_mtp": f"a model's own prediction layers are not computed; {_USE_OTHERS}",
-    "suffix": "use the method ngram, which looks tokens up in the request's own text",
 }
 
 
@@ -284,6 +301,13 @@ def _check_speculation_field(flag: str, name: str, value: object) -> None:
     if name in ("method", "model", "revision"):
         is_text = isinstance(value, str) or (value is None and name == "revision")
         _check(is_text, f"{flag}: {name} must be a string", repr(value)[:60])
+    elif name in _SUFFIX_FIELDS:
+        least, most = _SUFFIX_FIELDS[name]
+        is_whole = isinstance(most, int)
+        if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
+            what = "a whole number" if is_whole else "a number"
+            raise ConfigError(f"{flag}: {name} must be {what}; got {value!r:.60}")
+        _check(least <= value <= most, f"{flag}: {name} must be from {least:g} to {most:g}", value)
     elif name == "quantization":
         _check_choice(f"{flag}: quantization", value, Quantization)
     else:

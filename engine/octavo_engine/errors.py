@@ -16,6 +16,12 @@ OctavoError
 """
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether a library failed at what it was given. A panic of a compiled one is no `Exception`;
+    an interrupt or an exit may not be caught."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 class OctavoError(Exception):
     """Base of all errors that Octavo raises on purpose."""
 

@@ -227,7 +227,7 @@ class Http:
 def json_object(content: bytes, what: str) -> dict[str, Any]:
     try:
         told = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
         raise FetchError(FetchReason.FAILED, f"{what} is not JSON as it should be")

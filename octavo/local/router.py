@@ -160,7 +160,7 @@ class LocalRouter:
             if reply.status != 200:
                 raise ServerError(reply.error)
             state = self._decoder.decode(b"".join(reply.body))
-        except (TimeoutError, ServerError, msgspec.MsgspecError):
+        except (TimeoutError, ServerError, ValueError, RecursionError):
             # One that has only just started may take its time.
             if self.state == "ready":
                 self._misses += 1

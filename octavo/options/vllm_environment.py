@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 PREFIX = "VLLM_"
 _NO_TORCH_COMPILE = "models are not compiled; unset it"
 _ONE_HOST = "an engine runs on one machine and finds its own ports; unset it"
+_NIXL = "KV blocks are moved by --kv-transfer-config with OctavoConnector; unset it"
 _LOGGING = "set OCTAVO_LOG_LEVEL and OCTAVO_LOG_FORMAT"
 _NO_MEDIA = "media are read within the limits of the server's flags; unset it"
 _KERNELS = "kernels are chosen by the device and the weights; unset it"
@@ -81,12 +82,12 @@ ADVICE: Mapping[str, str] = {
     "TEST_FORCE_FP8_MARLIN": _KERNELS,
     "RAY_PER_WORKER_GPUS": _ONE_HOST,
     "USE_RAY_COMPILED_DAG": _ONE_HOST,
-    "NIXL_SIDE_CHANNEL_HOST": "KV blocks are not moved between engines; unset it",
-    "NIXL_SIDE_CHANNEL_PORT": "KV blocks are not moved between engines; unset it",
+    "NIXL_SIDE_CHANNEL_HOST": _NIXL,
+    "NIXL_SIDE_CHANNEL_PORT": _NIXL,
     "PP_LAYER_PARTITION": "layers are not spread over processes in stages; unset it",
     "TOOL_PARSE_REGEX_TIMEOUT_SECONDS": "reading tool calls has no time limit; unset it",
     "XGRAMMAR_CACHE_MB": "grammars are compiled by llguidance; unset it",
-    "LORA_RESOLVER_CACHE_DIR": "name adapters in OCTAVO_LORA_MODULES",
+    "LORA_RESOLVER_CACHE_DIR": "set OCTAVO_LORA_RESOLVER_DIR to the same folder",
 }  # fmt: skip
 # Of images, builds and Kubernetes' service links (VLLM_SERVICE_HOST): not about an engine.
 _OF_OTHERS = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT_")

@@ -83,7 +83,7 @@ class TinyModel:
     family: str
     formats: tuple[tuple[str, Any], ...] = ()  # arguments of NativeBackend
 
-    methods: ClassVar[tuple[str, ...]] = ("ngram", "draft_model", "medusa")
+    methods: ClassVar[tuple[str, ...]] = ("ngram", "suffix", "draft_model", "medusa")
 
     def engine(self, settings: Settings) -> LLM:
         config = EngineConfig(
@@ -124,7 +124,7 @@ class RealModel:
 
     config: EngineConfig
 
-    methods: ClassVar[tuple[str, ...]] = ("ngram",)
+    methods: ClassVar[tuple[str, ...]] = ("ngram", "suffix")
 
     def engine(self, settings: Settings) -> LLM:
         kind = self.config.kv_cache_dtype
@@ -172,6 +172,11 @@ def any_speculation(rng: Random, methods: Sequence[str]) -> str:
     }
     if fields["method"] == "ngram":
         fields |= {"prompt_lookup_min": rng.choice([1, 2]), "prompt_lookup_max": 4}
+    elif fields["method"] == "suffix":
+        fields |= {
+            "suffix_decoding_max_spec_factor": rng.choice([0.5, 1.0, 3.0]),
+            "suffix_decoding_min_token_prob": rng.choice([0.0, 0.4]),
+        }
     else:
         fields["model"] = rng.choice(["same", "other"])
     return json.dumps(fields)

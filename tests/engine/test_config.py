@@ -77,6 +77,13 @@ def test_speculation_reads_as_vllms() -> None:
     assert speculation('{"method": "medusa", "model": "m"}') == SpeculationConfig(
         method="medusa", model="m"
     )
+    assert speculation('{"method": "suffix"}') == SpeculationConfig(
+        method="suffix", num_speculative_tokens=24
+    )
+    given = '{"method": "suffix", "suffix_decoding_max_tree_depth": 100}'
+    assert speculation(given) == SpeculationConfig(
+        method="suffix", num_speculative_tokens=64, suffix_decoding_max_tree_depth=100
+    )
     assert speculation(both) == SpeculationConfig(prompt_lookup_min=2, prompt_lookup_max=4)
 
 
@@ -85,10 +92,15 @@ def test_speculation_reads_as_vllms() -> None:
     [
         ("ngram", "--speculative-config is not valid JSON"),
         ("[]", "--speculative-config must be a JSON object"),
-        ("{}", "must have a method, \"ngram\", \"draft_model\" or \"medusa\", or the model that"),
+        ("{}", "must have a method, \"ngram\", \"suffix\", \"draft_model\" or \"medusa\", or"),
         ('{"method": "guess"}', "must have a method, .* got method 'guess'"),
         ('{"method": "eagle3", "model": "m"}', "method eagle3 is not supported: its heads are not"),
-        ('{"method": "suffix"}', "method suffix is not supported: use the method ngram, which"),
+        ('{"method": "suffix", "suffix_decoding_max_tree_depth": 0}', "from 1 to 1024; got 0"),
+        ('{"method": "suffix", "suffix_decoding_max_tree_depth": 2.5}', "a whole number; got 2.5"),
+        ('{"method": "suffix", "suffix_decoding_min_token_prob": "a"}', "a number; got 'a'"),
+        ('{"method": "suffix", "suffix_decoding_min_token_prob": NaN}', "from 0 to 1; got nan"),
+        ('{"method": "suffix", "suffix_decoding_max_spec_factor": -1}', "from 0 to 64; got -1"),
+        ('{"method": "suffix", "prompt_lookup_min": 2}', "which the method suffix does not take"),
         ('{"method": "draft_model"}', "method draft_model needs the field model"),
         ('{"method": "medusa", "model": ""}', "method medusa needs the field model"),
         ('{"model": 3}', "model must be a string; got 3"),

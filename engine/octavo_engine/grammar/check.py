@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import InvalidRequest, is_failure
 from octavo_engine.grammar.limits import DEFAULT_LIMITS, GrammarLimits
-from octavo_engine.grammar.panics import explained, is_failure
+from octavo_engine.grammar.panics import explained
 from octavo_engine.grammar.schema import PARAM
 from octavo_engine.grammar.source import source_of
 

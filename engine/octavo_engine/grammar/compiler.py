@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 
-from octavo_engine.errors import GenerationFailed, InvalidRequest, QueueFull, RequestError
+from octavo_engine.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    QueueFull,
+    RequestError,
+    is_failure,
+)
 from octavo_engine.grammar.buckets import SECONDS_BUCKETS
 from octavo_engine.grammar.check import compiler_source, refusal
 from octavo_engine.grammar.limits import DEFAULT_LIMITS, GrammarLimits
-from octavo_engine.grammar.panics import is_dead_end, is_failure
+from octavo_engine.grammar.panics import is_dead_end
 from octavo_engine.grammar.prelude import BeforeMasks
 from octavo_engine.grammar.priority import yield_to_others
 from octavo_engine.grammar.schema import PARAM

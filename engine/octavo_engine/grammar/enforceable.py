@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
+from octavo_engine.errors import is_failure
 from octavo_engine.grammar.limits import DEFAULT_LIMITS
-from octavo_engine.grammar.panics import is_failure
 from octavo_engine.grammar.patterns import without_lookahead
 from octavo_engine.grammar.references import resolve
 from octavo_engine.grammar.schema import UNSUPPORTED, refusal_at, replace_children

@@ -1,4 +1,4 @@
-"""The library's own failures: exceptions that are no `Exception`, and messages for its authors."""
+"""The library's messages for a grammar's author."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ _NO_TEXT = (
     "no text satisfies it at some point: a rule or schema needs itself without an end, or "
     "contradicts itself"
 )
-
-
-def is_failure(error: BaseException) -> bool:
-    """Whether this may end the request at hand; an interrupt or an exit may not be caught."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def is_dead_end(reason: str) -> bool:

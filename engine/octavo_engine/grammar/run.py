@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo_engine.grammar.panics import explained, is_failure
+from octavo_engine.errors import is_failure
+from octavo_engine.grammar.panics import explained
 from octavo_engine.grammar.prelude import Prelude
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.limits import DEFAULT_LIMITS
+from octavo_engine.grammar.numbers import check_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +62,7 @@ def check_schema(schema: object, limits: GrammarLimits = DEFAULT_LIMITS) -> None
             raise refusal_at(f"has {type(node).__name__} where a schema must be", where)
         _check_keywords(node, where, limits)
         pending += [(child, f"{where}/{place}", depth + 1) for place, child in _children(node)]
+    check_numbers(schema)
 
 
 def stripped(schema: Any, *, close: bool) -> Any:
@@ -88,6 +90,13 @@ def bounded(schema: Any) -> Any:
     if low is None and (high is None or _is_below(-MAX_INTEGER, high)):
         kept["minimum"] = -MAX_INTEGER
     if high is None and (low is None or _is_below(low, MAX_INTEGER)):
+        kept["maximum"] = MAX_INTEGER
+    # The compiler cannot count to the ends of 64 bits, which types of other languages bring.
+    if _is_below(low, -MAX_INTEGER) and _is_below(-MAX_INTEGER, kept.get("maximum", high)):
+        kept.pop("exclusiveMinimum", None)
+        kept["minimum"] = -MAX_INTEGER
+    if _is_below(MAX_INTEGER, high) and _is_below(kept.get("minimum", low), MAX_INTEGER):
+        kept.pop("exclusiveMaximum", None)
         kept["maximum"] = MAX_INTEGER
     return kept
 

@@ -9,6 +9,7 @@ from llguidance import LLMatcher, regex_to_lark
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.limits import DEFAULT_LIMITS
+from octavo_engine.grammar.numbers import check_grammar_numbers
 from octavo_engine.grammar.references import check_references
 from octavo_engine.grammar.schema import PARAM, check_schema, with_options
 from octavo_engine.grammar.tags import tags_source
@@ -51,6 +52,7 @@ def source_of(
             return LLMatcher.grammar_from_regex(_any_of(parsed(spec.text), limits))
         case "lark":
             _check_size(spec.text, limits.max_grammar_bytes, "the grammar")
+            check_grammar_numbers(spec.text)
             return LLMatcher.grammar_from_lark(spec.text)
         case "structural_tag":
             _check_size(spec.text, limits.max_schema_bytes, "the structural tag")

@@ -14,6 +14,7 @@ from llguidance import regex_to_lark
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.ebnf import to_lark
 from octavo_engine.grammar.enforceable import enforceable
+from octavo_engine.grammar.numbers import check_grammar_numbers
 from octavo_engine.grammar.references import check_references
 from octavo_engine.grammar.schema import PARAM, check_schema, stripped, with_options
 
@@ -181,6 +182,7 @@ class _Builder:
         self._ebnf_bytes += len(text)
         if self._ebnf_bytes > self._limits.max_ebnf_bytes:
             raise _refusal(f"has grammars of more than {self._limits.max_ebnf_bytes} bytes", "")
+        check_grammar_numbers(text)
         name = f"g{len(self.grammars)}"
         self.grammars.append({"name": name, "lark_grammar": to_lark(text)})
         return f"@{name}"

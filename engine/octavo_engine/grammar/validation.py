@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from octavo_engine.errors import is_failure
 from octavo_engine.grammar.limits import DEFAULT_LIMITS
-from octavo_engine.grammar.panics import is_failure
 from octavo_engine.grammar.patterns import without_lookahead
 from octavo_engine.grammar.references import resolve
 

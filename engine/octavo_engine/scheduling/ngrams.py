@@ -40,20 +40,23 @@ class NgramGuesser:
         length = len(tokens)
         if length == self._length:
             return self._guess
-        self._compare(tokens)
+        self.rate = rate_after(self.rate, self._guess, self._length, tokens)
         start = self._table.find_and_enter(tokens)
         self._length = length
         self._guess = _go_on(tokens, start, self._num_tokens) if start else []
         return self._guess
 
-    def _compare(self, tokens: list[int]) -> None:
-        for place, guessed in enumerate(self._guess, self._length):
-            if place == len(tokens):
-                return
-            is_right = guessed == tokens[place]
-            self.rate += (is_right - self.rate) * WEIGHT
-            if not is_right:
-                return
+
+def rate_after(rate: float, guess: list[int], length: int, tokens: list[int]) -> float:
+    """How often guesses are right, once what followed the first `length` tokens is known."""
+    for place, guessed in enumerate(guess, length):
+        if place == len(tokens):
+            break
+        is_right = guessed == tokens[place]
+        rate += (is_right - rate) * WEIGHT
+        if not is_right:
+            break
+    return rate
 
 
 def _go_on(tokens: list[int], start: int, count: int) -> list[int]:

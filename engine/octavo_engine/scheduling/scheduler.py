@@ -773,6 +773,8 @@ class Scheduler:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> SequenceOutput:
         if reason in ("stop", "length"):
             self._forecast.ended(sequence, self._now())
+            if self._speculation is not None:
+                self._speculation.finish(sequence)
         self._leave(sequence, reason)
         self.kv.release(sequence)
         return SequenceOutput(request_id=sequence.request_id, finish_reason=reason)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.proposals import DraftGain
+from octavo_engine.scheduling.suffixes import AnswerMemories, SuffixGuesser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +68,10 @@ class Speculation:
         drafting: DraftGain | None = None,
         *,
         has_draft_layers: bool = False,
+        learn: Callable[[Sequence], None] | None = None,
     ) -> None:
-        """`drafting`: where a draft model or heads propose."""
+        """`drafting`: where a draft model or heads propose; `learn` is for what sequences wrote."""
+        self._learn = learn
         self._make_guesser = make_guesser
         self._drafting = drafting
         self._has_draft_layers = has_draft_layers
@@ -142,6 +145,11 @@ class Speculation:
                 end = batch.starts[index] + batch.counts[index] + count
                 _grow_to(sequence, min(end, sequence.max_num_tokens), batch, kv, num_sequences)
 
+    def finish(self, sequence: Sequence) -> None:
+        """It has ended by itself."""
+        if self._learn is not None:
+            self._learn(sequence)
+
     def take_proposals(self, batch: ScheduledBatch, result: StepResult) -> None:
         """Once a step's tokens are the sequences' own."""
         if self._drafting is not None:
@@ -189,9 +197,14 @@ def _grow_to(
 
 
 def make_speculation(config: SpeculationConfig) -> Speculation:
-    """Guesses from the text itself, or proposals of a draft model or of heads."""
+    """Guesses from the text itself or recent answers, or proposals of a draft model or of heads."""
     if config.method == "ngram":
         return Speculation(lambda _: NgramGuesser(config))
+    if config.method == "suffix":
+        memories = AnswerMemories(config.suffix_decoding_max_cached_requests)
+        return Speculation(
+            lambda sequence: SuffixGuesser(config, memories.of(sequence)), learn=memories.learn
+        )
     drafting = DraftGain(config.num_speculative_tokens)
     has_layers = config.method == "draft_model"
     return Speculation(lambda _: drafting.guesser(), drafting, has_draft_layers=has_layers)

@@ -7,11 +7,18 @@ import json
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo_engine.errors import ConfigError, InvalidRequest, ModelUnknown, RequestError
+from octavo_engine.errors import (
+    ConfigError,
+    GenerationFailed,
+    InvalidRequest,
+    ModelUnknown,
+    RequestError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from octavo_engine.server.adapter_resolvers import AdapterResolver
     from octavo_engine.server.served_engine import ServedEngine
     from octavo_engine.state.adapter import AdapterRef
 
@@ -67,12 +74,20 @@ def _parse_module(text: str, model_names: Sequence[str]) -> AdapterModule:
 class ServedAdapters:
     """Names and what they stand for; the engine core knows contents only.
 
-    An adapter that is unloaded or replaced stays with the requests that were taken with it.
+    An adapter that is unloaded or replaced stays with the requests that were taken with it. A name
+    that nobody loaded may be found by a resolver.
     """
 
-    def __init__(self, engine: ServedEngine, model_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        model_names: Sequence[str],
+        resolvers: Sequence[AdapterResolver] = (),
+    ) -> None:
         self._engine = engine
         self._model_names = model_names
+        self._resolvers = resolvers
+        self._resolving: dict[str, asyncio.Task[None]] = {}
         self._refs: dict[str, AdapterRef] = {}
         self._changing = asyncio.Lock()  # one change at a time: names are checked before and after
         self.on_changed: Callable[[], None] | None = None
@@ -86,6 +101,33 @@ class ServedAdapters:
 
     def get(self, name: str) -> AdapterRef | None:
         return self._refs.get(name)
+
+    async def resolve(self, name: str) -> None:
+        """Load the adapter that a resolver finds under the name, if one does. Raises RequestError.
+
+        Requests for one name wait for the same search, which goes on when their clients leave.
+        """
+        if not self._resolvers or len(name) > MAX_NAME_CHARS:
+            return
+        task = self._resolving.get(name)
+        if task is None:
+            task = self._resolving[name] = asyncio.create_task(self._resolve(name))
+            task.add_done_callback(lambda _: self._resolving.pop(name, None))
+        await asyncio.shield(task)
+
+    async def _resolve(self, name: str) -> None:
+        for resolver in self._resolvers:
+            try:
+                path = await asyncio.to_thread(resolver, name)
+            except Exception as error:  # a package's own code: anything may happen
+                logger.exception("An adapter's resolver failed", extra={"adapter": name})
+                raise GenerationFailed(
+                    f"The adapter {name} could not be looked for: its resolver failed"
+                ) from error
+            if path is not None and name not in self._refs:
+                await self.load(name, path)
+            if name in self._refs:
+                return
 
     async def load(
         self, name: str, path: str, *, in_place: bool = False, is_pinned: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.errors import ModelUnknown
+from octavo_engine.server.adapter_resolvers import make_resolvers
 from octavo_engine.server.openai.chat.dialect import Dialect, choose, known_formats
 from octavo_engine.server.routers.route_labels import Labeller
 from octavo_engine.server.served_adapters import ServedAdapters
@@ -21,7 +22,8 @@ class ServedModel:
 
     def __init__(self, engine: ServedEngine, settings: ServerSettings) -> None:
         self.names = engine.config.names
-        self.adapters = ServedAdapters(engine, self.names)
+        resolvers = make_resolvers(settings, takes_adapters=engine.config.enable_lora)
+        self.adapters = ServedAdapters(engine, self.names, resolvers)
         self._engine = engine
         self._settings = settings
         self._labeller: Labeller | None = None
@@ -42,6 +44,12 @@ class ServedModel:
         if self._dialect is None:
             self._dialect = choose(self._settings, self._engine.tokenizer, self._formats)
         return self._dialect
+
+    async def find(self, name: str | None) -> str:
+        """As `check_name`, for requests that may bring an adapter into memory."""
+        if name is not None and name not in self.names and name not in self.adapters:
+            await self.adapters.resolve(name)
+        return self.check_name(name)
 
     def check_name(self, name: str | None) -> str:
         """The name to answer under. Raises ModelUnknown (404)."""

@@ -58,6 +58,8 @@ class ServerSettings:
     files_dir: str = ""  # of files and batches; empty: there are none
     batch_concurrency: int = 32  # requests of batches at once, of all batches together
     lora_modules: tuple[str, ...] = ()  # adapters to serve from the start: NAME=PATH, or JSON
+    lora_resolver_dir: str = ""  # folder of adapters that a request may name without being loaded
+    lora_resolvers: tuple[str, ...] = ()  # of packages, which find adapters that a request names
     allow_runtime_lora_updating: bool = False  # load and unload others while the server runs
     vllm_metrics: bool = True  # every metric also under vLLM's name, which other tools read
     access_log: Literal["errors", "all", "none"] = "errors"
@@ -94,9 +96,12 @@ class ServerSettings:
                     "--allowed-media-domains must be names of hosts, such as images.example.com, "
                     f"or *; got {host!r}"
                 )
-        folder = self.allowed_local_media_path
-        if folder and not Path(folder).is_dir():
-            raise ConfigError(f"--allowed-local-media-path must be a folder; got {folder}")
+        for flag, folder in (
+            ("--allowed-local-media-path", self.allowed_local_media_path),
+            ("--lora-resolver-dir", self.lora_resolver_dir),
+        ):
+            if folder and not Path(folder).is_dir():
+                raise ConfigError(f"{flag} must be a folder; got {folder}")
         if not 0.0 <= self.otlp_sample_ratio <= 1.0:
             raise ConfigError(
                 f"--otlp-sample-ratio must be between 0 and 1; got {self.otlp_sample_ratio}"

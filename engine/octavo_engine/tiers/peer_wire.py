@@ -159,7 +159,7 @@ def parse_message(payload: bytes, kind: type[T]) -> T:
     """Of the handshake. Raises PeerError."""
     try:
         return msgspec.json.decode(payload, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise PeerError(f"it sent a message that cannot be read: {error}") from None
 
 

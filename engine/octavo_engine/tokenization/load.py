@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.errors import ConfigError, ModelError, is_failure
 from octavo_engine.tokenization.chat_template import ChatTemplate
 from octavo_engine.tokenization.gguf_vocabulary import gguf_tokenizer, token_by_role
 from octavo_engine.tokenization.other_files import add_ends, other_tokenizer
@@ -34,9 +34,15 @@ def load_tokenizer(
     if override is not None:
         files = files.with_tokenizer(override)
     metadata = files.gguf_metadata
-    if metadata is not None:
-        return _from_gguf(files, metadata, chat_template)
-    return _from_folder(files, chat_template)
+    try:
+        if metadata is not None:
+            return _from_gguf(files, metadata, chat_template)
+        return _from_folder(files, chat_template)
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
+        # The library's own code met what it took for impossible.
+        raise ModelError(f"{files.path} has no usable tokenizer: {error}") from None
 
 
 def _from_gguf(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import InvalidRequest, is_failure
 from octavo_engine.tokenization.chat_template import ChatTemplate
 from octavo_engine.tokenization.length import LeastTokens
 from octavo_engine.tokenization.threads import INLINE_CHARS
@@ -75,7 +75,10 @@ class TextTokenizer:
             encodings = self._tokenizer.encode_batch_fast(
                 list(texts), add_special_tokens=add_special_tokens
             )
-        except (UnicodeEncodeError, TypeError):  # says what is wrong
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            # Each alone says what is wrong.
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         return [list(encoding.ids) for encoding in encodings]
 
@@ -297,17 +300,26 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool
         # As a batch of one: that holds no lock while it reads, and does not work out offsets.
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
-    except (UnicodeEncodeError, TypeError):
+    except BaseException as error:
+        raise _refusal(error, "prompt") from None
+
+
+def _refusal(error: BaseException, param: str) -> BaseException:
+    """The library raises nothing narrower where a vocabulary has no token for unknown text."""
+    if not is_failure(error):
+        return error
+    if isinstance(error, UnicodeEncodeError | TypeError):
         # Lone surrogates: JSON can spell them, UTF-8 cannot.
-        raise InvalidRequest("the text is not valid Unicode", param="prompt") from None
+        return InvalidRequest("the text is not valid Unicode", param=param)
+    return InvalidRequest(f"the model's tokenizer cannot encode the text: {error}", param=param)
 
 
 def _encoding(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
     try:
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return encoding
-    except (UnicodeEncodeError, TypeError):
-        raise InvalidRequest("the text is not valid Unicode", param="input") from None
+    except BaseException as error:
+        raise _refusal(error, "input") from None
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:

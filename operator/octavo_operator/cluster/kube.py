@@ -185,7 +185,7 @@ class KubeCluster:
         content = await self._send(method, path, body, content_type=content_type, query=query)
         try:
             decoded: Object = msgspec.json.decode(content, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ClusterUnavailable(f"{method} {path}: not JSON: {error}") from None
         return decoded
 
@@ -247,7 +247,7 @@ def error_of(status: int, content: bytes, retry_after: str = "") -> ClusterError
     """The exception for an answer of 400 and above."""
     try:
         answer = msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         answer = None
     answer = answer if isinstance(answer, dict) else {}
     message = str(answer.get("message") or content[:500].decode(errors="replace") or status)

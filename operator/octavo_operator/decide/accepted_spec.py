@@ -70,7 +70,7 @@ def accepted_of(body: Mapping[str, Any]) -> tuple[int, str] | None:
         return None
     try:
         msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
     return generation, text
 

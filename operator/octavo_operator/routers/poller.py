@@ -373,7 +373,7 @@ class RouterPoller:
         except OSError as error:  # TimeoutError is one
             self._complain(name, "unreachable", str(error) or f"{url} did not answer in time")
             return
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             self._complain(name, "bad_answer", str(error))
             return
         for pool in self._demand.learn(name, state):

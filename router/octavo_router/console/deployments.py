@@ -89,7 +89,7 @@ class Deployments:
     async def _ask(self) -> None:
         try:
             self._rows = await self._fetch()
-        except (Unreachable, OSError, msgspec.MsgspecError) as error:
+        except (Unreachable, OSError, ValueError, RecursionError) as error:
             logger.debug("Could not list the LLMDeployments: %s", error)
         finally:
             self._asking = None

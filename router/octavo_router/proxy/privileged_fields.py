@@ -40,7 +40,7 @@ def for_engines(body: bytes, scan: Scan, limits: KeyLimits, path: ProxiedPath | 
     try:
         fields = _decoder.decode(body)
         is_changed = strips and _strip(fields)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # the scan has read it: this cannot be
+    except (ValueError, RecursionError):  # the scan has read it: this cannot be
         raise Rejected(400, "invalid_json", "The body is not valid JSON.") from None
     if salt:
         text = sha256(f"{salt}\0{scan.cache_salt}".encode()).hexdigest()[:32]

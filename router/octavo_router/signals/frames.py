@@ -73,7 +73,7 @@ class FrameReader:
             if decoder is None:
                 return None  # a newer engine's word: what we need comes in those we know
             frame = decoder.decode(fields)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise Unreachable(f"a frame cannot be read: {error}") from error
         _check(frame)
         return frame

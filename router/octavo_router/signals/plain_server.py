@@ -151,7 +151,7 @@ class PlainFollower:
             return  # it wants a key, or does not list: it may serve those who know it
         try:
             models = self._models.decode(response.body).data
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise Unreachable(f"{MODELS_PATH} is no list of models: {error}") from error
         names = endpoint.spec.names or tuple(model.id for model in models)
         adapters = frozenset(model.id for model in models if model.parent)

@@ -277,7 +277,7 @@ def _loaded(response: FetchResponse) -> tuple[float | None, LoadProgress | None]
         return None, None
     try:
         told = msgspec.json.decode(response.body, type=_NotYet)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None, None
     if told.state != "loading" or told.progress is None or not 0.0 <= told.progress <= 1.0:
         return None, None

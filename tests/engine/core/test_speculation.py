@@ -18,6 +18,7 @@ from octavo_engine.backends.sim.backend import SimBackend
 from octavo_engine.backends.sim.clock import VirtualClock
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
+from octavo_engine.core.engine import Engine
 from octavo_engine.core.grammar_queue import GrammarQueue
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.grammar.compiler import GrammarCompiler
@@ -36,7 +37,6 @@ from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
     from octavo_engine.backends.backend import Backend
-    from octavo_engine.core.engine import Engine
     from octavo_engine.state.outputs import SequenceOutput
     from octavo_engine.state.sequence import Sequence
 
@@ -340,6 +340,29 @@ def test_a_real_model_that_repeats_itself_is_guessed_ahead(monkeypatch: Any) -> 
     assert results[0] == results[1]
     assert stats.spec_accepted_tokens > 0.5 * stats.spec_draft_tokens > 10
     assert num_steps[1] < 0.75 * num_steps[0]
+
+
+def test_an_answer_that_was_given_before_is_guessed_ahead(monkeypatch: Any) -> None:
+    """To a request of the same tenant; the answers are those of no speculation."""
+    monkeypatch.setattr(StepTimeModel, "observe", lambda *_: None)  # whatever this machine's times
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=2)
+    results: list[Any] = []
+    for config in (None, {"method": "suffix", "suffix_decoding_max_spec_factor": 2.0}):
+        with LLM(
+            "demo://smollm2", max_model_len=512, kv_cache_memory_bytes=1 << 26,
+            speculative_config=config,
+        ) as llm:  # fmt: skip
+            engine = llm._engine
+            assert isinstance(engine, Engine)
+            accepted, answers = [0], []
+            for _ in range(2):
+                (answer,) = llm.generate(["The sea is"], params, use_tqdm=False)
+                answers.append(answer.outputs)
+                accepted.append(engine.stats().spec_accepted_tokens)
+            assert answers[0] == answers[1]
+            results.append(answers[0])
+    assert results[0] == results[1]
+    assert accepted[2] - accepted[1] > 25 > accepted[1]
 
 
 def test_the_simulator_is_guessed_ahead_in_modelled_time() -> None:

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.check import check
-from octavo_engine.grammar.normal import json_schema_spec, regex_spec, structural_tag_spec
+from octavo_engine.grammar.normal import (
+    grammar_spec,
+    json_schema_spec,
+    regex_spec,
+    structural_tag_spec,
+)
 from octavo_engine.grammar.schema import MAX_INTEGER
 from octavo_engine.state.grammar import GrammarSpec
 from tests.engine.grammar.validity import is_valid
@@ -162,6 +167,42 @@ def test_what_asserts_nothing_is_no_obstacle() -> None:
 def test_schemas_beyond_limits_or_reason(schema: Any, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         check(json_schema_spec(schema))
+
+
+LEAST = -(2**63)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": LEAST}, {"enum": ["x", LEAST + 7]}, {"const": {"a": [LEAST]}},
+        {"type": "integer", "minimum": LEAST, "maximum": LEAST + 9},
+        {"type": "integer", "minimum": -1e300, "exclusiveMaximum": -1e300},
+        {"allOf": [{"type": "integer", "minimum": LEAST}, {"maximum": LEAST}]},
+        {"$ref": "#/x", "x": {"const": LEAST}}, {"$ref": "#/minimum", "minimum": {"const": LEAST}},
+    ],
+)  # fmt: skip
+def test_numbers_that_the_compiler_dies_of_are_refused_before_it_sees_them(schema: Any) -> None:
+    message = "number below -9000000000000000000"
+    with pytest.raises(InvalidRequest, match=message):
+        check(json_schema_spec(schema))
+    content = {"type": "json_schema", "json_schema": schema}
+    with pytest.raises(InvalidRequest, match=message):
+        check(structural_tag_spec({"type": "structural_tag", "format": content}))
+    with pytest.raises(InvalidRequest, match=message):
+        check(grammar_spec("start: %json " + json.dumps(schema)))
+
+
+@pytest.mark.parametrize("high", [5, 2**63 - 1, 2**64 - 1])
+def test_bounds_of_types_of_other_languages_are_served(high: int) -> None:
+    both = {"type": "integer", "minimum": LEAST, "maximum": high, "default": LEAST}
+    low = {"type": "integer", "exclusiveMinimum": LEAST - 1, "exclusiveMaximum": high}
+    for schema in (both, low, {"type": "integer", "minimum": 0, "maximum": high}):
+        assert accepts(json_schema_spec(schema), "4")
+        assert not accepts(json_schema_spec(schema), str(high + 1))
+    assert accepts(json_schema_spec(both), "-9000000000000000000")
+    assert accepts(json_schema_spec({"const": 2**63 - 1}), str(2**63 - 1))
+    check(grammar_spec('start: %json {"type": "integer", "minimum": -9000000000000000000}'))
 
 
 def test_depth_is_limited_whatever_the_nesting() -> None:

@@ -78,7 +78,7 @@ class PreparedRequest:
 async def prepare(exchange: Exchange, service: Service, reader: ProtocolReader) -> PreparedRequest:
     """Raises RequestError for whatever cannot be served."""
     fields, limits = reader.fields, service.settings.limits
-    model = service.model.check_name(reader.model)
+    model = await service.model.find(reader.model)
     info = service.engine.info
     check_task("generate", info)
     adopt(exchange, reader.request_id)

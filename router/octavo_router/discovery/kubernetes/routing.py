@@ -50,7 +50,7 @@ def routing_of(service: KubernetesService) -> RoutingAnnotation | None:
         return None
     try:
         routing = msgspec.json.decode(text, type=RoutingAnnotation)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise RoutingInvalid(str(error)) from None
     if routing.prefill_for and (routing.names or routing.policy or routing.weights):
         raise RoutingInvalid("with prefillFor, names, policy and weights are the other Service's")

@@ -182,7 +182,7 @@ class Mirror(Generic[T]):
     def _page(self, body: bytes) -> tuple[_ListMeta, list[msgspec.Raw]]:
         try:
             page = msgspec.json.decode(body, type=_Page)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise Unreachable(f"{self._path} is no list: {error}") from error
         return page.metadata, page.items
 
@@ -224,7 +224,7 @@ class Mirror(Generic[T]):
     def _take(self, line: bytes) -> None:
         try:
             event = self._events.decode(line)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise Unreachable(f"an event cannot be read: {error}") from error
         self._heard()
         match event.type:
@@ -237,7 +237,7 @@ class Mirror(Generic[T]):
             case "BOOKMARK":
                 self._version = self._identity(event.object).resource_version
             case "ERROR":
-                status = msgspec.json.decode(event.object, type=_Status)
+                status = self._status(event.object)
                 kind = WatchExpired if status.code == 410 else Unreachable
                 raise kind(f"the watch says {status.code}: {status.message}")
 
@@ -255,16 +255,22 @@ class Mirror(Generic[T]):
             self.is_forbidden = is_forbidden
             self._on_change()
 
+    def _status(self, raw: msgspec.Raw) -> _Status:
+        try:
+            return msgspec.json.decode(raw, type=_Status)
+        except (ValueError, RecursionError) as error:
+            raise Unreachable(f"{self._path}: an error cannot be read: {error}") from error
+
     def _identity(self, raw: msgspec.Raw) -> _Identity:
         try:
             return self._identities.decode(raw).metadata
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise Unreachable(f"{self._path}: an object has no metadata: {error}") from error
 
     def _object(self, raw: msgspec.Raw) -> T:
         try:
             return self._objects.decode(raw)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise Unreachable(f"{self._path}: an object cannot be read: {error}") from error
 
     async def _connect(self) -> Connection:

@@ -56,7 +56,7 @@ def prompt_question(body: bytes, request: RouteRequest) -> bytes | None:
         return None
     try:
         fields: dict[str, Any] = msgspec.json.decode(body, type=dict)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None  # the engine will say what is wrong with it
     if (
         fields.get(_FIELD) is not None
@@ -79,7 +79,7 @@ def with_cache(body: bytes, answer: bytes) -> bytes:
     """The client's body, with where the prompt's cache lies. Raises NotHandedOver."""
     try:
         where = bytes(msgspec.json.decode(answer, type=_Answer).kv_transfer_params)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise NotHandedOver(f"its answer cannot be read: {error}") from None
     if not where.startswith(b"{"):
         raise NotHandedOver(f"its answer has no {_FIELD}; is it started with a KV connector?")

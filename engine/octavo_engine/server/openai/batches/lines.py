@@ -61,7 +61,7 @@ class LineReader:
     def _entry(self, number: int, line: bytes) -> BatchTask | BadLine:
         try:
             fields = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             return BadLine(number, None, f"not valid JSON: {error}")
         if not isinstance(fields, dict):
             return BadLine(number, None, "must be a JSON object")
@@ -94,7 +94,7 @@ class FinishedLine:
         for number, answer in enumerate(answers, 1):
             try:
                 known = msgspec.json.decode(answer, type=_Known)
-            except msgspec.MsgspecError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"line {number} is not an answer: {error}") from None
             if known.error is not None and known.error.line is not None:
                 lines.add(known.error.line)

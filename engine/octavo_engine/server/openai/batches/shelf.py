@@ -267,7 +267,7 @@ def _load(folder: Path, kind: type[T], made_at: Callable[[T], int]) -> dict[str,
             continue
         try:
             record = msgspec.json.decode(path.read_bytes(), type=kind)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"--files-dir: {path} is not a valid record: {error}") from None
         found.append((made_at(record), path.stat().st_mtime_ns, path.stem, record))
     found.sort(key=lambda entry: entry[:3])

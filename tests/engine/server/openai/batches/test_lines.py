@@ -33,6 +33,7 @@ def test_a_request_is_read_with_its_line():
     [
         (b"no", None, "not valid JSON"),
         (b'{"custom_id":"\xff"}', None, "not valid JSON"),
+        (b'{"custom_id":' * 5000, None, "not valid JSON"),
         (b"[]", None, "must be a JSON object"),
         (line(), None, "custom_id must be a string"),
         (line(custom_id=""), None, "custom_id must be a string"),

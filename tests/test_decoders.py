@@ -1,0 +1,59 @@
+"""Every reader of encoded bytes survives text that is no UTF-8 and nesting without end.
+
+msgspec raises UnicodeDecodeError and RecursionError for those, neither of them an error of its own:
+a reader that catches only those is ended by such bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import msgspec
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(
+    path
+    for folder in ("common", "engine", "router", "operator", "octavo")
+    for path in (ROOT / folder).rglob("*.py")
+)
+_OWN = {"MsgspecError", "DecodeError"}
+
+
+def names_of(handler: ast.ExceptHandler) -> set[str]:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return {
+        kind.attr if isinstance(kind, ast.Attribute) else getattr(kind, "id", "") for kind in kinds
+    }
+
+
+def narrow(source: str) -> list[int]:
+    """Lines of handlers that let such bytes through."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ExceptHandler)
+        and (names := names_of(node)) & _OWN
+        and not (
+            ("UnicodeDecodeError" in names or "ValueError" in names) and "RecursionError" in names
+        )
+    ]
+
+
+def test_no_handler_catches_the_decoders_own_errors_alone() -> None:
+    assert len(SOURCES) > 400
+    assert not {str(path): lines for path in SOURCES if (lines := narrow(path.read_text()))}
+
+
+def test_the_rule_finds_what_it_is_for() -> None:
+    assert narrow("try: pass\nexcept msgspec.MsgspecError: pass") == [2]
+    assert narrow("try: pass\nexcept (msgspec.DecodeError, UnicodeDecodeError): pass") == [2]
+    assert not narrow("try: pass\nexcept (ValueError, RecursionError): pass")
+
+
+@pytest.mark.parametrize("data", [b'{"a":"\xa2"}', b'{"a":' * 5000])
+def test_the_decoder_raises_other_errors_than_its_own(data: bytes) -> None:
+    with pytest.raises((ValueError, RecursionError)) as caught:
+        msgspec.json.decode(data)
+    assert not isinstance(caught.value, msgspec.MsgspecError)
