@@ -24,6 +24,13 @@ def unpack_words(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
     return fields.astype(np.uint8).reshape(*words.shape[:-1], -1)
 
 
+def unpack_bits(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
+    """The same of numbers that may lie across two words, as those of 3 bits do."""
+    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
+    fields = stream.reshape(*words.shape[:-1], -1, bits)
+    return np.packbits(fields, axis=-1, bitorder="little")[..., 0]
+
+
 def pack_words(values: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     """The other way round; the last axis fills whole words."""
     per_word = 32 // bits

@@ -1,4 +1,4 @@
-"""Safetensors whose matrices are quantised: GPTQ, AWQ, compressed-tensors and FP8 checkpoints."""
+"""Safetensors with quantised matrices: GPTQ, AWQ, AutoRound, compressed-tensors and FP8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import numpy as np
 
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.checkpoint import Scales, StoredTensor
-from octavo_engine.weights.integer_blocks import BLOCK, q4_1_blocks, q8_0_blocks, unpack_words
+from octavo_engine.weights.integer_blocks import (
+    BLOCK,
+    q4_1_blocks,
+    q8_0_blocks,
+    unpack_bits,
+    unpack_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from octavo_engine.weights.safetensors import SafetensorsCheckpoint
 
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which of a word's eight columns each nibble holds
+_GPTQ_BITS = (2, 3, 4, 8)
 _COMPANIONS = (
     ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape",
     ".weight_g_idx", ".input_scale", ".input_zero_point", ".weight_scale_inv",
@@ -112,7 +119,7 @@ class _AsBlocks:
             raise checkpoint.error(
                 name, f"has zero points of shape {list(zeros.shape)} for scales of {scales.shape}"
             )
-        if self._layout.bits == 4:
+        if self._layout.bits <= 4:  # 2 and 3 bits too: a block of 4 holds their values exactly
             dtype, data = "Q4_1", q4_1_blocks(q, scales, zeros)
         elif (zeros != 128).any():
             raise checkpoint.error(name, "has 8-bit integers with zero points; symmetric are read")
@@ -132,14 +139,26 @@ class _GPTQ:
         self._zero_offset = zero_offset  # what the first version of the format left out
 
     def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
-        words = checkpoint.array(f"{module}.qweight", ("I32",), 2)
-        q = unpack_words(np.ascontiguousarray(words.T), self.bits)
-        zeros = unpack_words(checkpoint.array(f"{module}.qzeros", ("I32",), 2), self.bits)
+        q = self._unpacked(checkpoint, f"{module}.qweight", is_transposed=True)
+        zeros = self._unpacked(checkpoint, f"{module}.qzeros")
         zeros = zeros + np.uint8(self._zero_offset) & np.uint8(2**self.bits - 1)
         scales = checkpoint.numbers(f"{module}.scales", 2)
         if f"{module}.g_idx" in checkpoint.names():
             return _sorted(checkpoint, f"{module}.g_idx", Integers(q, scales.T, zeros.T))
         return Integers(q, scales.T, zeros.T)
+
+    def _unpacked(
+        self, checkpoint: SafetensorsCheckpoint, name: str, *, is_transposed: bool = False
+    ) -> NDArray[np.uint8]:
+        words = checkpoint.array(name, ("I32",), 2)
+        if is_transposed:
+            words = np.ascontiguousarray(words.T)
+        if words.shape[1] * 32 % self.bits:
+            raise checkpoint.error(
+                name, f"has {words.shape[1]} words in a line, which values of {self.bits} bits "
+                "do not fill"
+            )  # fmt: skip
+        return (unpack_bits if self.bits == 3 else unpack_words)(words, self.bits)
 
 
 class _AWQ:
@@ -255,8 +274,10 @@ def layout_of(config: object) -> Layout:
     method = config.get("quant_method")
     bits = config.get("bits", config.get("w_bit"))
     match method:
-        case "gptq" if bits in (4, 8):
+        case "gptq" if bits in _GPTQ_BITS:
             return _AsBlocks(_GPTQ(bits, 0 if config.get("checkpoint_format") == "gptq_v2" else 1))
+        case "auto-round":
+            return _auto_round(config)
         case "awq" if bits == 4 and str(config.get("version", "gemm")).lower() == "gemm":
             return _AsBlocks(_AWQ())
         case "fp8":
@@ -264,6 +285,21 @@ def layout_of(config: object) -> Layout:
         case "compressed-tensors":
             return _compressed_tensors(config)
     raise _refused(f"quant_method {method!r:.40} with {bits!r:.20} bits")
+
+
+def _auto_round(config: Mapping[str, Any]) -> Layout:
+    """AutoRound packs as GPTQ or AWQ do; modules that it left alone have plain weights."""
+    bits, packing = config.get("bits"), config.get("packing_format", "auto_round:auto_gptq")
+    extra = config.get("extra_config")
+    modules = [m for m in extra.values() if isinstance(m, dict)] if isinstance(extra, dict) else []
+    if any(module.get("bits", bits) not in (bits, 16, 32) for module in modules):
+        raise _refused(f"auto-round with {bits!r:.20} bits and others in extra_config")
+    if config.get("data_type", "int") == "int":
+        if packing in ("auto_round:auto_gptq", "auto_round:gptq") and bits in _GPTQ_BITS:
+            return _AsBlocks(_GPTQ(bits, 1))
+        if packing in ("auto_round:auto_awq", "auto_round:awq") and bits == 4:
+            return _AsBlocks(_AWQ())
+    raise _refused(f"auto-round of packing_format {packing!r:.40} with {bits!r:.20} bits")
 
 
 def _float8(config: Mapping[str, Any]) -> Layout:
@@ -306,8 +342,8 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Layout:
 
 def _refused(what: str) -> ModelError:
     return ModelError(
-        f"config.json: quantization_config: {what} is not supported; there are: gptq with 4 and 8 "
-        "bits, awq (gemm) with 4, fp8, compressed-tensors pack-quantized with 4 and 8, "
-        "int-quantized and float-quantized with 8, mxfp4; or use the original model, or a GGUF "
-        "file of it"
+        f"config.json: quantization_config: {what} is not supported; there are: gptq with 2, 3, 4 "
+        "and 8 bits, awq (gemm) with 4, auto-round packed as one of these, fp8, compressed-tensors "
+        "pack-quantized with 4 and 8, int-quantized and float-quantized with 8, mxfp4; or use the "
+        "original model, or a GGUF file of it"
     )

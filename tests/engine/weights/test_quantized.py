@@ -101,7 +101,50 @@ def test_gptq_of_eight_bits(tmp_path: Path) -> None:
     )
 
 
-def test_awq(tmp_path: Path) -> None:
+def in_bits(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
+    """Each line's numbers as one stream of bits, the lowest bit of the first number in front."""
+    lines = []
+    for line in values.tolist():
+        number = sum(int(value) << bits * i for i, value in enumerate(line))
+        lines.append(np.frombuffer(number.to_bytes(len(line) * bits // 8, "little"), np.int32))
+    return np.stack(lines)
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("method", ["gptq", "auto-round"])
+def test_gptq_of_two_and_three_bits(tmp_path: Path, bits: int, method: str) -> None:
+    """Rows and groups that fill whole words: 32 rows of 3 bits take 3 words."""
+    rows = 32
+    rng = np.random.default_rng(bits)
+    q, zeros = rng.integers(0, 2**bits, (rows, COLUMNS)), rng.integers(1, 2**bits, (rows, 2))
+    m = {"q": q, "zeros": zeros, "scales": rng.uniform(0.01, 0.1, (rows, 2)).astype(np.float16)}
+    tensors = {
+        "w.qweight": in_bits(q, bits).T,
+        "w.qzeros": in_bits((zeros - 1).T, bits),
+        "w.scales": m["scales"].T,
+        "w.g_idx": np.arange(COLUMNS, dtype=np.int32) // GROUP,
+    }
+    checkpoint = opened(tmp_path, tensors, {"quant_method": method, "bits": bits})
+    stored = checkpoint.read("w.weight", (rows, COLUMNS))
+    assert stored.dtype == "Q4_1"
+    np.testing.assert_array_equal(to_float32(stored), values(m))
+
+
+def test_words_that_values_of_three_bits_do_not_fill_name_themselves(tmp_path: Path) -> None:
+    tensors = {"w.qweight": np.ones((4, 24), np.int32), "w.qzeros": np.ones((1, 3), np.int32)}
+    checkpoint = opened(tmp_path, tensors, {"quant_method": "gptq", "bits": 3})
+    with pytest.raises(ModelError, match=r"w.qweight .* 4 words in a line, .* do not fill"):
+        read(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "awq", "bits": 4, "version": "gemm"},
+        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"},
+    ],
+)
+def test_awq(tmp_path: Path, config: dict[str, Any]) -> None:
     m = random_matrix(4)
 
     def packed(matrix: NDArray[Any]) -> NDArray[np.int32]:
@@ -115,7 +158,7 @@ def test_awq(tmp_path: Path) -> None:
         "w.bias": np.ones(ROWS, np.float16),
         "norm.weight": np.ones(4, np.float16),
     }
-    checkpoint = opened(tmp_path, tensors, {"quant_method": "awq", "bits": 4, "version": "gemm"})
+    checkpoint = opened(tmp_path, tensors, config)
     assert set(checkpoint.names()) == {"w.weight", "w.bias", "norm.weight"}
     np.testing.assert_array_equal(read(checkpoint), values(m))
     assert checkpoint.read("norm.weight", (4,)).dtype == "F16"
@@ -159,7 +202,10 @@ def test_int_quantized(tmp_path: Path) -> None:
     [
         "gptq",
         {},
-        {"quant_method": "gptq", "bits": 3},
+        {"quant_method": "gptq", "bits": 5},
+        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exllamav2"},
+        {"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"},
+        {"quant_method": "auto-round", "bits": 4, "extra_config": {"w": {"bits": 8}}},
         {"quant_method": "awq", "bits": 4, "version": "gemv"},
         {"quant_method": "fp8", "weight_block_size": [128, 8]},
         {"quant_method": "fp8", "weight_block_size": "8"},
