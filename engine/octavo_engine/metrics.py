@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -375,6 +376,9 @@ class EngineMetrics:
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type: Prometheus text, or OpenMetrics where asked for."""
         encoder, content_type = choose_encoder(accept)
+        if isinstance(encoder, partial) and encoder.keywords.get("escaping") == "underscores":
+            # No name here needs it, and the library would write a sample's `vllm:` as `vllm_`.
+            encoder = partial(encoder, escaping="allow-utf-8")
         return encoder(self.registry), content_type
 
     def count_http(self, route: str, status: int) -> None:

@@ -123,6 +123,28 @@ def test_openmetrics_is_spoken_too():
     assert read(answer.text, parse_openmetrics)["octavo_steps_total"] == 0
 
 
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text",
+        # As Prometheus 2 asks, and Prometheus 3.
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.4",
+        "text/plain;version=1.0.0",
+    ],
+)
+def test_names_are_the_same_however_they_are_asked_for(accept: str) -> None:
+    metrics = EngineMetrics(
+        "m", lambda: MetricsSnapshot(EngineStats(), "ready", 0), vllm_names=True
+    )
+    plain, _ = metrics.render()
+    text, kind = metrics.render(accept)
+    parse = parse_openmetrics if "openmetrics" in kind else text_string_to_metric_families
+    found = set(read(text.decode(), parse))
+    assert "vllm:num_requests_running" in found
+    assert found == set(read(plain.decode()))
+
+
 def test_every_name_of_the_engines_catalogue_is_emitted():
     stats = EngineStats(tiers=TierStats())
     exposition, _ = EngineMetrics("m", lambda: MetricsSnapshot(stats=stats)).render()
