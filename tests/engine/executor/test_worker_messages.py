@@ -18,13 +18,13 @@ from octavo_engine.executor import messages
 from octavo_engine.executor.rank_processes import RankProcesses
 
 CONFIG = EngineConfig(device="cpu", tensor_parallel_size=2)
-TO_WORKER = [
+TO_WORKER: list[messages.ToWorker] = [
     messages.StartWorker(CONFIG, 1, 2, 10.0, 20, "text"),
     messages.PrepareWorker(
         BackendLimits(max_tokens=8, max_seqs=2, max_logit_rows=2, max_model_len=64), 100, 4096
     ),
 ]
-FROM_WORKER = [
+FROM_WORKER: list[messages.FromWorker] = [
     messages.WorkerLoaded(),
     messages.WorkerPrepared(),
     messages.WorkerFailed("ModelError", "truncated"),
