@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_service(rows: int = 16) -> Any:
-    config = SimpleNamespace(scheduler=SimpleNamespace(max_num_seqs=rows))
+    config = SimpleNamespace(max_num_seqs=rows)
     admission = SimpleNamespace(in_flight=1)
     return SimpleNamespace(admission=admission, engine=SimpleNamespace(config=config))
 
