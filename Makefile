@@ -11,6 +11,7 @@ PORT        ?= 8080
 # Number of test processes: one more than cores on small machines, because many tests wait.
 WORKERS     ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 FUZZ_SECONDS ?= 120
+SOAK_MINUTES ?= 120
 FUZZ_FILES ?= 100000
 # Tests to run on a real cluster: files or folders.
 E2E         ?= e2e
@@ -22,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml install.py $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-all test-faults test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels cluster clean
+.PHONY: demo test test-all test-faults soak test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels cluster clean
 
 # --- targets for users -------------------------------------------------------------------------------
 
@@ -52,6 +53,9 @@ test-all: $(VENV)/.test  ## All tests but those on a cluster
 # Measurements need an idle machine, so this is not part of `test`.
 test-faults: $(VENV)/.test  ## Load, hostile input and faults, as figures with bounds: 12 minutes
 	$(BIN)/python -m benchmarks.faults.run $(FAULTS_ARGS)
+
+soak: $(VENV)/.test  ## Memory, descriptors, threads and blocks under a mixed load with faults, for SOAK_MINUTES
+	$(BIN)/python -m benchmarks.faults.soak --minutes $(SOAK_MINUTES)
 
 # Builds for tests alone, each in its folder; tests.other_build puts it in place of what is installed.
 BUILD_FOR_TESTS = $(BIN)/cmake -S csrc -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python)
@@ -93,6 +97,8 @@ format: $(VENV)/.dev  ## Format all sources
 
 fuzz: $(VENV)/.test  ## Generated requests, mutated files for each parser, comparisons of equivalent answers: FUZZ_SECONDS each
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.hostile.requests --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m tests.hostile.requests --seconds $(FUZZ_SECONDS) --router
 	$(BIN)/python -m tests.hostile --files $(FUZZ_FILES) --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m tests.differential --seconds $(FUZZ_SECONDS)
 

@@ -27,7 +27,6 @@ TRITON = "engine/octavo_engine/backends/torch/triton"
 LONGER_WITH_REASON = {
     f"{TRITON}/attention.py:attend_kernel": "one Triton kernel",
     f"{TRITON}/heads.py:turn_and_store_kernel": "one Triton kernel",
-    "engine/octavo_engine/metrics.py:_families": "a table of metric families",
     "router/octavo_router/app.py:__init__": "wires the router's parts together",
 }
 

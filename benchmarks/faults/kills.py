@@ -1,6 +1,7 @@
 """Engines are killed at random times under a hundred live requests: what their clients get of it.
 
-    python -m benchmarks.faults.kills [--kills N] [--clients N] [--model MODEL] [--json FILE]
+    python -m benchmarks.faults.kills [--kills N] [--clients N] [--model MODEL] [--with FEATURE]...
+                                      [--seconds S] [--json FILE]
 
 Two engines behind a router, all of them processes. Requests are of every kind that can be resumed
 or repeated: chat, completions, responses and messages, whole and streamed, greedy and seeded, with
@@ -9,6 +10,11 @@ with the one that an engine gave before anything was killed: the same text, call
 log-probabilities, finish reasons and usage, once. An engine is killed with all its processes, or
 only its core, or it is stopped first and killed while its peers wait for it. The next one is killed
 when all requests that were under way at the last kill have ended, and both engines serve again.
+
+Features of the engines: `speculation` guesses tokens by n-grams, `tiers` keeps KV blocks in host
+memory and on disk behind a small device cache, `adapters` sends half of the requests to a LoRA
+adapter.
+
 Ends with status 1 where a bound of `benchmarks/faults/bounds.json` is not kept.
 """
 
@@ -35,6 +41,7 @@ from benchmarks.faults.answers import CASES, Answer, Case, answer_of, body_of, j
 from benchmarks.faults.bounds import judge
 from benchmarks.router.overload import Verdict
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port
+from tests.fakes.adapters import write_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +52,14 @@ STALL_S: Final = 3.0  # how long a stopped engine is left before it is killed
 PAUSE_S: Final = (0.2, 1.5)  # between the last engine's return and the next kill
 TIMEOUT_S: Final = 120.0  # of a request: far beyond what any takes
 HOWS: Final = ("all", "core", "stall")
+FEATURES: Final = ("speculation", "tiers", "adapters")
+ADAPTER: Final = "adapter"
+# Of the demo model: inputs and outputs of each layer.
+_ADAPTED: Final = {
+    f"model.layers.{layer}.self_attn.{name}": shape
+    for layer in range(0, 30, 5)
+    for name, shape in (("q_proj", (576, 576)), ("v_proj", (576, 192)))
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,12 @@ class Setup:
     kills: int = 10
     clients: int = 100
     seed: int = 1
+    features: tuple[str, ...] = ()
+    seconds: float = 3600.0  # no further kill after that
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return ("m", ADAPTER) if "adapters" in self.features else ("m",)
 
 
 @dataclass(slots=True)
@@ -70,10 +91,25 @@ class Engine:
         self.server = Server.start(
             [sys.executable, "-m", "octavo.cli", "serve", self.setup.model, "--port",
              str(self.port), "--served-model-name", "m", "--num-threads", "1",
-             "--max-num-seqs", str(self.setup.clients), "--kv-cache-memory-bytes", "512MiB"],
+             "--max-num-seqs", str(self.setup.clients), *self._flags()],
             port=self.port, log=self.folder / f"engine-{self.port}-{self.starts}.log",
             ready="/ready",
         )  # fmt: skip
+
+    def _flags(self) -> list[str]:
+        features, folder = self.setup.features, self.folder
+        has_tiers = "tiers" in features
+        flags = ["--kv-cache-memory-bytes", "96MiB" if has_tiers else "512MiB"]
+        if has_tiers:
+            disk = folder / f"kv-{self.port}"
+            disk.mkdir(exist_ok=True)
+            flags += ["--kv-offloading-size", "0.25", "--kv-disk-path", str(disk),
+                      "--kv-disk-size", "1"]  # fmt: skip
+        if "speculation" in features:
+            flags += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}']
+        if "adapters" in features:
+            flags += ["--enable-lora", "--lora-modules", f"{ADAPTER}={folder / ADAPTER}"]
+        return flags
 
     @property
     def url(self) -> str:
@@ -160,6 +196,7 @@ class Clients:
                     tally.changed.append(f"{case.name}: {answer} instead of {wanted}")
             except (ValueError, KeyError, httpx.HTTPError) as error:
                 tally.lost.append(f"{case.name}: {type(error).__name__}: {error}")
+                print(f"  lost: {tally.lost[-1][:300]}", flush=True)
             finally:
                 del tally.live[number]
             tally.ended[case.name] += 1
@@ -185,7 +222,10 @@ async def play(setup: Setup, engines: list[Engine], router: Server) -> Verdict:
     hows: Counter[str] = Counter()
     try:
         await until(lambda: sum(tally.ended.values()) >= setup.clients, TIMEOUT_S)
+        began_at = time.monotonic()
         for number in range(setup.kills):
+            if time.monotonic() - began_at > setup.seconds:
+                break
             await asyncio.sleep(rng.uniform(*PAUSE_S))
             engine, how = rng.choice(engines), rng.choice(HOWS)
             under_way = set(tally.live)
@@ -225,6 +265,7 @@ async def _expected(url: str, setup: Setup) -> list[tuple[Case, dict[str, Any], 
         for number in range(BODIES):
             case = CASES[number % len(CASES)]
             body = body_of(case, number, setup.seed)
+            body["model"] = setup.models[number // len(CASES) % len(setup.models)]
             whole = await ask(client, case, body)
             streamed = {**body, "stream": True, **case.streaming}
             parts = await ask(client, case, streamed)
@@ -245,6 +286,8 @@ def _all_ready(url: str, count: int) -> bool:
 def run(setup: Setup) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="octavo-kills-") as name:
         folder = Path(name)
+        if "adapters" in setup.features:
+            write_adapter(folder / ADAPTER, _ADAPTED, rank=8, size=0.05)
         engines = [Engine(setup, free_port(), folder) for _ in range(ENGINES)]
         router: Server | None = None
         try:
@@ -272,10 +315,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=default.clients, metavar="N")
     parser.add_argument("--model", default=default.model)
     parser.add_argument("--seed", type=int, default=default.seed, metavar="N")
+    parser.add_argument("--with", dest="features", action="append", choices=FEATURES, default=[])
+    parser.add_argument("--seconds", type=float, default=default.seconds, metavar="S")
     parser.add_argument("--json", metavar="FILE", help="write what was seen there as well")
     args = parser.parse_args(arguments)
     end_cleanly_on_sigterm()
-    verdict = run(Setup(args.model, args.kills, args.clients, args.seed))
+    features = tuple(sorted(set(args.features)))
+    verdict = run(Setup(args.model, args.kills, args.clients, args.seed, features, args.seconds))
     verdict.show()
     if args.json:
         Path(args.json).write_text(json.dumps(asdict(verdict), indent=2) + "\n")

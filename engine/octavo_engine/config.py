@@ -273,6 +273,7 @@ class SpeculationConfig:
 
 
 _DRAFT_FIELDS = ("method", "model", "num_speculative_tokens", "revision", "quantization")
+_MEDIA_KINDS = ("image", "video", "audio")
 # Of the method suffix, with the least and the most of each.
 _SUFFIX_FIELDS: dict[str, tuple[float, float]] = {
     "suffix_decoding_max_tree_depth": (1, 1024),
@@ -365,6 +366,9 @@ class EngineConfig:
     kv_disk_size: float = 10.0  # GiB that files in it may take
     kv_transfer_config: str | None = None  # JSON with the fields of KVTransferConfig
     speculative_config: str | None = None  # JSON with the fields of SpeculationConfig and a method
+    limit_mm_per_prompt: str | None = None  # JSON or image=4: most pictures of a prompt
+    mm_processor_kwargs: str | None = None  # JSON, in place of preprocessor_config.json's fields
+    mm_processor_cache_gb: float | None = None  # GiB for rows of pictures; default: 128 MiB
     enable_lora: bool = False  # requests may name LoRA adapters
     max_loras: int = 16  # adapters in one step
     max_cpu_loras: int | None = None  # adapters in the host's memory; default: 4 times max_loras
@@ -412,6 +416,7 @@ class EngineConfig:
         _check(self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0,
                "--kv-cache-memory-bytes must be above 0", self.kv_cache_memory_bytes)  # fmt: skip
         self._check_tiers()
+        self._check_pictures()
         if self.kv_events.is_on:
             _check(s.enable_prefix_caching,
                    "--kv-events-config needs --enable-prefix-caching", False)  # fmt: skip
@@ -460,6 +465,13 @@ class EngineConfig:
         _check(size == 1 or self.device in ("auto", "cpu"),
                f"--tensor-parallel-size {size} is computed by --device cpu only; it must be 1 here",
                f"--device {self.device}")  # fmt: skip
+
+    def _check_pictures(self) -> None:
+        """Raises ConfigError for what is wrong whatever the model."""
+        size = self.mm_processor_cache_gb
+        _check(size is None or (size >= 0 and math.isfinite(size)),
+               "--mm-processor-cache-gb must be at least 0", size)  # fmt: skip
+        _ = self.max_images_per_prompt, self.picture_overrides
 
     def _check_data_parallelism(self) -> None:
         size = self.data_parallel_size
@@ -532,6 +544,18 @@ class EngineConfig:
         return {} if text is None else _json_object("--hf-overrides", text)
 
     @property
+    def max_images_per_prompt(self) -> int | None:
+        """None: as many as a server's --max-images allows."""
+        text = self.limit_mm_per_prompt
+        return None if text is None else parse_media_limits(text).get("image")
+
+    @property
+    def picture_overrides(self) -> dict[str, Any]:
+        """Fields that replace those of the model's preprocessor_config.json."""
+        text = self.mm_processor_kwargs
+        return {} if text is None else _json_object("--mm-processor-kwargs", text)
+
+    @property
     def num_held_adapters(self) -> int:
         """What the host's memory holds at most."""
         return self.max_cpu_loras or 4 * self.max_loras
@@ -540,6 +564,37 @@ class EngineConfig:
     def names(self) -> tuple[str, ...]:
         """The names this model answers to; the first one is reported."""
         return self.served_model_names or (self.model,)
+
+
+def parse_media_limits(text: str) -> dict[str, int]:
+    """Of `{"image": 4}`, vLLM's `{"image": {"count": 4}}` or `image=4,video=0`. Raises
+    ConfigError."""
+    flag = "--limit-mm-per-prompt"
+    given: dict[str, Any] = (
+        _json_object(flag, text) if text.lstrip().startswith(("{", "[")) else _pairs(flag, text)
+    )
+    limits = {}
+    for kind, value in given.items():
+        _check(kind in _MEDIA_KINDS, f"{flag} takes {', '.join(_MEDIA_KINDS)}", repr(kind)[:60])
+        if isinstance(value, dict):
+            _check(set(value) == {"count"}, f"{flag}: {kind} takes only count: memory is not "
+                   "sized by pictures that are made up", ", ".join(value)[:60])  # fmt: skip
+            value = value["count"]
+        is_count = type(value) is int and value >= 0
+        _check(is_count, f"{flag}: {kind} must be a whole number, 0 or above", repr(value)[:60])
+        limits[kind] = value
+    return limits
+
+
+def _pairs(flag: str, text: str) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for pair in text.split(","):
+        kind, equals, count = pair.strip().partition("=")
+        _check(bool(equals) and count.isascii() and count.isdecimal() and len(count) <= 9
+               and kind not in result,
+               f'{flag} must be like image=4,video=0 or {{"image": 4}}', text[:60])  # fmt: skip
+        result[kind] = int(count)
+    return result
 
 
 def _json_object(flag: str, text: str) -> dict[str, Any]:

@@ -145,185 +145,75 @@ class MetricsSnapshot:
     max_loras: int = 0  # adapters that can take part in a step; 0: there are none
 
 
-class EngineMetrics:
-    """All metrics of one engine. `snapshot` reads the core's figures at each scrape."""
+class MetricFamilies:
+    """Families whose samples have the same labels: those of one core."""
 
-    def __init__(
-        self,
-        model_name: str,
-        snapshot: Callable[[], MetricsSnapshot],
-        *,
-        vllm_names: bool = False,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.time_to_first_token = BucketHistogram(LATENCY_BUCKETS)
-        self.inter_token_latency = BucketHistogram(LATENCY_BUCKETS)
-        self.time_per_output_token = BucketHistogram(LATENCY_BUCKETS)
-        self.e2e_latency = BucketHistogram(REQUEST_BUCKETS)
-        self.queue_time = BucketHistogram(REQUEST_BUCKETS)
-        self.prefill_time = BucketHistogram(REQUEST_BUCKETS)
-        self.decode_time = BucketHistogram(REQUEST_BUCKETS)
-        self.inference_time = BucketHistogram(REQUEST_BUCKETS)
-        self.prompt_tokens = BucketHistogram(TOKEN_BUCKETS)
-        self.prefill_computed_tokens = BucketHistogram(TOKEN_BUCKETS)
-        self.max_generation_tokens = BucketHistogram(TOKEN_BUCKETS)
-        self.iteration_tokens = BucketHistogram(ITERATION_BUCKETS)
-        self.generation_tokens = BucketHistogram(TOKEN_BUCKETS)
-        self.params_n = BucketHistogram(N_BUCKETS)
-        self.params_max_tokens = BucketHistogram(TOKEN_BUCKETS)
-        self.finished: dict[str, int] = dict.fromkeys(
-            ("stop", "length", "abort", "error", "deadline"), 0
-        )
-        self.http_requests: dict[tuple[str, int], int] = {}
-        self.http_in_flight = 0
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(self)
-        self._labels = {"model_name": model_name, "engine": "0"}
-        self._snapshot = snapshot
-        self._steps = 0  # seen by `note_step`
-        self._totals = MonotonicStats()
-        self._vllm_names = vllm_names
-        self._now = now
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        self.totals = MonotonicStats()
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type: Prometheus text, or OpenMetrics where asked for."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+    def of_core(
+        self, snapshot: MetricsSnapshot, stats: EngineStats, now: float
+    ) -> Iterator[Metric]:
+        """What one core reports."""
+        self.totals.update(stats)
+        yield from self.gauges(snapshot, stats, now)
+        yield from self.counters(stats)
+        if stats.tiers is not None:
+            yield from self.tiers(stats.tiers)
 
-    def count_http(self, route: str, status: int) -> None:
-        key = (route, status)
-        self.http_requests[key] = self.http_requests.get(key, 0) + 1
-
-    def note_step(self, stats: EngineStats) -> None:
-        """Hot path: once per message of the core, which may have made no step."""
-        if stats.steps > self._steps:
-            self.iteration_tokens.observe(stats.step_tokens)
-        self._steps = stats.steps
-
-    def collect(self) -> Iterator[Metric]:
-        """Called by the registry."""
-        families = list(self._families())
-        yield from families
-        if self._vllm_names:
-            yield from map(_under_vllm_name, families)
-            yield from (_under_old_name(f) for f in families if f.name == names.KV_CACHE_USAGE_PERC)
-
-    def _families(self) -> Iterator[Metric]:
-        snapshot = self._snapshot()
-        stats = snapshot.stats
-        self._totals.update(stats)
+    def gauges(self, snapshot: MetricsSnapshot, stats: EngineStats, now: float) -> Iterator[Metric]:
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
-        age = max(0.0, self._now() - stats.last_step_at) if stats.last_step_at else 0.0
-        yield self._gauge(
-            names.NUM_REQUESTS_RUNNING, "Sequences being computed.", stats.num_running
-        )
-        yield self._gauge(names.NUM_REQUESTS_WAITING, "Sequences that wait.", stats.num_waiting)
-        yield self._gauge(
+        age = max(0.0, now - stats.last_step_at) if stats.last_step_at else 0.0
+        yield self.gauge(names.NUM_REQUESTS_RUNNING, "Sequences being computed.", stats.num_running)
+        yield self.gauge(names.NUM_REQUESTS_WAITING, "Sequences that wait.", stats.num_waiting)
+        yield self.gauge(
             names.NUM_QUEUED_TOKENS, "Prompt tokens not yet computed.", stats.queued_tokens
         )
-        yield self._gauge(names.KV_CACHE_USAGE_PERC, "Share of KV blocks in use; 1 is full.", used)
-        yield self._gauge(names.STEP_SECONDS, "Duration of the last step.", stats.step_ms / 1e3)
-        yield self._gauge(names.LAST_STEP_AGE_SECONDS, "Time since the last step ended.", age)
-        yield self._gauge(names.MODEL_LOAD_SECONDS, "Time the model took to load.", snapshot.load_s)
-        yield self._gauge(
-            names.NUM_HTTP_REQUESTS_IN_FLIGHT, "HTTP requests being answered.", self.http_in_flight
-        )
-        yield self._one_hot(names.ENGINE_STATE, "the state the engine is in", "state",
-                            ENGINE_STATES, snapshot.state)  # fmt: skip
-        yield self._one_hot(names.ENGINE_SLEEP_STATE, "whether the engine sleeps", "sleep_state",
-                            SLEEP_STATES, SLEEP_STATES[snapshot.is_sleeping])  # fmt: skip
-        yield self._waiting(stats)
-        yield self._lora(snapshot)
-        yield self._gauge(
+        yield self.gauge(names.KV_CACHE_USAGE_PERC, "Share of KV blocks in use; 1 is full.", used)
+        yield self.gauge(names.STEP_SECONDS, "Duration of the last step.", stats.step_ms / 1e3)
+        yield self.gauge(names.LAST_STEP_AGE_SECONDS, "Time since the last step ended.", age)
+        yield self.waiting(stats)
+        yield self.lora(snapshot.max_loras, stats)
+        yield self.gauge(
             names.LORA_ADAPTERS_HELD, "LoRA adapters in memory.", stats.num_adapters_held
         )
-        yield self._cache_config(snapshot)
+        yield self.cache_config(snapshot, stats)
+
+    def counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, text, attribute in COUNTERS:
-            yield self._counter(name, text, {(): self._totals[attribute]})
-        if stats.tiers is not None:
-            yield from self._tiers(stats.tiers)
-        cached = self._totals["prompt_tokens_cached"]
-        yield self._counter(
+            yield self.counter(name, text, {(): self.totals[attribute]})
+        cached = self.totals["prompt_tokens_cached"]
+        yield self.counter(
             names.PROMPT_TOKENS_BY_SOURCE,
             "Prompt tokens by where their KV came from.",
             {
-                ("local_compute",): self._totals["prompt_tokens"] - cached,
+                ("local_compute",): self.totals["prompt_tokens"] - cached,
                 ("local_cache_hit",): cached,
             },
             "source",
         )
-        yield self._counter(
+        yield self.counter(
             names.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS,
             "Tokens guessed right, by their place behind the last one known.",
             {
-                (str(place),): self._totals[f"spec_accepted_{place}"]
-                for place in range(self._totals.num_positions)
+                (str(place),): self.totals[f"spec_accepted_{place}"]
+                for place in range(self.totals.num_positions)
             },
             "position",
         )
-        yield self._counter(
-            names.REQUEST_SUCCESS,
-            "Sequences finished, by reason.",
-            {(reason,): count for reason, count in self.finished.items()},
-            "finished_reason",
-        )
-        yield self._counter(
-            names.HTTP_REQUESTS,
-            "HTTP requests answered, by route and status.",
-            {(route, str(status)): n for (route, status), n in self.http_requests.items()},
-            "route",
-            "status",
-        )
-        for name, text, histogram in (
-            (
-                names.TIME_TO_FIRST_TOKEN_SECONDS,
-                "Arrival to first token.",
-                self.time_to_first_token,
-            ),
-            (names.INTER_TOKEN_LATENCY_SECONDS, "Between outputs.", self.inter_token_latency),
-            (
-                names.REQUEST_TIME_PER_OUTPUT_TOKEN_SECONDS,
-                "Mean time of a token after the first.",
-                self.time_per_output_token,
-            ),
-            (names.E2E_REQUEST_LATENCY_SECONDS, "Arrival to last token.", self.e2e_latency),
-            (names.REQUEST_QUEUE_TIME_SECONDS, "Arrival to first step.", self.queue_time),
-            (names.REQUEST_PREFILL_TIME_SECONDS, "First step to first token.", self.prefill_time),
-            (names.REQUEST_DECODE_TIME_SECONDS, "First to last token.", self.decode_time),
-            (
-                names.REQUEST_INFERENCE_TIME_SECONDS,
-                "First step to last token.",
-                self.inference_time,
-            ),
-            (
-                names.REQUEST_PREFILL_COMPUTED_TOKENS,
-                "Prompt tokens of a request that were not in the cache.",
-                self.prefill_computed_tokens,
-            ),
-            (
-                names.REQUEST_MAX_GENERATION_TOKENS,
-                "Tokens of a request's longest answer.",
-                self.max_generation_tokens,
-            ),
-            (names.ITERATION_TOKENS, "Tokens computed in a step.", self.iteration_tokens),
-            (names.REQUEST_PROMPT_TOKENS, "Prompt tokens of a request.", self.prompt_tokens),
-            (names.REQUEST_GENERATION_TOKENS, "Tokens of a sequence.", self.generation_tokens),
-            (names.REQUEST_PARAMS_N, "n of a request.", self.params_n),
-            (names.REQUEST_PARAMS_MAX_TOKENS, "max_tokens of a request.", self.params_max_tokens),
-        ):
-            yield self._histogram(name, text, histogram)
-        yield self._histogram(
+        yield self.histogram(
             names.GRAMMAR_COMPILE_SECONDS,
             "Compiling one grammar.",
             _core_times(stats.grammar_compile_counts, stats.grammar_compile_seconds),
         )
-        yield self._histogram(
+        yield self.histogram(
             names.LORA_LOAD_SECONDS,
             "Reading one LoRA adapter.",
             _core_times(stats.adapter_load_counts, stats.adapter_load_seconds),
         )
 
-    def _tiers(self, tiers: TierStats) -> Iterator[Metric]:
+    def tiers(self, tiers: TierStats) -> Iterator[Metric]:
         blocks = GaugeMetricFamily(
             names.KV_TIER_BLOCKS, "KV blocks beside the pool.", labels=[*self._labels, "tier"]
         )
@@ -375,20 +265,20 @@ class EngineMetrics:
             ),
         ]
         for name, text, values, label in counters:
-            yield self._counter(name, text, values, label)
+            yield self.counter(name, text, values, label)
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
+    def gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _one_hot(self, name: str, what: str, label: str, values: Sequence[str], now: str) -> Metric:
+    def one_hot(self, name: str, what: str, label: str, values: Sequence[str], now: str) -> Metric:
         family = GaugeMetricFamily(name, f"1 for {what}.", labels=[*self._labels, label])
         for known in values:
             family.add_metric([*self._labels.values(), known], float(known == now))
         return family
 
-    def _waiting(self, stats: EngineStats) -> Metric:
+    def waiting(self, stats: EngineStats) -> Metric:
         family = GaugeMetricFamily(
             names.NUM_REQUESTS_WAITING_BY_REASON,
             "Sequences that wait, for room or for their grammar or adapter.",
@@ -399,25 +289,24 @@ class EngineMetrics:
             family.add_metric([*self._labels.values(), reason], count)
         return family
 
-    def _lora(self, snapshot: MetricsSnapshot) -> Metric:
+    def lora(self, max_loras: int, stats: EngineStats) -> Metric:
         """vLLM's: the facts are in the labels, the value is the time."""
-        stats = snapshot.stats
         facts = {
-            "max_lora": str(snapshot.max_loras),
+            "max_lora": str(max_loras),
             "running_lora_adapters": ",".join(stats.running_adapters),
             "waiting_lora_adapters": ",".join(stats.waiting_adapters),
         }
         family = GaugeMetricFamily(
             names.LORA_REQUESTS_INFO, "LoRA adapters in use.", labels=[*self._labels, *facts]
         )
-        at = time.time() if snapshot.max_loras else 0.0
+        at = time.time() if max_loras else 0.0
         family.add_metric([*self._labels.values(), *facts.values()], at)
         return family
 
-    def _cache_config(self, snapshot: MetricsSnapshot) -> Metric:
+    def cache_config(self, snapshot: MetricsSnapshot, stats: EngineStats) -> Metric:
         name = names.CACHE_CONFIG_INFO.removesuffix("_info")
         family = InfoMetricFamily(name, "Geometry of the KV cache.", labels=list(self._labels))
-        blocks = str(snapshot.stats.kv_blocks_total)
+        blocks = str(stats.kv_blocks_total)
         family.add_metric(
             list(self._labels.values()),
             {
@@ -428,7 +317,7 @@ class EngineMetrics:
         )
         return family
 
-    def _counter(
+    def counter(
         self, name: str, text: str, values: Mapping[tuple[str, ...], float], *labels: str
     ) -> Metric:
         family = CounterMetricFamily(name, text, labels=[*self._labels, *labels])
@@ -436,10 +325,158 @@ class EngineMetrics:
             family.add_metric([*self._labels.values(), *label_values], value)
         return family
 
-    def _histogram(self, name: str, text: str, histogram: BucketHistogram) -> Metric:
+    def histogram(self, name: str, text: str, histogram: BucketHistogram) -> Metric:
         family = HistogramMetricFamily(name, text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), histogram.cumulative(), histogram.sum)
         return family
+
+
+class EngineMetrics:
+    """All metrics of one engine. `snapshot` reads the core's figures at each scrape."""
+
+    def __init__(
+        self,
+        model_name: str,
+        snapshot: Callable[[], MetricsSnapshot],
+        *,
+        vllm_names: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.time_to_first_token = BucketHistogram(LATENCY_BUCKETS)
+        self.inter_token_latency = BucketHistogram(LATENCY_BUCKETS)
+        self.time_per_output_token = BucketHistogram(LATENCY_BUCKETS)
+        self.e2e_latency = BucketHistogram(REQUEST_BUCKETS)
+        self.queue_time = BucketHistogram(REQUEST_BUCKETS)
+        self.prefill_time = BucketHistogram(REQUEST_BUCKETS)
+        self.decode_time = BucketHistogram(REQUEST_BUCKETS)
+        self.inference_time = BucketHistogram(REQUEST_BUCKETS)
+        self.prompt_tokens = BucketHistogram(TOKEN_BUCKETS)
+        self.prefill_computed_tokens = BucketHistogram(TOKEN_BUCKETS)
+        self.max_generation_tokens = BucketHistogram(TOKEN_BUCKETS)
+        self.iteration_tokens = BucketHistogram(ITERATION_BUCKETS)
+        self.generation_tokens = BucketHistogram(TOKEN_BUCKETS)
+        self.params_n = BucketHistogram(N_BUCKETS)
+        self.params_max_tokens = BucketHistogram(TOKEN_BUCKETS)
+        self.finished: dict[str, int] = dict.fromkeys(
+            ("stop", "length", "abort", "error", "deadline"), 0
+        )
+        self.http_requests: dict[tuple[str, int], int] = {}
+        self.http_in_flight = 0
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+        self._labels = {"model_name": model_name}
+        self._own = self._families_of(0)
+        self._cores = [self._own]
+        self._snapshot = snapshot
+        self._steps = 0  # seen by `note_step`
+        self._vllm_names = vllm_names
+        self._now = now
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type: Prometheus text, or OpenMetrics where asked for."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self.registry), content_type
+
+    def count_http(self, route: str, status: int) -> None:
+        key = (route, status)
+        self.http_requests[key] = self.http_requests.get(key, 0) + 1
+
+    def note_step(self, stats: EngineStats) -> None:
+        """Hot path: once per message of the core, which may have made no step."""
+        if stats.steps > self._steps:
+            self.iteration_tokens.observe(stats.step_tokens)
+        self._steps = stats.steps
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry."""
+        families = list(self._families())
+        yield from families
+        if self._vllm_names:
+            yield from map(_under_vllm_name, families)
+            yield from (_under_old_name(f) for f in families if f.name == names.KV_CACHE_USAGE_PERC)
+
+    def _families_of(self, rank: int) -> MetricFamilies:
+        return MetricFamilies({**self._labels, "engine": str(rank)})
+
+    def _core_families(self, snapshot: MetricsSnapshot) -> list[Metric]:
+        """Those of several cores have a sample of each, with its rank as the label `engine`."""
+        cores = snapshot.stats.cores or [snapshot.stats]
+        joint: dict[str, Metric] = {}
+        for rank, stats in enumerate(cores):
+            if rank == len(self._cores):
+                self._cores.append(self._families_of(rank))
+            for family in self._cores[rank].of_core(snapshot, stats, self._now()):
+                if family.name in joint:
+                    joint[family.name].samples += family.samples
+                else:
+                    joint[family.name] = family
+        return list(joint.values())
+
+    def _families(self) -> Iterator[Metric]:
+        snapshot = self._snapshot()
+        yield from self._core_families(snapshot)
+        yield self._own.gauge(
+            names.MODEL_LOAD_SECONDS, "Time the model took to load.", snapshot.load_s
+        )
+        yield self._own.gauge(
+            names.NUM_HTTP_REQUESTS_IN_FLIGHT, "HTTP requests being answered.", self.http_in_flight
+        )
+        own = self._own
+        yield own.one_hot(names.ENGINE_STATE, "the state the engine is in", "state",
+                          ENGINE_STATES, snapshot.state)  # fmt: skip
+        yield own.one_hot(names.ENGINE_SLEEP_STATE, "whether the engine sleeps", "sleep_state",
+                          SLEEP_STATES, SLEEP_STATES[snapshot.is_sleeping])  # fmt: skip
+        yield self._own.counter(
+            names.REQUEST_SUCCESS,
+            "Sequences finished, by reason.",
+            {(reason,): count for reason, count in self.finished.items()},
+            "finished_reason",
+        )
+        yield self._own.counter(
+            names.HTTP_REQUESTS,
+            "HTTP requests answered, by route and status.",
+            {(route, str(status)): n for (route, status), n in self.http_requests.items()},
+            "route",
+            "status",
+        )
+        for name, text, histogram in (
+            (
+                names.TIME_TO_FIRST_TOKEN_SECONDS,
+                "Arrival to first token.",
+                self.time_to_first_token,
+            ),
+            (names.INTER_TOKEN_LATENCY_SECONDS, "Between outputs.", self.inter_token_latency),
+            (
+                names.REQUEST_TIME_PER_OUTPUT_TOKEN_SECONDS,
+                "Mean time of a token after the first.",
+                self.time_per_output_token,
+            ),
+            (names.E2E_REQUEST_LATENCY_SECONDS, "Arrival to last token.", self.e2e_latency),
+            (names.REQUEST_QUEUE_TIME_SECONDS, "Arrival to first step.", self.queue_time),
+            (names.REQUEST_PREFILL_TIME_SECONDS, "First step to first token.", self.prefill_time),
+            (names.REQUEST_DECODE_TIME_SECONDS, "First to last token.", self.decode_time),
+            (
+                names.REQUEST_INFERENCE_TIME_SECONDS,
+                "First step to last token.",
+                self.inference_time,
+            ),
+            (
+                names.REQUEST_PREFILL_COMPUTED_TOKENS,
+                "Prompt tokens of a request that were not in the cache.",
+                self.prefill_computed_tokens,
+            ),
+            (
+                names.REQUEST_MAX_GENERATION_TOKENS,
+                "Tokens of a request's longest answer.",
+                self.max_generation_tokens,
+            ),
+            (names.ITERATION_TOKENS, "Tokens computed in a step.", self.iteration_tokens),
+            (names.REQUEST_PROMPT_TOKENS, "Prompt tokens of a request.", self.prompt_tokens),
+            (names.REQUEST_GENERATION_TOKENS, "Tokens of a sequence.", self.generation_tokens),
+            (names.REQUEST_PARAMS_N, "n of a request.", self.params_n),
+            (names.REQUEST_PARAMS_MAX_TOKENS, "max_tokens of a request.", self.params_max_tokens),
+        ):
+            yield self._own.histogram(name, text, histogram)
 
 
 def _core_times(counts: list[int], seconds: float) -> BucketHistogram:

@@ -196,7 +196,14 @@ async def _with_pictures(
 ) -> tuple[list[int], PromptMedia]:
     """Raises RequestError."""
     from octavo_engine.core.media.prompt import expand
+    from octavo_engine.errors import InvalidRequest
 
+    if workers.max_images is not None and len(files) > workers.max_images:
+        raise InvalidRequest(
+            f"The conversation holds {len(files)} pictures; --limit-mm-per-prompt allows "
+            f"{workers.max_images}: start a new one with /reset",
+            param="messages",
+        )
     items = [await workers.prepare(file, "the picture") for file in files]
     return expand(ids, items, workers.spec)
 

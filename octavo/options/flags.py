@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ENV_PREFIX = "OCTAVO_"
 # Read elsewhere, by parts that are no command of their own.
-OTHER_ENV = frozenset(("OCTAVO_CONFIG", "OCTAVO_CPU_ISA", "OCTAVO_HOME"))
+OTHER_ENV = frozenset(("OCTAVO_CONFIG", "OCTAVO_CPU_ISA", "OCTAVO_FAILPOINTS", "OCTAVO_HOME"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,12 @@ ENGINE_FLAGS = (
     Flag("kv_transfer_config",
          "KV blocks from other engines: JSON with vLLM's fields; see docs/prefill-decode.md"),
     Flag("speculative_config", 'speculative decoding: {"method": "ngram", …} or {"model": …}'),
+    Flag("limit_mm_per_prompt",
+         'most pictures in one prompt, {"image": 4} or image=4; default: --max-images'),
+    Flag("mm_processor_kwargs",
+         'fields that replace those of preprocessor_config.json: {"resample": 2}'),
+    Flag("mm_processor_cache_gb",
+         "GiB for encoded pictures that may come again, at least four pictures; default: 0.125"),
     Flag("enable_lora", "let requests name LoRA adapters as their model"),
     Flag("max_loras", "maximum LoRA adapters per step; requests for more wait"),
     Flag("max_cpu_loras",

@@ -1,8 +1,15 @@
 """The engine's settings: each that cannot work is refused by its flag, before loading."""
 
+import math
+
 import pytest
 
-from octavo_engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
+from octavo_engine.config import (
+    EngineConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+    parse_media_limits,
+)
 from octavo_engine.errors import ConfigError
 
 
@@ -118,3 +125,50 @@ def test_speculation_reads_as_vllms() -> None:
 def test_speculation_that_cannot_be_is_refused_at_start(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(speculative_config=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ('{"image": 4}', {"image": 4}),
+        ('{"image": {"count": 2}, "video": 0}', {"image": 2, "video": 0}),
+        ("image=4", {"image": 4}),
+        ("image=0, audio=1", {"image": 0, "audio": 1}),
+        ("{}", {}),
+    ],
+)
+def test_limits_of_media_have_both_forms_of_vllm(text, limits):
+    assert parse_media_limits(text) == limits
+    assert EngineConfig(limit_mm_per_prompt=text).max_images_per_prompt == limits.get("image")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"images": 4}', "takes image, video, audio; got 'images'"),
+        ('{"image": -1}', "image must be a whole number, 0 or above; got -1"),
+        ('{"image": true}', "image must be a whole number"),
+        ('{"image": {"count": 1, "width": 9}}', "image takes only count"),
+        ("[1]", "must be a JSON object"),
+        ('{"image": 1', "is not valid JSON"),
+        ("image", "must be like image=4,video=0"),
+        ("image=-1", "must be like image=4"),
+        ("image=1,image=2", "must be like image=4"),
+        ("", "must be like image=4"),
+    ],
+)
+def test_limits_of_media_that_mean_nothing_are_refused(text, message):
+    with pytest.raises(ConfigError, match=r"^--limit-mm-per-prompt") as caught:
+        EngineConfig(limit_mm_per_prompt=text)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [-1.0, math.inf, math.nan])
+def test_the_cache_of_pictures_has_a_size(size):
+    with pytest.raises(ConfigError, match="--mm-processor-cache-gb must be at least 0; got"):
+        EngineConfig(mm_processor_cache_gb=size)
+
+
+def test_processor_settings_are_an_object():
+    with pytest.raises(ConfigError, match="--mm-processor-kwargs must be a JSON object"):
+        EngineConfig(mm_processor_kwargs="4")

@@ -107,14 +107,16 @@ class RouterProcess:
 
 
 @contextmanager
-def routing(*flags: str, ready: bool = True) -> Iterator[RouterProcess]:
+def routing(
+    *flags: str, ready: bool = True, env: dict[str, str] | None = None
+) -> Iterator[RouterProcess]:
     """`octavo router` that listens, and is ready unless told otherwise. Killed at the end."""
     command = [sys.executable, "-m", "octavo.cli", "router", "--host", "127.0.0.1", "--port", "0"]
     command += ["--log-format", "json", "--access-log", "all", *flags]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as stderr:
-            process = subprocess.Popen(command, stderr=stderr, env=environment())
+            process = subprocess.Popen(command, stderr=stderr, env=environment(**(env or {})))
         router = RouterProcess(process, log)
         try:
             router.until(lambda: "routes at" in log.read_text())

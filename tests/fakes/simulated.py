@@ -22,6 +22,8 @@ from octavo_engine.server.settings import ServerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from starlette.applications import Starlette
+
     from octavo_engine.backends.backend import Backend
     from octavo_engine.core.process.client import Listener
     from octavo_engine.server.service import Service
@@ -42,6 +44,7 @@ class Simulated:
     core: Any
     service: Service
     loop: asyncio.AbstractEventLoop
+    app: Starlette
 
     @property
     def url(self) -> str:
@@ -103,7 +106,7 @@ def simulating(
         await engine.ready()
         app = build_app(engine, settings)
         server = make_server(app, settings)
-        parts.update(engine=engine, server=server, service=app.state.service)
+        parts.update(engine=engine, server=server, service=app.state.service, app=app)
         parts["loop"] = asyncio.get_running_loop()
         started.set()
         await server.serve(sockets=[listener])
@@ -117,7 +120,7 @@ def simulating(
     try:
         yield Simulated(
             listener.getsockname()[1], parts["engine"], parts["core"], parts["service"],
-            parts["loop"],
+            parts["loop"], parts["app"],
         )  # fmt: skip
     finally:
         parts["loop"].call_soon_threadsafe(parts["server"].leave)

@@ -203,7 +203,7 @@ _TOOLS: Final = (
     "{%- endif -%}{{ strftime_now('%Y') }}{{ raise_exception('no') if ns.n > 99 }}"
     "{{ range(3) | list | join(',') }}{{ 'a' * 3 }}{{ bos_token }}{{ messages | length ** 2 }}"
 )
-_CHAT: Final = [
+_CHAT: Final[list[dict[str, Any]]] = [
     {"role": "user", "content": [{"type": "text", "text": "hi"}]},
     {"role": "assistant", "content": "b"},
     {"role": "user", "content": "c"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import time
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     Opened = tuple[Read, Sequence[bytes], tuple[type[BaseException], ...]]
 
+_FRAMING_TRAILER: Final = re.compile(
+    rb"\r\n0+[^\r\n]*\r\n(?:[^\r\n]+\r\n)*?(?:transfer-encoding|content-length):", re.IGNORECASE
+)
 _DATA: Final = Path(__file__).parents[1] / "data"
 
 
@@ -34,8 +38,11 @@ def _http_requests(folder: Path) -> Opened:
         pieces = read(cut(data, [len(data) // 3, len(data) // 2, max(0, len(data) - 3)]))
         assert pieces.requests == whole.requests
         ours = list(takewhile(lambda one: one[0] in ("GET", "POST"), whole.requests))
-        assert ours == Other().read(data)[: len(ours)]
-        return bool(ours)
+        theirs = Other().read(data)
+        if _FRAMING_TRAILER.search(data):  # they refuse it; the router drops all trailers
+            ours = ours[: len(theirs)]
+        assert ours == theirs[: len(ours)]
+        return bool(whole.requests)
 
     chunked = (
         b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
@@ -168,11 +175,10 @@ def _core_frames(folder: Path) -> Opened:
     from tests.engine.core.process.test_wire import FROM_CORE, TO_CORE
 
     def read(data: bytes) -> None:
-        for decoder in (wire.TO_CORE, wire.FROM_CORE):
-            try:
-                wire.MessageReader(decoder).feed(data)
-            except wire.WireError:
-                continue
+        with suppress(wire.WireError):
+            wire.MessageReader(wire.TO_CORE).feed(data)
+        with suppress(wire.WireError):
+            wire.MessageReader(wire.FROM_CORE).feed(data)
 
     seeds = [wire.encode(message) for message in (*TO_CORE, *FROM_CORE)]  # type: ignore[arg-type]
     return read, seeds, ()

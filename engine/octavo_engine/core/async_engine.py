@@ -79,14 +79,16 @@ def in_child_process(config: EngineConfig, listener: Listener) -> EngineClient:
     return ProcessClient(config, listener)
 
 
-def _picture_workers(files: ModelFiles) -> PictureWorkers | None:
+def _picture_workers(config: EngineConfig, files: ModelFiles) -> PictureWorkers | None:
     """None where it is not known how this model's pictures are prepared: it answers text."""
     try:
-        spec = read_picture_spec(files)
+        spec = read_picture_spec(files, config.picture_overrides)
     except ModelError as error:
         logger.warning("Pictures are refused: %s", error)
         return None
-    return None if spec is None else PictureWorkers(spec)
+    if spec is None:
+        return None
+    return PictureWorkers(spec, max_images=config.max_images_per_prompt)
 
 
 class AsyncEngine:
@@ -380,7 +382,8 @@ class AsyncEngine:
             tokenizer = await asyncio.to_thread(load_model_tokenizer, self.config, files)
             info = await self._client.ready()
             check_vocab(tokenizer, info.vocab_size)
-            self.pictures = _picture_workers(files) if info.sees and files is not None else None
+            if info.sees and files is not None:
+                self.pictures = _picture_workers(self.config, files)
         except OctavoError as error:
             await self._fail_start(error)
             return

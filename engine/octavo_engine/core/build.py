@@ -28,6 +28,7 @@ from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
 from octavo_engine.core.kv_tiers import build_digest, make_tiers
 from octavo_engine.core.kv_transfer import kv_identity, use_transfer
+from octavo_engine.core.media.spec import check_picture_overrides
 from octavo_engine.core.memory import free_memory
 from octavo_engine.core.state_capacity import MAX_EMPTY_BLOCKS, StateCapacity, settle_states
 from octavo_engine.errors import ConfigError
@@ -123,6 +124,7 @@ def build_engine(
     check_context(config, identity.own_max_model_len)
     check_draft_tokenizer(config, files)
     _check_speech(config, files)
+    check_picture_overrides(files, config.picture_overrides)
     if backend is None:
         if config.device in ("auto", "cpu"):
             require_extension()
@@ -164,7 +166,7 @@ def build_engine(
         implementation=implementation_in(config, files),
         format=format_of(config, files),
         cache_key=cache_key,
-        sees=media_limits(backend) is not None,
+        sees=media_limits(config, backend) is not None,
         tasks=("generate",) if identity.speech is None else ("transcribe",),
         speech=identity.speech,
         kv_source=kv_source,
@@ -209,9 +211,9 @@ def _build_backend(
     return build_backend(config, files, progress)
 
 
-def _media_bytes(backend: Backend) -> int:
+def _media_bytes(config: EngineConfig, backend: Backend) -> int:
     """For rows of pictures, beside the KV cache."""
-    limits = media_limits(backend)
+    limits = media_limits(config, backend)
     return 0 if limits is None else limits.cache_bytes
 
 
@@ -231,7 +233,7 @@ def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) ->
     else:
         own_memory = backend.kv_memory(_limits(config, length), config.memory_fraction)
         memory = (
-            kv_memory(config, free_memory() - _media_bytes(backend))
+            kv_memory(config, free_memory() - _media_bytes(config, backend))
             if own_memory is None
             else config.kv_cache_memory_bytes or own_memory
         )
@@ -302,7 +304,7 @@ def _assemble(
         cache_key=cache_key,
         speculation=_speculation(config, backend),
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
-        media=media_limits(backend),
+        media=media_limits(config, backend),
         now=now,
     )
     launches = executor if _runs_ahead(config, executor) else None
@@ -356,13 +358,16 @@ def _check_speech(config: EngineConfig, files: ModelFiles | None) -> None:
             raise ConfigError(f"{flag} is not available for models that read audio; leave it out")
 
 
-def media_limits(backend: Backend) -> MediaLimits | None:
+def media_limits(config: EngineConfig, backend: Backend) -> MediaLimits | None:
     """None where the model does not see, or the backend does not compute that."""
     if not isinstance(backend, TakesMedia) or backend.media is None:
         return None
     media = backend.media.config
     row_bytes = 4 * media.text_size
-    return MediaLimits(row_bytes, max(MEDIA_CACHE_BYTES, MIN_MEDIA * media.num_rows * row_bytes))
+    least = MIN_MEDIA * media.num_rows * row_bytes
+    gib = config.mm_processor_cache_gb
+    given = MEDIA_CACHE_BYTES if gib is None else int(gib * 2**30)
+    return MediaLimits(row_bytes, max(given, least))
 
 
 def _make_adapters(

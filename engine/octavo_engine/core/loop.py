@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from octavo_common import failpoints
 from octavo_engine.core.core_engine import ServesBlocks
 from octavo_engine.core.process import wire
 from octavo_engine.errors import EngineDead, GenerationFailed, OctavoError, RequestError, WorkerLost
@@ -57,6 +58,8 @@ class CoreLoop:
         while True:
             messages = self._take(wait=not engine.has_work, pause_s=0.005 if idled else 0.0)
             engine.heartbeat.begin()
+            if failpoints.IS_ON and any(isinstance(one, wire.AddRequests) for one in messages):
+                failpoints.hit("core.commands")
             for message in messages:
                 self._handle(message)
             if self._stopped or (self._closing and not engine.has_work):
@@ -69,7 +72,11 @@ class CoreLoop:
             idled = engine.last_step_was_empty and not step.outputs and not step.adapters
             if step.outputs or step.pooled or messages or refused or not idled:
                 step.profile, self._written = self._written, None
+                if failpoints.IS_ON and step.outputs:
+                    failpoints.hit("core.outputs")
                 self._emit(wire.Outputs(step))
+                if failpoints.IS_ON and step.outputs:
+                    failpoints.hit("core.sent")
                 if engine.profile is not None:
                     engine.profile.sent()
 

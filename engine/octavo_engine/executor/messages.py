@@ -11,6 +11,7 @@ import msgspec
 
 from octavo_engine.backends.backend import BackendLimits  # noqa: TC001  (msgspec reads it)
 from octavo_engine.config import EngineConfig  # noqa: TC001  (msgspec reads it)
+from octavo_engine.errors import OctavoError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -55,6 +56,15 @@ FromWorker: TypeAlias = WorkerLoaded | WorkerPrepared | WorkerFailed
 
 M = TypeVar("M")
 
+MAX_MESSAGE = 1 << 20  # bytes; settings are a few KB
+# ValueError: text that is no UTF-8. OctavoError: settings that break their own rules.
+_NO_MESSAGE = (msgspec.MsgspecError, OctavoError, ValueError, OverflowError, RecursionError)
+
+
+class BrokenMessage(Exception):
+    """The other end sent something that is no message."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
@@ -65,5 +75,15 @@ def send(connection: Connection, message: ToWorker | FromWorker) -> None:
 
 
 def receive(connection: Connection, decoder: msgspec.msgpack.Decoder[M]) -> M:
-    """The next message. Raises EOFError where the other end is gone."""
-    return decoder.decode(connection.recv_bytes())
+    """The next message. Raises EOFError or OSError where the other end is gone, and BrokenMessage
+    for what is none of ours; then stop reading."""
+    try:
+        body = connection.recv_bytes(MAX_MESSAGE)
+    except OSError as error:
+        if str(error) == "bad message length":  # Connection's own words; it has no class for it
+            raise BrokenMessage(f"a message above the limit of {MAX_MESSAGE} bytes") from None
+        raise
+    try:
+        return decoder.decode(body)
+    except _NO_MESSAGE as error:
+        raise BrokenMessage(f"{len(body)} bytes are no message: {error}") from error

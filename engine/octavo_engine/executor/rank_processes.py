@@ -132,12 +132,17 @@ class RankProcesses:
                 except (EOFError, OSError):
                     self._lose(ranks.pop(ready))
                     continue
+                except messages.BrokenMessage as error:
+                    rank = ranks.pop(ready)
+                    self.processes[rank - 1].kill()
+                    self._lose(rank, f"was killed, since it sent {error}")
+                    continue
                 self._replies.put(reply)
 
-    def _lose(self, rank: int) -> None:
+    def _lose(self, rank: int, how: str = "") -> None:
         if self._is_closed:
             return
-        error = WorkerLost(f"rank {rank} of {self.size} {_ending(self.processes[rank - 1])}")
+        error = WorkerLost(f"rank {rank} of {self.size} {how or _ending(self.processes[rank - 1])}")
         if self.lost is None:
             self.lost = error
             logger.error("Lost a worker: %s", error)

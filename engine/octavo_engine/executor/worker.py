@@ -102,7 +102,7 @@ class RankWorker:
         try:
             while True:
                 self._inbox.put(messages.receive(self._connection, messages.TO_WORKER))
-        except (EOFError, OSError):
+        except (EOFError, OSError, messages.BrokenMessage):
             os._exit(EXIT_LEADER_GONE)  # the main thread may be in the middle of a step
 
 

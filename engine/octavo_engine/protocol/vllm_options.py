@@ -46,7 +46,7 @@ def _switch(advice: str, *neutral: str) -> UnsupportedOption:
 
 _ONE_TOKENIZER = "the tokenizer comes with the model; name another one in --tokenizer"
 _FLOAT32_STATES = "recurrent states are held in float32; leave it out"
-_NO_MEDIA = "--max-images is the most pictures of a request; leave it out"
+_NO_MEDIA = "--limit-mm-per-prompt is the most pictures of a prompt; leave it out"
 _OWN_FILES = "give pictures as data: URLs, PIL images, bytes or pathlib.Path; leave it out"
 _ONE_ADDRESS = "all cores of --data-parallel-size are behind one address here; leave it out"
 _ONE_CORE = "LLM is one core; `octavo serve --data-parallel-size` has several"
@@ -158,9 +158,6 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "enable-dbo": _switch("batches are not split in two; leave it out"),
     "additional-config": _value("there are no platforms with settings of their own", "{}"),
     # pictures and sound
-    "limit-mm-per-prompt": _value(_NO_MEDIA, "{}"),
-    "mm-processor-kwargs": _value(_NO_MEDIA, "{}"),
-    "mm-processor-cache-gb": _value(_NO_MEDIA, *ANY),
     "mm-encoder-tp-mode": _value(_NO_MEDIA, *ANY),
     "media-io-kwargs": _value(_NO_MEDIA, "{}"),
     "interleave-mm-strings": _switch(_NO_MEDIA),
@@ -193,8 +190,6 @@ UNSUPPORTED_PYTHON: Mapping[str, UnsupportedOption] = {
     "skip_tokenizer_init": _value("texts need the tokenizer; leave it out", "false"),
     "allowed_local_media_path": _value(_OWN_FILES),
     "allowed_media_domains": _value(_OWN_FILES),
-    "limit_mm_per_prompt": _value("a prompt holds as many pictures as fit in it; leave it out",
-                                  "{}"),
     "hf_token": _value("set the environment variable HF_TOKEN", "false"),
     "override_generation_config": _value("give the values in SamplingParams", "{}"),
     "speculative_model": _value("use speculative_config={'model': …}"),

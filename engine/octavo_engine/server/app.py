@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from octavo_common import failpoints
 from octavo_common.logs import REQUEST_ID
 from octavo_engine.errors import RequestError
 from octavo_engine.protocol.endpoints import POD_UID_HEADER
@@ -174,6 +175,8 @@ class EndpointHandler:
         service.admission.admit()
         service.admission.enter()
         try:
+            if failpoints.IS_ON:
+                failpoints.hit("server.request")
             await self._row.handler(exchange, service)
         finally:
             service.admission.leave()

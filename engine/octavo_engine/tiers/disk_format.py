@@ -61,7 +61,10 @@ def read_header(file: BinaryIO, key: bytes, page_bytes: int) -> dict[BlockName, 
     magic, count, checksum = _HEAD.unpack(head)
     if magic != _MAGIC or not 1 <= count <= _MAX_BLOCKS:
         raise TierFileError("it is no file of KV blocks of this version")
-    body = file.read(_REST.size + count * (NAME_BYTES + 4))
+    size = _REST.size + count * (NAME_BYTES + 4)
+    body = file.read(size)
+    if len(body) < size:
+        raise TierFileError("the header is cut off")
     if zlib.crc32(body) != checksum:
         raise TierFileError("the header is damaged")
     if _REST.unpack_from(body) != (page_bytes, key):

@@ -100,9 +100,10 @@ class ClientConnection(asyncio.Protocol):
     """See the module. Hot: one for each connection, several calls for each request."""
 
     __slots__ = (
-        "_body", "_body_left", "_buffer", "_client", "_decoder", "_is_advancing", "_memo",
-        "_memo_head", "_memo_size", "_num_probes", "_shared", "_state", "_transport", "context",
-        "deadline", "has_begun", "head", "is_half_closed", "is_paused", "owner", "write",
+        "_body", "_body_left", "_buffer", "_client", "_decoder", "_has_skipped",
+        "_is_advancing", "_memo", "_memo_head", "_memo_size", "_num_probes", "_shared", "_state",
+        "_transport", "context", "deadline", "has_begun", "head", "is_half_closed", "is_paused",
+        "owner", "write",
     )  # fmt: skip
 
     def __init__(self, shared: ConnectionSettings) -> None:
@@ -117,6 +118,7 @@ class ClientConnection(asyncio.Protocol):
         self._memo_head: RequestHead | None = None
         self._memo_size = 0  # of a whole request with that head; 0 where it is not known
         self._is_advancing = False
+        self._has_skipped = False  # an empty line, since the last head
         self._num_probes = 0
         self.head: RequestHead | None = None  # of the request under way
         self.context: Any = None  # of the service: from `check` to `handle`
@@ -365,6 +367,7 @@ class ClientConnection(asyncio.Protocol):
             if data[0] < 33:
                 return self._skip_blank(data)
             head = self._shared.parser.parse(data[:end])
+            self._has_skipped = False
             at = end + 4
             self._memo, self._memo_head = data[:at], head
             self._memo_size = 0 if head.is_chunked else at + head.content_length
@@ -408,8 +411,11 @@ class ClientConnection(asyncio.Protocol):
         """One empty line may come before a request: some clients end their bodies with it."""
         if data == b"\r":
             return False
-        if not data.startswith(b"\r\n") or data[2:3] in (b"\r", b"\n"):
+        is_second = self._has_skipped or data[2:3] in (b"\r", b"\n")
+        if is_second or not data.startswith(b"\r\n"):
             raise Rejected(400, "invalid_http", "The request is not valid HTTP.", close=True)
+        self._has_skipped = True
+        self.forget_head()  # so that the next head is parsed, which ends this
         self._buffer = data[2:]
         return bool(self._buffer)
 

@@ -15,6 +15,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from octavo_common import failpoints
 from octavo_router.errors import Rejected
 from octavo_router.flow.admission import Ticket
 from octavo_router.flow.quarantine import DeathWatch, digest_of, key_of
@@ -296,7 +297,11 @@ class ProxyExchange:
         data = heads.request_bytes(
             head, lines, self._answer.request_id, body, forward=forward, internal=internal
         )
+        if failpoints.IS_ON:
+            failpoints.hit("router.connected")
         connection.send(self, data)
+        if failpoints.IS_ON:
+            failpoints.hit("router.sent")
         deadline = self._total_at
         if request.stream:  # a whole answer begins when it has ended: only the total bounds it
             deadline = min(deadline, account.attempt_at + self._proxy.first_token_s(request))
@@ -337,6 +342,8 @@ class ProxyExchange:
             self.on_end()
 
     def on_head(self, head: ResponseHead) -> None:
+        if failpoints.IS_ON:
+            failpoints.hit("router.head")
         self._upstream_head = head
         self._pieces, self._size = [], 0
         self._state = ExchangeState.COLLECTING
@@ -351,6 +358,8 @@ class ProxyExchange:
             self._fail(Failure.BAD_ANSWER)
 
     def on_body(self, data: bytes) -> None:
+        if failpoints.IS_ON:
+            failpoints.hit("router.body")
         now = time.monotonic()
         self._account.see_bytes(now)
         state = self._state
@@ -370,6 +379,8 @@ class ProxyExchange:
             self._connection.deadline = deadline if deadline < self._total_at else self._total_at
 
     def on_end(self) -> None:
+        if failpoints.IS_ON:
+            failpoints.hit("router.end")
         self._upstream = None
         try:
             if self._state is ExchangeState.RELAYING_EVENTS:

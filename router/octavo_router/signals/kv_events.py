@@ -60,7 +60,7 @@ def decode_batch(payload: bytes) -> list[Event]:
         batch = msgspec.msgpack.decode(payload)
         events = batch[1]
         return [event for event in map(_event, events) if event is not None]
-    except (TypeError, ValueError, IndexError, KeyError, RecursionError) as error:
+    except (TypeError, ArithmeticError, ValueError, LookupError, RecursionError) as error:
         raise Unreachable(f"a batch of KV events cannot be read: {error}") from error
 
 

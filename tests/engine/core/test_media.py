@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from octavo_engine.backends.backend import BackendLimits
-from octavo_engine.config import SchedulerConfig
+from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.build import media_limits
 from octavo_engine.core.engine import Engine
 from octavo_engine.executor.uni import UniExecutor
@@ -69,7 +69,7 @@ class Rig:
         executor = UniExecutor(
             backend, scheduler_config=settings, limits=limits, num_blocks=num_blocks
         )
-        own = media_limits(backend)
+        own = media_limits(EngineConfig(), backend)
         assert own is not None
         media = own if cache_bytes is None else MediaLimits(own.row_bytes, cache_bytes)
         self.scheduler = Scheduler(settings, num_blocks=num_blocks, media=media)
@@ -199,3 +199,18 @@ def test_a_stream_goes_on_while_pictures_are_encoded():
         outputs = rig.engine.step().outputs
         if stream.request_id in rig.scheduler.sequences:
             assert any(o.request_id == stream.request_id for o in outputs)
+
+
+@pytest.mark.parametrize(("gib", "num_bytes"), [(None, 128 << 20), (0.5, 1 << 29), (2, 2 << 30)])
+def test_the_cache_is_as_large_as_its_flag_says(gib: float | None, num_bytes: int) -> None:
+    config = EngineConfig(mm_processor_cache_gb=gib)
+    limits = media_limits(config, seeing_model("llava").backend("f32"))
+    assert limits is not None
+    assert limits.cache_bytes == num_bytes
+
+
+def test_the_cache_has_room_for_four_pictures_at_least() -> None:
+    model = seeing_model("llava")
+    limits = media_limits(EngineConfig(mm_processor_cache_gb=0), model.backend("f32"))
+    assert limits is not None
+    assert limits.cache_bytes == 4 * model.media.num_rows * limits.row_bytes

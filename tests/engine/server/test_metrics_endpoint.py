@@ -11,6 +11,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo_engine import metrics
+from octavo_engine.core.data_parallel.joint_stats import join_stats
 from octavo_engine.errors import ContextLengthExceeded, DeadlineExceeded, GenerationFailed
 from octavo_engine.metrics import BucketHistogram, EngineMetrics, MetricsSnapshot, MonotonicStats
 from octavo_engine.protocol import metric_names as names
@@ -179,3 +180,32 @@ def test_buckets_are_sorted_and_finer_than_ten_milliseconds():
     for bounds in (metrics.LATENCY_BUCKETS, metrics.REQUEST_BUCKETS, metrics.TOKEN_BUCKETS):
         assert list(bounds) == sorted(set(bounds))
     assert sum(bound < 0.01 for bound in metrics.LATENCY_BUCKETS) >= 5
+
+
+def test_each_core_has_samples_of_its_own():
+    def by_core(text: str, parse=text_string_to_metric_families) -> dict[tuple[str, str], float]:
+        return {
+            (sample.name, sample.labels["engine"]): sample.value
+            for family in parse(text)
+            for sample in family.samples
+        }
+
+    snapshot = MetricsSnapshot(stats=EngineStats(), state="loading")
+    metrics = EngineMetrics("m", lambda: snapshot, vllm_names=True)
+    assert {core for _, core in by_core(metrics.render()[0].decode())} == {"0"}
+    one = EngineStats(num_running=2, prompt_tokens=10, kv_blocks_total=8, kv_blocks_used=4)
+    two = EngineStats(num_running=1, prompt_tokens=5, tiers=TierStats(host_blocks=3))
+    snapshot.stats = join_stats([one, two])
+    metrics.render()
+    snapshot.stats = join_stats([EngineStats(prompt_tokens=1), two])  # started again
+    samples = by_core(metrics.render()[0].decode())
+    assert samples["octavo_prompt_tokens_total", "0"] == 11
+    assert samples["octavo_prompt_tokens_total", "1"] == 5
+    assert samples["vllm:prompt_tokens_total", "1"] == 5
+    assert samples["octavo_num_requests_running", "0"] == 0
+    assert samples["octavo_num_requests_running", "1"] == 1
+    assert ("octavo_num_http_requests_in_flight", "1") not in samples
+    plain = EngineMetrics("m", lambda: snapshot)
+    text, _ = plain.render("application/openmetrics-text; version=1.0.0")
+    samples = by_core(text.decode(), parse_openmetrics)
+    assert samples["octavo_prompt_tokens_total", "1"] == 5

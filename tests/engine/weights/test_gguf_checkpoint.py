@@ -300,7 +300,7 @@ def test_the_demo_model_opens_whole():
     files = resolve_model("demo://smollm2")
     assert files.kind == "gguf"
     assert files.config["vocab_size"] == 49152
-    assert files.generation_config == {"eos_token_id": [2], "temperature": 0.2, "top_p": 0.9}
+    assert files.generation_config == {"eos_token_id": [2], "temperature": 0.2, "top_p": 0.5}
     checkpoint = open_checkpoint(files)
     assert len(set(checkpoint.names())) == 272
     down = checkpoint.read("model.layers.29.mlp.down_proj.weight", (576, 1536))

@@ -117,7 +117,8 @@ def test_gptq_of_two_and_three_bits(tmp_path: Path, bits: int, method: str) -> N
     rows = 32
     rng = np.random.default_rng(bits)
     q, zeros = rng.integers(0, 2**bits, (rows, COLUMNS)), rng.integers(1, 2**bits, (rows, 2))
-    m = {"q": q, "zeros": zeros, "scales": rng.uniform(0.01, 0.1, (rows, 2)).astype(np.float16)}
+    scales = rng.uniform(0.01, 0.1, (rows, 2)).astype(np.float16)
+    m: dict[str, NDArray[Any]] = {"q": q, "zeros": zeros, "scales": scales}
     tensors = {
         "w.qweight": in_bits(q, bits).T,
         "w.qzeros": in_bits((zeros - 1).T, bits),

@@ -77,6 +77,16 @@ def test_every_flag_it_maps_to_exists(capsys):
         assert f"\n{line}  # flag" in out
 
 
+def test_the_flags_of_pictures_are_the_same(capsys):
+    out = shown(
+        capsys, "--limit-mm-per-prompt", "image=4,video=0", "--mm-processor-cache-gb", "0.5",
+        "--mm-processor-kwargs", '{"resample": 2}',
+    )  # fmt: skip
+    for line in ('limit-mm-per-prompt = "image=4,video=0"', "mm-processor-cache-gb = 0.5",
+                 'mm-processor-kwargs = "{\\"resample\\": 2}"'):  # fmt: skip
+        assert f"\n{line}  # flag" in out
+
+
 def test_lists_may_be_json(capsys):
     out = shown(
         capsys, "--allowed-origins", '["https://a", "https://b"]', "--allowed-methods", "GET", "PUT"
@@ -106,7 +116,7 @@ def test_keys_may_come_by_either_name_and_are_not_shown(capsys, monkeypatch):
         (["--gpu_memory_utilization=0.9"], "--gpu_memory_utilization is not supported: --memory-"),
         (["--quantization", "mxfp4"], "--quantization mxfp4 is not supported: how weights are"),
         (["--load-format=pt"], "--load-format pt is not supported: weights are read from"),
-        (["--limit-mm-per-prompt", '{"image": 1}'], "--max-images is the most pictures"),
+        (["--mm-encoder-tp-mode", "data", "--interleave-mm-strings"], "--limit-mm-per-prompt is"),
         (["--download-dir", "/x"], "set HF_HOME"),
         (["--swap-space"], "--swap-space is not supported"),
         (["-O3"], "-O3: models are not compiled"),

@@ -135,6 +135,16 @@ def test_how_the_bytes_are_cut_changes_nothing(stream: bytes, places: list[int])
     assert bytewise.requests == whole.requests
 
 
+def test_an_empty_line_may_come_before_a_request_and_a_second_one_never():
+    request = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nb"
+    for num_lines, found in ((0, 3), (1, 3), (2, 1)):
+        stream = (request + b"\r\n" * num_lines) * 2 + request
+        for size in (1, 2, len(request), len(request) + 2, len(stream)):
+            service = read([stream[at : at + size] for at in range(0, len(stream), size)])
+            assert len(service.requests) == found, (num_lines, size)
+            assert service.refusals == [400] * (found == 1)
+
+
 class Other:
     """The requests that llhttp finds in the same bytes: it is what engines read with."""
 

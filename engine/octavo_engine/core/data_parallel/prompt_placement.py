@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # What a sequence at a core costs one that comes to it, in prompt tokens: both share each step.
 SEQUENCE_TOKENS = 64
+MAX_TOKENS = 32_768  # of a prompt that are looked at: they are hashed on the event loop
 
 
 class CoreLoad(NamedTuple):
@@ -37,15 +38,17 @@ def choose_core(loads: Iterable[CoreLoad]) -> int:
 
 
 def prompt_blocks(request: EngineRequest, prompt: Sequence[int]) -> list[bytes]:
-    """Names of the full blocks that its prefill computes; equal names are equal KV."""
+    """Names of the full blocks that its prefill computes, the first ones of a long prompt; equal
+    names are equal KV."""
     adapter = "" if request.adapter is None else request.adapter.digest
     salt = request.cache_salt
     if request.audio is not None:
         salt += request.audio.digest.hex()
-    tokens = [*prompt, *request.output_token_ids]
+    tokens = [*prompt[:MAX_TOKENS], *request.output_token_ids][:MAX_TOKENS]
     for span in request.media:  # placeholders are the same for all pictures
         word = int.from_bytes(span.digest[:4], "little")
-        tokens[span.first : span.end] = [word] * span.length
+        here = len(tokens[span.first : span.end])
+        tokens[span.first : span.end] = [word] * here
     root = root_digest(b"", salt=salt, adapter=adapter)
     return chain_digests(root, tokens, block_size=BLOCK_SIZE)
 

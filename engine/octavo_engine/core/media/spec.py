@@ -7,10 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.errors import ModelError
+from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.vision_config import MediaConfig, read_media_config
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from octavo_engine.weights.source import ModelFiles
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _MAX_FILE_BYTES = 1 << 20
+# What --mm-processor-kwargs may replace, by family: fields that make the pixels.
+_OVERRIDABLE = {
+    "llava": (
+        "crop_size", "do_center_crop", "do_normalize", "do_rescale", "do_resize", "image_mean",
+        "image_std", "resample", "rescale_factor", "size",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +42,11 @@ class PictureSpec:
     std: tuple[float, float, float]
 
 
-def read_picture_spec(files: ModelFiles) -> PictureSpec | None:
+def read_picture_spec(
+    files: ModelFiles, overrides: Mapping[str, Any] | None = None
+) -> PictureSpec | None:
     """None where the model does not see. Raises ModelError where it does and it is not known
-    how."""
+    how, ConfigError for `overrides` that this family does not take."""
     if files.kind == "gguf":
         return None
     media = read_media_config(files.config)
@@ -47,7 +57,34 @@ def read_picture_spec(files: ModelFiles) -> PictureSpec | None:
             f"pictures of {files.config['architectures'][0]} are cut into tiles, which is not "
             "supported yet; the model answers text"
         )
-    return _read_clip(_read_preprocessor(files.path), media)
+    given = dict(overrides or {})
+    _check_overrides(given, media.family)
+    return _read_clip(_read_preprocessor(files.path) | given, media)
+
+
+def check_picture_overrides(files: ModelFiles | None, overrides: Mapping[str, Any]) -> None:
+    """Raises ConfigError where pictures of this model cannot be prepared with them."""
+    if not overrides:
+        return
+    try:
+        spec = None if files is None else read_picture_spec(files, overrides)
+    except ModelError as error:
+        raise ConfigError(f"--mm-processor-kwargs cannot be applied: {error}") from None
+    if spec is None:
+        raise ConfigError(
+            "--mm-processor-kwargs is for models that take pictures; this model takes none: leave "
+            "it out"
+        )
+
+
+def _check_overrides(given: Mapping[str, Any], family: str) -> None:
+    known = _OVERRIDABLE[family]
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"--mm-processor-kwargs: {name:.60} is not supported for {family} models; they "
+                f"take {', '.join(known)}"
+            )
 
 
 def _read_preprocessor(folder: Path) -> dict[str, Any]:

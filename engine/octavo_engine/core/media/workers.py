@@ -32,8 +32,11 @@ class PictureWorkers:
     """Started with the first picture. A worker that dies or hangs takes its pool with it; the next
     picture starts another."""
 
-    def __init__(self, spec: PictureSpec, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, spec: PictureSpec, *, max_images: int | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self.spec = spec
+        self.max_images = max_images  # of a prompt; None: what the server's limits allow
         self.num_waiting = 0
         self.seconds = 0.0  # that pictures took, waiting included
         self._timeout_s = timeout_s

@@ -108,6 +108,9 @@ class LLM(PoolingMethods, VLLMMethods):
         seed: int = 0,
         chat_template: str | None = None,
         speculative_config: Mapping[str, Any] | None = None,
+        limit_mm_per_prompt: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_cache_gb: float | None = None,
         enable_lora: bool = False,
         max_loras: int = 16,
         max_cpu_loras: int | None = None,
@@ -134,15 +137,13 @@ class LLM(PoolingMethods, VLLMMethods):
             **_storage(dtype, quantization, activation_bits, kv_cache_dtype),
             load_format=llm_value("load-format", load_format),
             runner=runner,
-            max_model_len=max_model_len,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            memory_fraction=memory_fraction,
-            num_threads=num_threads,
+            max_model_len=max_model_len, num_threads=num_threads,
+            kv_cache_memory_bytes=kv_cache_memory_bytes, memory_fraction=memory_fraction,
             tensor_parallel_size=tensor_parallel_size,
             distributed_executor_backend=distributed_executor_backend or "auto",
-            seed=seed,
-            chat_template=chat_template,
+            seed=seed, chat_template=chat_template,
             speculative_config=_as_json(speculative_config),
+            **_of_pictures(limit_mm_per_prompt, mm_processor_kwargs, mm_processor_cache_gb),
             enable_lora=enable_lora,
             max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_lora_rank=max_lora_rank,
             enforce_eager=enforce_eager,
@@ -286,7 +287,7 @@ class LLM(PoolingMethods, VLLMMethods):
             )
         check_vocab(self._tokenizer, self._info.vocab_size)
         self._processor = OutputProcessor(self._tokenizer)
-        self._pictures = OfflinePictures(self._info, files)
+        self._pictures = OfflinePictures(config, self._info, files)
         self._seeds = Seeds(config.seed)
         self._enqueued = []
         self._adapters: dict[str, AdapterRef] = {}  # read before, by name
@@ -532,6 +533,16 @@ def _storage(
         "weight_format": weight_format,
         "activation_bits": activation_bits,
         "kv_cache_dtype": kv_cache_dtype,
+    }
+
+
+def _of_pictures(
+    limits: Mapping[str, Any] | None, processor: Mapping[str, Any] | None, cache_gb: float | None
+) -> dict[str, Any]:
+    return {
+        "limit_mm_per_prompt": _as_json(limits),
+        "mm_processor_kwargs": _as_json(processor),
+        "mm_processor_cache_gb": cache_gb,
     }
 
 

@@ -17,6 +17,7 @@ from octavo_engine.errors import InvalidRequest, ModelError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.media.spec import PictureSpec
     from octavo_engine.state.media import MediaItem
@@ -29,13 +30,14 @@ _TEXT_MODEL = "this model takes no pictures"
 class OfflinePictures:
     """How one model's pictures are prepared; without, why they are refused."""
 
-    def __init__(self, info: ModelInfo, files: ModelFiles | None) -> None:
+    def __init__(self, config: EngineConfig, info: ModelInfo, files: ModelFiles | None) -> None:
+        self._max_images = config.max_images_per_prompt
         self._spec: PictureSpec | None = None
         self._refusal = _TEXT_MODEL
         if not info.sees or files is None:
             return
         try:
-            self._spec = read_picture_spec(files)
+            self._spec = read_picture_spec(files, config.picture_overrides)
         except ModelError as error:
             self._refusal = str(error)
 
@@ -50,6 +52,12 @@ class OfflinePictures:
                 f"{PARAM}: pictures need Pillow; run: pip install pillow",
                 param=PARAM, code="not_supported",
             )  # fmt: skip
+        if self._max_images is not None and len(pictures) > self._max_images:
+            raise InvalidRequest(
+                f"{PARAM} holds {len(pictures)} pictures; limit_mm_per_prompt allows "
+                f"{self._max_images} in one prompt",
+                param=PARAM,
+            )
         items = [
             _item(f"{PARAM}['image'][{number}]", picture, self._spec)
             for number, picture in enumerate(pictures)

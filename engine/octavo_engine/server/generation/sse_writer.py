@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from octavo_common import failpoints
 from octavo_engine.core.text.output_stream import InlineSink, OutputSink
 
 if TYPE_CHECKING:
@@ -35,9 +36,13 @@ def sse_sink(exchange: Exchange, writer: SseWriter[M]) -> OutputSink[M]:
     lines = writer.lines
 
     def put_inline(output: M) -> None:
+        if failpoints.IS_ON:
+            failpoints.hit("server.events")
         exchange.write_now(lines.begun(writer.events(output)))
 
     async def put(output: M) -> None:
+        if failpoints.IS_ON:
+            failpoints.hit("server.events")
         events = writer.events(output)
         if not exchange.started:
             await exchange.open_stream()

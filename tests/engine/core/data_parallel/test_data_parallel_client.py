@@ -145,6 +145,26 @@ def test_answers_have_the_bits_of_one_core() -> None:
     run(test)
 
 
+def test_each_core_may_have_ranks() -> None:
+    prompts = ["The capital of France is", "def fibonacci(n):"]
+    short = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    with LLM.from_config(REAL.replace(num_threads=1)) as llm:
+        alone = [each.outputs[0].token_ids for each in llm.generate(prompts, short, use_tqdm=False)]
+
+    async def test() -> None:
+        config = REAL.replace(data_parallel_size=2, tensor_parallel_size=2, num_threads=4)
+        async with Running(config) as engine:
+            processes = psutil.Process().children(recursive=True)
+            commands = [" ".join(each.cmdline()) for each in processes]
+            assert sum("process.child" in command for command in commands) == 2
+            assert sum("executor.worker" in command for command in commands) == 2
+            answers = await asyncio.gather(*(answer(engine, each, short) for each in prompts))
+            assert [tokens[0] for tokens, *_ in answers] == alone
+            assert all(stats.generation_tokens for stats in engine.stats.cores)
+
+    run(test)
+
+
 def test_requests_are_spread_and_a_prefix_finds_its_core() -> None:
     async def test() -> None:
         async with Running(SIM) as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo_engine.core.data_parallel.prompt_placement import (
+    MAX_TOKENS,
     SEQUENCE_TOKENS,
     CoreLoad,
     PromptRecord,
@@ -76,3 +77,14 @@ def test_a_record_forgets_the_oldest_prompts_from_their_ends() -> None:
     record.note(old[:1])
     record.note(blocks_of(list(range(200, 216))))
     assert record.num_held(old) == 1
+
+
+def test_only_the_beginning_of_a_long_prompt_is_named() -> None:
+    tokens = [place % 1000 for place in range(MAX_TOKENS + 64)]
+    blocks = blocks_of(tokens)
+    assert len(blocks) == MAX_TOKENS // 16
+    assert blocks_of([*tokens[:MAX_TOKENS], 7, 8]) == blocks
+    late = (MediaSpan(b"a" * 16, MAX_TOKENS - 8, 32),)
+    assert blocks_of(tokens, media=late)[:-1] == blocks[:-1]
+    assert len(blocks_of(tokens, media=late)) == len(blocks)
+    assert len(blocks_of(tokens, media=(MediaSpan(b"a" * 16, MAX_TOKENS + 8, 32),))) == len(blocks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import resource
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,14 +12,18 @@ from PIL import Image
 
 from octavo_engine.core.media import prepare as preparing
 from octavo_engine.core.media.prepare import PreparedPicture, prepare
+from octavo_engine.core.media.spec import check_picture_overrides, read_picture_spec
+from octavo_engine.errors import ConfigError
 from octavo_engine.models.vision_config import read_media_config
+from octavo_engine.weights.source import resolve_model
 from tests.engine.models.tiny_seeing import normalised, seeing_model
-from tests.fakes.seeing import PREPROCESSOR, encoded
+from tests.fakes.seeing import PREPROCESSOR, encoded, write_seeing_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.core.media.spec import PictureSpec
+    from octavo_engine.weights.source import ModelFiles
 
 
 def spec() -> PictureSpec:
@@ -49,6 +53,55 @@ def test_pixels_are_those_of_transformers(width: int, height: int) -> None:
     prepared = prepare(encoded(image), spec())
     assert prepared.item is not None, prepared.problem
     np.testing.assert_array_equal(normalised(prepared.item), truth)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return resolve_model(str(write_seeing_model(tmp_path_factory.mktemp("seeing") / "llava")))
+
+
+OVERRIDES: list[dict[str, Any]] = [
+    {"size": {"shortest_edge": 60}},
+    {"do_center_crop": False, "size": {"height": 42, "width": 42}},
+    {"resample": 2},
+    {"rescale_factor": 0.5, "image_mean": [0.1, 0.2, 0.3], "image_std": [1.0, 2.0, 3.0]},
+]
+
+
+@pytest.mark.parametrize("overrides", OVERRIDES, ids=lambda each: next(iter(each)))
+def test_pixels_with_processor_settings_are_those_of_transformers(
+    files: ModelFiles, overrides: dict[str, Any]
+) -> None:
+    from transformers import CLIPImageProcessorPil
+
+    processor = CLIPImageProcessorPil(**PREPROCESSOR)
+    image = noise(100, 60)
+    truth = np.asarray(processor(image, return_tensors="np", **overrides)["pixel_values"][0])
+    own = read_picture_spec(files, overrides)
+    assert own is not None
+    item, plain = prepare(encoded(image), own).item, prepare(encoded(image), spec()).item
+    assert item is not None and plain is not None
+    np.testing.assert_array_equal(normalised(item), truth)
+    assert item.digest != plain.digest
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num_crops": 4}, "num_crops is not supported for llava models; they take crop_size, "),
+        ({"crop_size": 28}, "cannot be applied: preprocessor_config.json: pictures become (28"),
+        ({"do_resize": False}, "do_resize must be true"),
+        ({"resample": 9}, "resample must be 0 to 5"),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)  # fmt: skip
+def test_processor_settings_that_cannot_be_applied_are_refused(
+    files: ModelFiles, overrides: dict[str, Any], message: str
+) -> None:
+    check_picture_overrides(files, {"resample": 2})
+    with pytest.raises(ConfigError, match=r"^--mm-processor-kwargs") as caught:
+        check_picture_overrides(files, overrides)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "LA"])

@@ -155,6 +155,18 @@ def test_data_that_are_no_pictures_are_refused(llm: LLM, tmp_path: Path) -> None
         generate(llm, PICTURE, "user what assistant")
 
 
+def test_vllms_settings_of_pictures_hold_for_prompts(llm: LLM, tmp_path: Path) -> None:
+    folder = write_seeing_model(tmp_path / "llava")
+    settings: dict[str, Any] = {
+        "limit_mm_per_prompt": {"image": 1}, "mm_processor_kwargs": {"image_mean": [0.1, 0.9, 0.1]},
+        "mm_processor_cache_gb": 0.01,
+    }  # fmt: skip
+    with LLM(folder, num_threads=1, dtype="float32", **settings) as other:
+        assert logprobs(generate(other, RED)) != logprobs(generate(llm, RED))
+        with pytest.raises(InvalidRequest, match="limit_mm_per_prompt allows 1 in one prompt"):
+            generate(other, [RED, BLUE])
+
+
 def test_beam_search_and_models_of_text_take_no_pictures(llm: LLM) -> None:
     params: BeamSearchParams = None  # type: ignore[assignment]  # refused before it is read
     with pytest.raises(InvalidRequest, match="not supported by beam_search"):

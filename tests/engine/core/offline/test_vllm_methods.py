@@ -71,7 +71,7 @@ def test_what_there_is_not_is_explained(llm):
 
 
 def test_the_demo_model_has_sampling_defaults(llm):
-    assert llm.info.default_params == {"temperature": 0.2, "top_p": 0.9}
+    assert llm.info.default_params == {"temperature": 0.2, "top_p": 0.5}
 
 
 @pytest.mark.parametrize(

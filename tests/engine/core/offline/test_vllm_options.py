@@ -35,7 +35,8 @@ def test_settings_that_change_nothing_are_accepted():
         ({"swap_space": 4}, "kv_offloading_size keeps KV blocks in the host's memory"),
         ({"quantization": "mxfp4"}, "LLM(quantization='mxfp4') is not supported: how weights are"),
         ({"allowed_local_media_path": "/a"}, "give pictures as data: URLs, PIL images, bytes"),
-        ({"limit_mm_per_prompt": {"image": 1}}, "as many pictures as fit in it"),
+        ({"mm_processor_kwargs": {"resample": 2}}, "this model takes none: leave it out"),
+        ({"limit_mm_per_prompt": {"picture": 1}}, "takes image, video, audio; got 'picture'"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_had_are_one_sentence(settings, message):

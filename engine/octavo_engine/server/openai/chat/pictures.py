@@ -44,10 +44,10 @@ async def with_pictures(
 ) -> tuple[list[int], PromptMedia | None]:
     """The rendered prompt with its pictures. Raises RequestError."""
     urls = picture_urls(messages)
-    if len(urls) > limits.max_images:
+    most = limits.max_images if workers.max_images is None else workers.max_images
+    if len(urls) > most:
         raise InvalidRequest(
-            f"messages hold {len(urls)} pictures; at most {limits.max_images} may be sent in one "
-            "request",
+            f"messages hold {len(urls)} pictures; at most {most} may be sent in one request",
             param="messages",
         )
     if not urls:

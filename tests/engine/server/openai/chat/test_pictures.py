@@ -14,24 +14,26 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.core.async_engine import AsyncEngine, in_process
 from octavo_engine.core.media.prepare import prepare
 from octavo_engine.core.media.workers import PictureWorkers
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.server.app import build_app
 from octavo_engine.server.http.loopback import post
+from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.engine.models.tiny_seeing import PLACEHOLDER, seeing_model
 from tests.fakes.seeing import data_url, encoded, write_seeing_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 RED, BLUE = (encoded(Image.new("RGB", (80, 60), colour)) for colour in ("red", "blue"))
 NUM_ROWS = seeing_model("llava").media.num_rows
 
 
 class Rig:
-    def __init__(self, folder: Any, **settings: Any) -> None:
+    def __init__(self, folder: Any, engine: Any = None, **settings: Any) -> None:
         self.runner = asyncio.Runner()
-        config = EngineConfig(model=str(folder), num_threads=1, dtype="float32")
+        config = EngineConfig(model=str(folder), num_threads=1, dtype="float32", **(engine or {}))
         self.engine = self.runner.run(self._start(config))
         self._app = build_app(self.engine, ServerSettings(**settings))
 
@@ -171,6 +173,31 @@ def test_other_refusals(rig: Rig) -> None:
     assert "maximum context length" in rig.refusal(*[picture(RED)] * 16)
     assert "truncate_prompt_tokens" in rig.refusal(picture(RED), truncate_prompt_tokens=5)
     assert "reads text only" in rig.refusal({"type": "input_audio", "input_audio": {}})
+
+
+def test_the_flags_of_pictures_reach_every_request(tmp_path: Path) -> None:
+    flags = {"limit_mm_per_prompt": "image=2", "mm_processor_kwargs": '{"resample": 0}'}
+    rig = Rig(write_seeing_model(tmp_path / "llava"), flags, limits=RequestLimits(max_images=1))
+    try:
+        assert rig.engine.pictures is not None
+        assert rig.engine.pictures.spec.resample == 0
+        rig.chat(picture(RED), picture(BLUE))
+        three = [picture(RED)] * 3
+        assert "messages hold 3 pictures; at most 2 may be sent" in rig.refusal(*three)
+        body = {"messages": [{"role": "user", "content": three}]}
+        status, answer = rig.post("/tokenize", body)
+        assert status == 400 and "at most 2" in answer["error"]["message"]
+    finally:
+        rig.close()
+
+
+def test_a_model_does_not_start_with_settings_that_cannot_be_applied(tmp_path: Path) -> None:
+    folder = write_seeing_model(tmp_path / "llava")
+    config = EngineConfig(
+        model=str(folder), num_threads=1, dtype="float32", mm_processor_kwargs='{"tiles": 2}'
+    )
+    with pytest.raises(ConfigError, match="--mm-processor-kwargs: tiles is not supported"):
+        asyncio.run(Rig._start(config))
 
 
 def test_a_worker_that_dies_or_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

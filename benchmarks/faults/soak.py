@@ -1,0 +1,217 @@
+"""Engines and a router under a mixed load with faults for as long as is wanted: what grows.
+
+    python -m benchmarks.faults.soak [--minutes M] [--clients N] [--model MODEL] [--json FILE]
+
+Two engines behind a router, processes of their own. Clients send requests of all kinds of
+`benchmarks.faults.answers`; one in ten leaves in the midst of its stream, one in ten is refused,
+and every few minutes one engine stalls for a second. Every ten seconds, the resident memory, the
+descriptors and the threads of each process and its children are noted. The slope of each is the
+median of the slopes between all pairs of samples after the first quarter (Theil-Sen): single peaks
+do not move it. Ends with status 1 where a request failed that should not, a block is left, or in
+an hour and more a process grew by over 1 MiB an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+import psutil
+
+from benchmarks.faults.answers import CASES, body_of
+from benchmarks.faults.bounds import judge
+from benchmarks.router.overload import Verdict
+from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SAMPLE_S: Final = 10.0
+STALL_EVERY_S: Final = 150.0
+STALL_S: Final = 1.0
+TIMEOUT_S: Final = 120.0
+_LONG_MINUTES: Final = 60.0
+_MIB: Final = 2**20
+_MAX_PAIRS: Final = 200_000
+_BLOCKS: Final = re.compile(r"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Resources:
+    """Samples of one process and its children."""
+
+    name: str
+    at_s: list[float] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, pid: int, at_s: float) -> None:
+        parent = psutil.Process(pid)
+        family = [parent, *parent.children(recursive=True)]
+        self.at_s.append(at_s)
+        self.values["MiB"].append(sum(one.memory_info().rss for one in family) / _MIB)
+        self.values["descriptors"].append(sum(one.num_fds() for one in family))
+        self.values["threads"].append(sum(one.num_threads() for one in family))
+
+    def slopes(self) -> dict[str, float]:
+        """Of each, in an hour."""
+        return {kind: slope(self.at_s, found) * 3600 for kind, found in self.values.items()}
+
+
+def slope(at_s: Sequence[float], values: Sequence[float]) -> float:
+    """The median of the slopes of all pairs behind the first quarter; 0 where there are none."""
+    points = list(zip(at_s, values, strict=True))[len(at_s) // 4 :]
+    pairs = list(combinations(points, 2))[:_MAX_PAIRS]
+    return statistics.median((b - a) / (y - x) for (x, a), (y, b) in pairs) if pairs else 0.0
+
+
+@dataclass(slots=True)
+class Load:
+    """Clients without a pause but a short one, and what became of their requests."""
+
+    url: str
+    seed: int
+    ended: Counter[str] = field(default_factory=Counter)
+    failed: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+    async def run(self, clients: int) -> None:
+        async with httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S) as client:
+            await asyncio.gather(*(self._one(client, random.Random(n)) for n in range(clients)))
+
+    async def _one(self, client: httpx.AsyncClient, rng: random.Random) -> None:
+        while not self.is_over:
+            await asyncio.sleep(rng.uniform(0.05, 0.3))
+            number = rng.randrange(10**9)
+            case = rng.choice(CASES)
+            body = body_of(case, number, self.seed) | {"stream": rng.random() < 0.7}
+            how = rng.random()
+            try:
+                if how < 0.1:
+                    await self._refused(client, case.path, body)
+                elif how < 0.2:
+                    await self._left(client, case.path, body | {"stream": True})
+                else:
+                    answer = await client.post(case.path, json=body)
+                    if answer.status_code != 200 or b'"error":{' in answer.content:
+                        raise ValueError(f"{answer.status_code}: {answer.text[:200]}")
+                    self.ended["answered"] += 1
+            except (ValueError, httpx.HTTPError) as error:
+                self.failed.append(f"{case.name}: {type(error).__name__}: {error}"[:300])
+
+    async def _refused(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+        answer = await client.post(path, json=body | {"temperature": -1})
+        if answer.status_code != 400:
+            raise ValueError(f"{answer.status_code} for a temperature of -1")
+        self.ended["refused"] += 1
+
+    async def _left(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+        async with client.stream("POST", path, json=body) as response:
+            async for _ in response.aiter_bytes():
+                break
+        self.ended["left"] += 1
+
+
+async def play(minutes: float, clients: int, engines: list[Server], router: Server) -> Verdict:
+    verdict = Verdict("soak")
+    load = Load(router.url, seed=int(time.time()))
+    running = asyncio.create_task(load.run(clients))
+    watched = [Resources(f"engine {at}") for at in range(len(engines))]
+    watched.append(Resources("router"))
+    rng, began_at = random.Random(load.seed), time.monotonic()
+    stall_at = began_at + STALL_EVERY_S
+    while (now := time.monotonic()) < began_at + minutes * 60:
+        for resources, server in zip(watched, [*engines, router], strict=True):
+            resources.take(server.process.pid, now - began_at)
+        if now >= stall_at:
+            stall_at = now + STALL_EVERY_S
+            await _stall(rng.choice(engines))
+        await asyncio.sleep(SAMPLE_S)
+    load.is_over = True
+    await running
+    await asyncio.sleep(2.0)
+    for resources in watched:
+        for kind, found in resources.slopes().items():
+            verdict.seen[f"{resources.name}, {kind} an hour"] = round(found, 3)
+        verdict.seen[f"{resources.name}, MiB at the end"] = round(resources.values["MiB"][-1], 1)
+    verdict.seen["blocks left, share"] = max([await _held(one.url) for one in engines])
+    verdict.seen["requests"] = sum(load.ended.values())
+    verdict.seen["failed"] = len(load.failed)
+    if minutes >= _LONG_MINUTES:  # in less, caches still fill
+        for resources in watched:
+            verdict.expect(resources.slopes()["MiB"] <= 1.0, f"{resources.name} grows")
+    for complaint in load.failed[:5]:
+        verdict.expect(False, complaint)
+    judge("soak", verdict)
+    return verdict
+
+
+async def _stall(server: Server) -> None:
+    server.pause()
+    await asyncio.sleep(STALL_S)
+    server.resume()
+
+
+async def _held(url: str) -> float:
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+        text = (await client.get(url + "/metrics")).text
+    return max(map(float, _BLOCKS.findall(text)))
+
+
+def run(model: str, minutes: float, clients: int) -> Verdict:
+    with tempfile.TemporaryDirectory(prefix="octavo-soak-") as name:
+        servers: list[Server] = []
+        try:
+            for number in range(2):
+                port = free_port()
+                servers.append(Server.start(
+                    [sys.executable, "-m", "octavo.cli", "serve", model, "--port", str(port),
+                     "--served-model-name", "m", "--num-threads", "1",
+                     "--kv-cache-memory-bytes", "128MiB"],
+                    port=port, log=Path(name) / f"engine-{number}.log", ready="/ready",
+                ))  # fmt: skip
+            port = free_port()
+            upstreams = ",".join(one.url for one in servers)
+            router = Server.start(
+                [sys.executable, "-m", "octavo.cli", "router", "--host", "127.0.0.1", "--port",
+                 str(port), "--upstreams", upstreams],
+                port=port, log=Path(name) / "router.log", ready="/ready",
+            )  # fmt: skip
+            servers.append(router)
+            return asyncio.run(play(minutes, clients, servers[:-1], router))
+        finally:
+            for server in reversed(servers):
+                server.stop()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--model", default="demo://smollm2")
+    parser.add_argument("--json", metavar="FILE", help="write what was seen there as well")
+    args = parser.parse_args(arguments)
+    end_cleanly_on_sigterm()
+    verdict = run(args.model, args.minutes, args.clients)
+    verdict.show()
+    if args.json:
+        Path(args.json).write_text(json.dumps(asdict(verdict), indent=2) + "\n")
+    return 1 if verdict.complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

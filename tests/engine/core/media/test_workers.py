@@ -1,0 +1,57 @@
+"""Mutated picture files through the processes that decode: none dies, hangs or grows."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from octavo_engine.core.media.prepare import FORMATS
+from octavo_engine.core.media.workers import NUM_WORKERS, PictureWorkers
+from octavo_engine.errors import InvalidRequest
+from tests.engine.core.media.test_prepare import mutated, noise, spec
+from tests.fakes.seeing import encoded
+
+MAX_WORKER_MIB = 700  # one picture of 40 megapixels, decoded and in RGB
+
+
+def peak_mib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10
+
+
+async def outcome(workers: PictureWorkers, data: bytes) -> str:
+    try:
+        await workers.prepare(data, "picture")
+    except InvalidRequest as error:
+        return str(error)
+    return "read"
+
+
+@pytest.mark.slow
+def test_mutated_files_end_no_worker() -> None:
+    rng = random.Random(3)
+    files = [encoded(noise(70, 50), kind) for kind in FORMATS]
+    workers = PictureWorkers(spec())
+
+    async def scene() -> None:
+        assert await outcome(workers, files[0]) == "read"
+        assert workers._pool is not None
+        started = dict(workers._pool._processes)
+        outcomes = []
+        for _ in range(50):
+            batch = [mutated(rng, rng.choice(files)) for _ in range(8)]
+            outcomes += await asyncio.gather(*(outcome(workers, data) for data in batch))
+        processes = workers._pool._processes
+        assert started.items() <= processes.items()
+        assert len(processes) <= NUM_WORKERS
+        assert max(map(peak_mib, processes)) < MAX_WORKER_MIB
+        assert 20 < outcomes.count("read") < 380
+        assert not [each for each in outcomes if "died" in each or "takes longer" in each]
+
+    try:
+        asyncio.run(scene())
+    finally:
+        workers.close()
