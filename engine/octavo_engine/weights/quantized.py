@@ -1,4 +1,4 @@
-"""Safetensors with quantised matrices: GPTQ, AWQ, AutoRound, compressed-tensors and FP8."""
+"""Safetensors whose matrices are quantised, read through the layout that config.json names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from octavo_engine.errors import ModelError
+from octavo_engine.weights.bitsandbytes import FOUR_BIT_PARTS, FOUR_BIT_TYPES, BitsAndBytes4
 from octavo_engine.weights.checkpoint import Scales, StoredTensor
 from octavo_engine.weights.integer_blocks import (
     BLOCK,
@@ -28,6 +29,7 @@ _GPTQ_BITS = (2, 3, 4, 8)
 _COMPANIONS = (
     ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape",
     ".weight_g_idx", ".input_scale", ".input_zero_point", ".weight_scale_inv",
+    ".SCB", ".weight_format", *FOUR_BIT_PARTS,
 )  # fmt: skip
 
 
@@ -65,6 +67,8 @@ class QuantizedCheckpoint:
         self._modules = {f"{module}.weight": module for module in modules}
         hidden = {module + part for module in modules for part in (*_COMPANIONS, suffix)}
         self._names = (names - hidden) | self._modules.keys()
+        if isinstance(layout, BitsAndBytes4):
+            layout.log_size(inner, modules)
 
     def names(self) -> Iterable[str]:
         return self._names
@@ -92,10 +96,15 @@ class _IntegerLayout(Protocol):
 class _AsBlocks:
     """Integers with scales and zero points for groups of columns, as blocks of Q4_1 or Q8_0."""
 
-    scale = ".weight_scale"
-
-    def __init__(self, layout: _IntegerLayout, input_dtype: Literal["int8"] | None = None) -> None:
+    def __init__(
+        self,
+        layout: _IntegerLayout,
+        input_dtype: Literal["int8"] | None = None,
+        *,
+        scale: str = ".weight_scale",
+    ) -> None:
         self._layout = layout
+        self.scale = scale
         self._input_dtype = input_dtype
         self.suffix = layout.suffix
 
@@ -209,6 +218,18 @@ class _IntQuantized:
         return Integers(q, scales, np.full(scales.shape, 128, np.uint8))
 
 
+class _BitsAndBytes8:
+    """A row's largest magnitude, SCB, is its 127. Columns of outliers are among the integers."""
+
+    suffix = ".weight"
+    bits = 8
+
+    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
+        q = checkpoint.array(f"{module}.weight", ("I8",), 2).view(np.uint8) ^ np.uint8(128)
+        scales = checkpoint.numbers(f"{module}.SCB", 1)[:, None] / np.float32(127)
+        return Integers(q, scales, np.full(scales.shape, 128, np.uint8))
+
+
 class _Float8:
     """Floats of 8 bits with a scale for the matrix, for each row, or for each block."""
 
@@ -280,6 +301,8 @@ def layout_of(config: object) -> Layout:
             return _auto_round(config)
         case "awq" if bits == 4 and str(config.get("version", "gemm")).lower() == "gemm":
             return _AsBlocks(_AWQ())
+        case "bitsandbytes":
+            return _bitsandbytes(config)
         case "fp8":
             return _float8(config)
         case "compressed-tensors":
@@ -300,6 +323,15 @@ def _auto_round(config: Mapping[str, Any]) -> Layout:
         if packing in ("auto_round:auto_awq", "auto_round:awq") and bits == 4:
             return _AsBlocks(_AWQ())
     raise _refused(f"auto-round of packing_format {packing!r:.40} with {bits!r:.20} bits")
+
+
+def _bitsandbytes(config: Mapping[str, Any]) -> Layout:
+    if config.get("load_in_8bit"):
+        return _AsBlocks(_BitsAndBytes8(), scale=".SCB")
+    kind = config.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' own default
+    if config.get("load_in_4bit") and kind in FOUR_BIT_TYPES:
+        return BitsAndBytes4(kind)
+    raise _refused(f"bitsandbytes with bnb_4bit_quant_type {kind!r:.20}")
 
 
 def _float8(config: Mapping[str, Any]) -> Layout:
@@ -343,7 +375,7 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Layout:
 def _refused(what: str) -> ModelError:
     return ModelError(
         f"config.json: quantization_config: {what} is not supported; there are: gptq with 2, 3, 4 "
-        "and 8 bits, awq (gemm) with 4, auto-round packed as one of these, fp8, compressed-tensors "
-        "pack-quantized with 4 and 8, int-quantized and float-quantized with 8, mxfp4; or use the "
-        "original model, or a GGUF file of it"
+        "and 8 bits, awq (gemm) with 4, auto-round packed as one of these, bitsandbytes int8, "
+        "nf4 and fp4, fp8, compressed-tensors pack-quantized with 4 and 8, int-quantized and "
+        "float-quantized with 8, mxfp4; or use the original model, or a GGUF file of it"
     )
