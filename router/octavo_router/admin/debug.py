@@ -13,6 +13,7 @@ from octavo_router.errors import Rejected, no_route
 from octavo_router.http.messages import Inbound, Reply
 from octavo_router.routing.decision import describe
 from octavo_router.routing.filters import narrow
+from octavo_router.routing.tier_hits import count_tier_hits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -191,6 +192,7 @@ class Debug:
             if route_request.keys
             else [0] * len(endpoints)
         )
+        count_tier_hits(endpoints, route_request.keys, matched)
         at = policy.pick(route_request, endpoints, matched)
         scores = policy.explain(route_request, endpoints, matched)
         return shown | describe(

@@ -60,6 +60,7 @@ class Endpoint:
 
     spec: EndpointSpec
     slot: int = -1  # in the residency index
+    tier_keys: dict[int, str] = field(default_factory=dict)  # the medium of keys in slower memory
     kind: Kind = "openai"
     state: State = "connecting"
     reason: str = ""  # why it is not ready, in words

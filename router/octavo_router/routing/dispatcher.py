@@ -17,6 +17,7 @@ from octavo_router.routing.estimate import TokenRates
 from octavo_router.routing.filters import narrow
 from octavo_router.routing.outcome import CLIENT_GONE, AttemptResult, Outcome
 from octavo_router.routing.prefill_decode import PrefillDecode
+from octavo_router.routing.tier_hits import count_tier_hits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -220,6 +221,7 @@ class Dispatcher:
         keys = request.keys
         if keys:
             matched = self._index.match(keys, slots)
+            count_tier_hits(endpoints, keys, matched)
             names = request.names = names_of(keys)
             if self.underway.num_computing:
                 rate = self.token_rates.per_key(request.pool)
@@ -287,6 +289,7 @@ class Dispatcher:
         matched = [0] * len(endpoints)
         if request.keys:
             matched = self._index.match(request.keys, [one.slot for one in endpoints])
+            count_tier_hits(endpoints, request.keys, matched)
         at = pricing.cheapest(request.prompt_tokens, endpoints, matched)
         endpoint = endpoints[at]
         uncached_tokens = max(1, request.prompt_tokens - matched[at])

@@ -7,7 +7,8 @@ which tokens a text becomes, and the router has none. Those go by the router's o
 (ResidencyIndex.assume), which events still correct in the one way that is sound: a server that
 cleared its cache holds nothing.
 
-Only blocks in the GPU's memory and of full attention count. Two blocks may stand for one key (two
+Only blocks of full attention count, and in the index only those in the GPU's memory; the keys of
+blocks in slower memory are kept apart (signals.kv_tier_keys). Two blocks may stand for one key (two
 copies, or equal tokens with an image between them that we cannot see), so keys are counted.
 """
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.route_keys import CHUNK_BYTES, canonical, chain
 from octavo_router.signals.kv_events import BlockId, Cleared, Event, Removed, Stored
+from octavo_router.signals.kv_tier_keys import MEDIA, KvTierKeys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +54,7 @@ class KvResidency:
         self._index = index
         self._slot = slot
         self._tally = tally
+        self.tiers = KvTierKeys()
         self._blocks: dict[_Id, _Block] = {}
         self._references: dict[int, int] = {}
         self._parked: dict[_Id, list[Stored]] = {}
@@ -88,9 +91,13 @@ class KvResidency:
         self._num_parked = 0
         self._stored.clear()
         self._evicted.clear()
+        self.tiers.clear()
         self._index.clear(self._slot)
 
     def _store(self, event: Stored) -> None:
+        if event.medium in MEDIA:
+            self._store_in_tier(event)
+            return
         tokens_told = len(event.token_ids) == len(event.hashes) * event.block_size
         if event.medium != "GPU" or event.kind != "full_attention" or not tokens_told:
             self._tally.add("stored", "ignored")
@@ -136,7 +143,24 @@ class KvResidency:
         self._unpark(id_)
         return block
 
+    def _store_in_tier(self, event: Stored) -> None:
+        result = "ignored"
+        for hash_ in event.hashes:
+            id_ = (event.group, hash_)
+            block = self._blocks.get(id_)
+            keys = self.tiers.keys_of(id_) if block is None else block.keys
+            if keys and self.tiers.store(id_, keys, event.medium):
+                result = "applied"
+        self._tally.add("stored", result)
+
+    def _remove_from_tier(self, event: Removed) -> None:
+        for hash_ in event.hashes:
+            self.tiers.remove((event.group, hash_), event.medium)
+
     def _remove(self, event: Removed) -> None:
+        if event.medium in MEDIA:
+            self._remove_from_tier(event)
+            return
         if event.medium != "GPU":
             return
         self._tally.add("removed", "applied")

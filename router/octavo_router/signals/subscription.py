@@ -161,11 +161,13 @@ class Subscription:
         from octavo_router.signals.kv_residency import KvResidency
 
         residency = KvResidency(self._index, self.endpoint.slot, tally)
+        self.endpoint.tier_keys = residency.tiers.held
         follower = KvFollower(live, labels.get(KV_REPLAY_LABEL, ""), residency, tally)
         task = asyncio.create_task(follower.follow(), name=f"KV events of {live}")
         try:
             await self._plain.follow()
         finally:
+            self.endpoint.tier_keys = {}
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 

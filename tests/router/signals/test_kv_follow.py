@@ -193,9 +193,13 @@ def test_a_plain_server_with_events_is_polled_and_followed():
                 await publisher.say(0, stored(0))
                 await until(lambda: router.index.match(KEYS, [endpoint.slot]) == [16])
                 await until(lambda: endpoint.state == "ready")
+                on_disk = ["BlockStored", [1], None, [], 16, None, "DISK"]
+                await publisher.say(1, msgspec.msgpack.encode([1.0, [on_disk], 0]))
+                await until(lambda: list(endpoint.tier_keys.values()) == ["DISK"])
                 await engine.stop()
                 await until(lambda: endpoint.state == "down")
                 assert router.index.num_keys(endpoint.slot) == 0
+                assert endpoint.tier_keys == {}
         finally:
             publisher.context.destroy(linger=0)
 
