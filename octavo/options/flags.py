@@ -139,7 +139,7 @@ ENGINE_FLAGS = (
     Flag("sim.task", "simulator: what its model does", "sim-task"),
 )  # fmt: skip
 # Settled by the engine from other settings: no flag of their own.
-DERIVED = frozenset(("scheduler.max_model_len",))
+DERIVED = frozenset(("scheduler.max_model_len", "data_parallel_rank"))
 
 SERVER_FLAGS = (
     Flag("host", "address to listen on; 0.0.0.0 for all"),

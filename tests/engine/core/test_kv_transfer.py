@@ -344,8 +344,10 @@ class BadWire:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("windows", [(None,), (None, 40)])
 def test_random_lives_over_a_bad_wire_yield_only_true_tokens(monkeypatch, seed, windows):
-    monkeypatch.setattr(kv_tiers, "LEAST_PATIENCE_S", 0.2)
-    monkeypatch.setattr(kv_peers, "LOOKUP_S", 0.1)
+    # Whether it pays is another test's: what was measured on a busy machine decides it.
+    monkeypatch.setattr(kv_tiers, "is_worth_loading", lambda **_: True)
+    monkeypatch.setattr(kv_tiers, "LEAST_PATIENCE_S", 0.5)
+    monkeypatch.setattr(kv_peers, "LOOKUP_S", 0.5)
     monkeypatch.setattr(peer_engine, "MAX_RETRY_S", 0.0)
     monkeypatch.setattr(peer_engine, "REFUSED_RETRY_S", 0.0)
     chance = random.Random(seed)

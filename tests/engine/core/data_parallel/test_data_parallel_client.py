@@ -100,6 +100,13 @@ def kill(engine: AsyncEngine, rank: int) -> None:
     psutil.Process(cores_of(engine)[rank].client.pid).kill()
 
 
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return ""
+
+
 def prompt_of(seed: int, length: int = 64) -> list[int]:
     return [(seed * 1000 + place * 7) % 250 + 1 for place in range(length)]
 
@@ -153,9 +160,10 @@ def test_each_core_may_have_ranks() -> None:
 
     async def test() -> None:
         config = REAL.replace(data_parallel_size=2, tensor_parallel_size=2, num_threads=4)
+        before = set(psutil.Process().children(recursive=True))  # of other tests
         async with Running(config) as engine:
-            processes = psutil.Process().children(recursive=True)
-            commands = [" ".join(each.cmdline()) for each in processes]
+            processes = set(psutil.Process().children(recursive=True)) - before
+            commands = [command_of(each) for each in processes]
             assert sum("process.child" in command for command in commands) == 2
             assert sum("executor.worker" in command for command in commands) == 2
             answers = await asyncio.gather(*(answer(engine, each, short) for each in prompts))
@@ -252,6 +260,7 @@ def test_a_core_that_is_given_up_ends_the_engine() -> None:
 
 def test_a_model_that_cannot_be_loaded_ends_the_start() -> None:
     async def test() -> None:
+        before = set(psutil.Process().children())  # of other tests
         config = EngineConfig(model="/nowhere", device="cpu", data_parallel_size=2)
         engine = await AsyncEngine.start(config)
         with pytest.raises((ConfigError, ModelError)):
@@ -262,7 +271,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_start() -> None:
         with pytest.raises(ConfigError, match="KV"):
             await engine.ready()
         await engine.stop()
-        assert not psutil.Process().children()
+        assert not set(psutil.Process().children()) - before
 
     run(test)
 
