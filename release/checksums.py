@@ -87,8 +87,7 @@ def problems(folder: Path, public: Path) -> list[str]:
             return [f"{folder / name} is missing; download it again"]
     command = ["pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", public,
                "-in", folder / SUMS, "-sigfile", folder / SIGNATURE]  # fmt: skip
-    done = subprocess.run(["openssl", *map(str, command)], capture_output=True, check=False)
-    if done.returncode != 0:
+    if _run_openssl(command).returncode != 0:
         return [f"{folder / SIGNATURE} is not a signature of {SUMS} by {public}; do not use them"]
     wanted = {}
     for line in (folder / SUMS).read_text().splitlines():
@@ -109,16 +108,18 @@ def problems(folder: Path, public: Path) -> list[str]:
 
 
 def _openssl(*arguments: object) -> bytes:
-    try:
-        done = subprocess.run(
-            ["openssl", *map(str, arguments)], capture_output=True, check=False
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise SystemExit("openssl is missing; install OpenSSL 3") from None
+    done = _run_openssl(arguments)
     if done.returncode != 0:
         reason = done.stderr.decode(errors="replace").strip()[:300]
         raise SystemExit(f"openssl {arguments[0]} failed, it needs OpenSSL 3: {reason}")
     return done.stdout
+
+
+def _run_openssl(arguments: Sequence[object]) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(["openssl", *map(str, arguments)], capture_output=True, check=False)
+    except FileNotFoundError:
+        raise SystemExit("openssl is missing; install OpenSSL 3") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -97,3 +97,19 @@ def test_verify_ends_with_status_1(
     (dist / "octavo.whl").write_bytes(b"")
     assert checksums.main(arguments) == 1
     assert "octavo.whl differs" in capsys.readouterr().err
+
+
+def test_openssl_alone_verifies(dist: Path, keys: tuple[Path, Path]) -> None:
+    command = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", str(keys[1]),
+               "-in", checksums.SUMS, "-sigfile", checksums.SIGNATURE]  # fmt: skip
+    subprocess.run(command, cwd=dist, check=True)
+
+
+@pytest.mark.parametrize("command", ["sign", "verify"])
+def test_missing_openssl_is_named(
+    dist: Path, keys: tuple[Path, Path], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(dist))
+    key = keys[0] if command == "sign" else keys[1]
+    with pytest.raises(SystemExit, match="install OpenSSL 3"):
+        checksums.main([command, str(dist), "--key", str(key)])
