@@ -279,8 +279,10 @@ def test_whatever_comes_the_parsers_raise_nothing_but_peer_errors(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_clients_send_the_server_goes_on_serving(server, monkeypatch, caplog, seed):
-    monkeypatch.setattr(block_server, "HANDSHAKE_S", 0.2)
-    monkeypatch.setattr(block_server, "FRAME_S", 0.2)
+    monkeypatch.setattr(
+        block_server, "HANDSHAKE_S", 2
+    )  # honest ones must make it on a busy machine
+    monkeypatch.setattr(block_server, "FRAME_S", 2)
     chance = random.Random(seed)
     for _ in range(60):
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
