@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.weights.bfloat16 import to_bfloat16
 from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
 from octavo_engine.weights.gguf_config import architecture_of
 from octavo_engine.weights.gguf_names import hugging_face_name
 from octavo_engine.weights.source import resolve_model
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from octavo_engine.weights.gguf import GGUFFile
 
 SOURCE = "demo://smollm2"
@@ -79,7 +78,7 @@ def write_safetensors(file: GGUFFile, path: Path) -> None:
     with part.open("wb") as out:
         out.write(len(encoded).to_bytes(8, "little") + encoded)
         for name, shape in sorted(shapes.items()):
-            out.write(bfloat16(to_float32(checkpoint.read(name, shape))).tobytes())
+            out.write(to_bfloat16(to_float32(checkpoint.read(name, shape))).tobytes())
     part.replace(path)
 
 
@@ -106,19 +105,13 @@ def write_gguf(source: Path, path: Path) -> None:
         if values.ndim < 2:
             writer.add_tensor(tensor.name, values)
         else:
-            numbers = bfloat16(values).view(np.uint8)
+            numbers = to_bfloat16(values).view(np.uint8)
             writer.add_tensor(tensor.name, numbers, raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     part.replace(path)
-
-
-def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """To the nearest, ties to even; weights are finite."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def _write_tokenizer(source: Path, folder: Path) -> None:

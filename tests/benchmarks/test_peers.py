@@ -17,6 +17,7 @@ from benchmarks.peers.contenders import CONTENDERS, Contender
 from benchmarks.servers import NotReady, Server, free_port
 from octavo.measure.machine_limits import MachineLimits
 from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.weights.bfloat16 import to_bfloat16
 from octavo_engine.weights.gguf import GGUFFile
 from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
 from octavo_engine.weights.safetensors import SafetensorsCheckpoint
@@ -198,7 +199,7 @@ def test_the_models_of_all_peers_hold_the_same_numbers(tmp_path):
         ("model.norm.weight", (64,)),
     ):
         truth = to_float32(original.read(name, shape))
-        rounded = models.bfloat16(truth)
+        rounded = to_bfloat16(truth)
         np.testing.assert_array_equal(written.read(name, shape).data.view(np.uint16),
                                       rounded.reshape(-1))  # fmt: skip
         theirs = to_float32(again.read(name, shape))

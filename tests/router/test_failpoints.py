@@ -100,12 +100,12 @@ def test_a_router_dies_or_waits_at_each_point(
     env = {VARIABLE: f"{name}={action}"}
     with routing("--upstreams", healthy.url, env=env) as router:
         router.until(lambda: list(router.states().values()) == ["ready"])
-        told = asyncio.run(all_streams(router.port))
+        answers = asyncio.run(all_streams(router.port))
         if action.startswith("kill"):
-            assert any(isinstance(one, Exception) for one in told)
+            assert any(isinstance(one, Exception) for one in answers)
             assert router.wait() == -9
         else:
-            all_whole(told, texts)
+            all_whole(answers, texts)
             router.until(lambda: in_flight(router) == 0)
     until_idle(healthy.url)
     with routing("--upstreams", healthy.url) as another:

@@ -47,7 +47,7 @@ class FolderResolver:
 
 
 def make_resolvers(settings: ServerSettings, *, takes_adapters: bool) -> list[AdapterResolver]:
-    """In the order in which they are asked: the folder first. Raises ConfigError."""
+    """In the order in which they search: the folder first. Raises ConfigError."""
     if not takes_adapters and (settings.lora_resolver_dir or settings.lora_resolvers):
         raise ConfigError("--lora-resolver-dir and --lora-resolvers need --enable-lora")
     resolvers: list[AdapterResolver] = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from octavo_engine.weights.bfloat16 import to_bfloat16
 from octavo_engine.weights.checkpoint import StoredTensor
 
 if TYPE_CHECKING:
@@ -142,6 +143,4 @@ def _as_bytes(values: NDArray[np.float32], dtype: str) -> NDArray[np.uint8]:
         return values.astype(np.float16).view(np.uint8)
     if dtype == "F32":
         return np.ascontiguousarray(values).view(np.uint8)
-    bits = values.view(np.uint32)
-    rounded = bits + (np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16  # to the nearest, ties to even
-    return rounded.astype(np.uint16).view(np.uint8)
+    return to_bfloat16(values).view(np.uint8)

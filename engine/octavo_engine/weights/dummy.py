@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo_engine.weights.bfloat16 import to_bfloat16
 from octavo_engine.weights.checkpoint import StoredTensor
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class DummyCheckpoint:
         return self._asked.keys()
 
     def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        data = _bfloat16(self._values(name, shape)).view(np.uint8).reshape(-1)
+        data = to_bfloat16(self._values(name, shape)).view(np.uint8).reshape(-1)
         self._asked[name] = len(data)
         return StoredTensor(name, "BF16", tuple(shape), data)
 
@@ -47,9 +48,3 @@ class DummyCheckpoint:
         digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=16).digest()
         rng = np.random.Generator(np.random.SFC64(int.from_bytes(digest, "little")))
         return rng.standard_normal(count, dtype=np.float32) * np.float32(SCALE)
-
-
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Rounded to nearest, ties to even; the values here are finite."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
