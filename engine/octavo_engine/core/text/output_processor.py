@@ -361,6 +361,8 @@ class OutputProcessor:
             tail = answer.detokenizer.flush()
             if answer.stops is None:
                 new.text += tail
+            elif reason == "abort":  # half a character might have become another one: no match
+                new.text += answer.stops.flush() + tail
             else:
                 safe, met = answer.stops.push(tail)
                 new.text += safe

@@ -279,6 +279,19 @@ def test_abort_ends_with_what_there_is_and_later_news_are_dropped():
     assert processor.abort(request) == []
 
 
+def test_half_a_character_of_an_aborted_answer_is_no_stop_string():
+    processor = make_processor()
+    request, (sequence,) = add(processor, stop=["\N{REPLACEMENT CHARACTER}", "abc"])
+    processor.process([news(sequence, b"ab" + "ü".encode()[:1])])
+    processor.abort(request)
+    piece = request.take()
+    assert piece is not None
+    (output,) = piece.outputs
+    assert (output.text, output.finish_reason, output.stop_reason) == (
+        "ab\N{REPLACEMENT CHARACTER}", "abort", None,
+    )  # fmt: skip
+
+
 def test_all_in_flight_is_lost_with_the_core():
     processor = make_processor()
     requests = [add(processor, n=2)[0] for _ in range(3)]
