@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from octavo_common.process_tree import cpu_seconds, process_tree
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -118,11 +120,11 @@ class Server:
         self._signal(signal.SIGCONT)
 
     def cpu_s(self) -> float:
-        return sum(_cpu_s(pid) for pid in _tree(self.process.pid))
+        return cpu_seconds(self.process.pid)
 
     def memory(self) -> Memory:
         total = anonymous = 0
-        for pid in _tree(self.process.pid):
+        for pid in process_tree(self.process.pid):
             with suppress(OSError):  # it has just ended
                 for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                     kind, _, size = line.partition(":")
@@ -180,22 +182,3 @@ def _last_line(log: Path, word: str = "") -> str:
     if word and not said:
         return ""
     return f"{(said or ['nothing'])[-1][:300]} (all of it: {log})"
-
-
-def _tree(pid: int) -> list[int]:
-    """A process and those below it."""
-    found = [pid]
-    for parent in found:  # grows meanwhile
-        with suppress(OSError):
-            for task in Path(f"/proc/{parent}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far, from Linux' /proc."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

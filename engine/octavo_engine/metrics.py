@@ -110,26 +110,26 @@ class MonotonicStats:
     """EngineStats counters that keep growing when the core behind them starts again from zero."""
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}
-        self._total: dict[str, int] = {}
+        self._last: dict[str, float] = {}
+        self._total: dict[str, float] = {}
         self.num_positions = 0  # at which guesses were right
 
     def update(self, stats: EngineStats) -> None:
         for _, _, name in COUNTERS:
-            self._update(name, int(getattr(stats, name)))
+            self._update(name, getattr(stats, name))
         per_pos = stats.spec_accepted_per_pos
         self.num_positions = max(self.num_positions, len(per_pos))
         for place in range(self.num_positions):
             value = per_pos[place] if place < len(per_pos) else 0
             self._update(f"spec_accepted_{place}", value)
 
-    def _update(self, name: str, value: int) -> None:
+    def _update(self, name: str, value: float) -> None:
         last = self._last.get(name, 0)
         grown = value - last if value >= last else value
         self._total[name] = self._total.get(name, 0) + grown
         self._last[name] = value
 
-    def __getitem__(self, name: str) -> int:
+    def __getitem__(self, name: str) -> float:
         return self._total.get(name, 0)
 
 
@@ -140,6 +140,7 @@ class MetricsSnapshot:
     stats: EngineStats = field(default_factory=EngineStats)
     state: str = "loading"
     load_s: float = 0.0
+    cpu_s: float = 0.0  # of all processes of the engine
     block_size: int = 16
     kv_cache_dtype: str = "auto"
     is_sleeping: bool = False
@@ -424,6 +425,9 @@ class EngineMetrics:
         )
         yield self._own.gauge(
             names.NUM_HTTP_REQUESTS_IN_FLIGHT, "HTTP requests being answered.", self.http_in_flight
+        )
+        yield self._own.counter(
+            names.CPU_SECONDS, "Processor time of all processes.", {(): snapshot.cpu_s}
         )
         own = self._own
         yield own.one_hot(names.ENGINE_STATE, "the state the engine is in", "state",

@@ -62,15 +62,19 @@ def rate(text: str) -> float:
 async def _main(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from octavo.bench import load
+    from octavo.bench import counters, load
 
     plan = await _plan(args)
     if args.num_warmups:
         size = plan.max_concurrency
         warm = random_prompts(args.seed - 1, args.num_warmups, args.input_len, 300)
         await load.run(replace(plan, prompts=warm, output_len=2, max_concurrency=size))
+    before = await counters.read_counters(plan.address, plan.headers)
     results, elapsed_s = await load.run(plan)
+    after = await counters.read_counters(plan.address, plan.headers)
     figures = load.figures(plan, results, elapsed_s)
+    num_tokens = figures["total_input_tokens"] + figures["total_output_tokens"]
+    figures |= counters.figures(before, after, num_tokens)
     figures |= {"input_len": args.input_len, "output_len": args.output_len}
     if args.json != "-":
         show("Serving", figures)

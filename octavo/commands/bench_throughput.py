@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from octavo.commands.bench import add_profile_option, add_size_options
 from octavo.options.parser import CommandParser, positive
 from octavo.options.settings import add_engine_options, engine_config
 from octavo.options.vllm_flags import translate
+from octavo_common.process_tree import cpu_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +40,10 @@ def main(prog: str, argv: Sequence[str]) -> int:
         llm.generate([[1, 2, 3, 4]], warm, use_tqdm=False)
         if args.profile:
             llm.start_profile()
-        began_at = time.perf_counter()
+        began_at, cpu_before_s = time.perf_counter(), cpu_seconds(os.getpid())
         results = llm.generate(prompts, params)
         elapsed_s = time.perf_counter() - began_at
+        cpu_s = cpu_seconds(os.getpid()) - cpu_before_s
         if args.profile:
             llm.stop_profile(args.profile)
     prompt_tokens = sum(map(len, prompts))
@@ -57,6 +60,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
         "requests_per_second": args.num_prompts / elapsed_s,
         "output_tokens_per_second": output_tokens / elapsed_s,
         "tokens_per_second": (prompt_tokens + output_tokens) / elapsed_s,
+        "cpu_s_per_1000_tokens": cpu_s / (prompt_tokens + output_tokens) * 1e3,
         **of_limit(
             limits,
             config,

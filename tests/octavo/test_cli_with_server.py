@@ -96,6 +96,7 @@ def test_bench_serve_measures_every_request(server, tmp_path):
         assert 0 <= figures[f"p50_{name}_ms"] <= figures[f"p99_{name}_ms"]
     assert figures["p50_ttft_ms"] <= figures["p50_e2el_ms"]
     assert "output_throughput" in done.stdout
+    assert 0 < figures["cpu_s_per_1000_tokens"] < 100
 
 
 def test_bench_serve_counts_what_failed(server):

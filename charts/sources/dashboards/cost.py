@@ -90,6 +90,12 @@ COST = Dashboard(
                           f"({rate(n.GENERATION_TOKENS, 'model_name', _ENGINES)} * 3600)",
                           "{{model_name}}"),),
                     help="At the present load: idle engines cost as much as busy ones."),
+                Panel(title="Processor time of 1,000 tokens", unit="s", queries=(
+                    Query(f"{rate(n.CPU_SECONDS, 'model_name', _ENGINES)} * 1000 / "
+                          f"({rate(n.PROMPT_TOKENS, 'model_name', _ENGINES)} + "
+                          f"{rate(n.GENERATION_TOKENS, 'model_name', _ENGINES)})",
+                          "{{model_name}}"),),
+                    help="Of all processes of the engines; prompt and output tokens alike."),
             ),
         ),
         Row(

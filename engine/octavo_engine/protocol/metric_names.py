@@ -21,6 +21,7 @@ KV_TIER_BLOCKS = "octavo_kv_tier_blocks"
 NUM_HTTP_REQUESTS_IN_FLIGHT = "octavo_num_http_requests_in_flight"
 
 # counters: the text format adds _total
+CPU_SECONDS = "octavo_cpu_seconds"
 STEPS = "octavo_steps"
 PROMPT_TOKENS = "octavo_prompt_tokens"
 GENERATION_TOKENS = "octavo_generation_tokens"

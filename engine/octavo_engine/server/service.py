@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from octavo_common.process_tree import cpu_seconds
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.media.picture_sources import PictureSources
 from octavo_engine.errors import OctavoError
@@ -79,7 +81,8 @@ class Service:
             info = optional(lambda: self.engine.info)
             load_s = info.load_seconds if info is not None else 0.0
         return MetricsSnapshot(
-            stats=stats, state=state, load_s=load_s, block_size=BLOCK_SIZE,
+            stats=stats, state=state, load_s=load_s, cpu_s=cpu_seconds(os.getpid()),
+            block_size=BLOCK_SIZE,
             kv_cache_dtype=config.kv_cache_dtype,
             is_sleeping=self.admission.is_sleeping,
             max_loras=config.max_loras if config.enable_lora else 0,
