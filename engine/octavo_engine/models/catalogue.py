@@ -37,6 +37,7 @@ CATALOGUE = (
         "Llama",
         "the 13B: " + _PLAIN_ATTENTION,
     ),
+    FamilyEntry("Bamba", ("BambaForCausalLM",), "ibm-ai-platform/Bamba-9B-v2", limits=_RECURRENT),
     FamilyEntry("BLOOM", ("BloomForCausalLM",), "bigscience/bloom-560m", limits=_PLAIN_ATTENTION),
     FamilyEntry("Command-R, Command-R+", ("CohereForCausalLM",), "CohereLabs/c4ai-command-r-v01"),
     FamilyEntry(
@@ -65,6 +66,9 @@ CATALOGUE = (
         ("FalconForCausalLM",),
         "tiiuae/falcon-7b",
         limits="with `alibi`: " + _PLAIN_ATTENTION,
+    ),
+    FamilyEntry(
+        "Falcon-H1", ("FalconH1ForCausalLM",), "tiiuae/Falcon-H1-0.5B-Instruct", limits=_RECURRENT
     ),
     FamilyEntry("Gemma 1", ("GemmaForCausalLM",), "google/gemma-2b-it"),
     FamilyEntry("Gemma 2", ("Gemma2ForCausalLM",), "google/gemma-2-2b-it"),

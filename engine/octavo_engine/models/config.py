@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from octavo_engine.caches import KVSpec
+from octavo_engine.caches import KVSpec, StateSpec
 from octavo_engine.models.block import PLAIN, BlockConfig
 from octavo_engine.models.families import find_family
 from octavo_engine.models.fields import ConfigFields
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo_engine.caches import CacheSpec
     from octavo_engine.models.families import Family
     from octavo_engine.models.latent_config import LatentConfig
-    from octavo_engine.models.recurrent_config import Mixer, RecurrentConfig
+    from octavo_engine.models.recurrent_config import Mixer, Multipliers, RecurrentConfig
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
     from octavo_engine.models.speech_config import SpeechConfig
@@ -103,6 +103,7 @@ class ModelConfig:
     is_whole: bool = False  # texts are read whole, for a vector or a score: nothing is cached
     speech: SpeechConfig | None = None  # of models that read audio, their encoder
     recurrent: RecurrentConfig | None = None  # of layers that are not attention
+    multipliers: Multipliers | None = None  # of a hybrid's parts
     is_part: bool = False  # the text part of a model that also sees pictures
 
     @property
@@ -113,19 +114,24 @@ class ModelConfig:
         """What each layer remembers; one that remembers nothing has none."""
         return tuple(spec for layer in self.layers for spec in self._caches_of(layer))
 
-    def cache_index(self, layer: int) -> int:
-        """Of a layer's cache among all."""
-        return sum(len(self._caches_of(before)) for before in self.layers[:layer])
+    def cache_index(self, layer: int, *, of_state: bool = False) -> int:
+        """Of a layer's cache among all: of its state where it has keys and values besides."""
+        first = sum(len(self._caches_of(before)) for before in self.layers[:layer])
+        own = self._caches_of(self.layers[layer])
+        if not of_state:
+            return first
+        return first + next(i for i, spec in enumerate(own) if isinstance(spec, StateSpec))
 
     def _caches_of(self, layer: LayerConfig) -> list[CacheSpec]:
         if self.latent is not None:
             return [self.latent.cache(layer.window)]
-        if layer.mixer == "attention":
-            return [KVSpec(self.num_kv_heads, self.head_dim, layer.window)]
-        if layer.mixer == "mlp":
-            return []
-        assert self.recurrent is not None, "a family with such layers says what they are"
-        return [self.recurrent.state(self.hidden_size)]
+        caches: list[CacheSpec] = []
+        if layer.mixer in ("attention", "attention+mamba2"):
+            caches.append(KVSpec(self.num_kv_heads, self.head_dim, layer.window))
+        if layer.mixer not in ("attention", "mlp"):
+            assert self.recurrent is not None, "a family with such layers says what they are"
+            caches.append(self.recurrent.state(self.hidden_size))
+        return caches
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -270,6 +276,12 @@ def _scales(
             "embedding_scale": fields.positive("embedding_multiplier"),
             "residual_scale": fields.positive("residual_multiplier"),
             "logits_scale": 1.0 / fields.positive("logits_scaling"),
+        }
+    if family.scales == "falcon_h1":
+        return {  # a multiplier of keys is as well one of q · k
+            "attention_scale": fields.positive("key_multiplier") * head_dim**-0.5,
+            "embedding_scale": fields.positive("embedding_multiplier"),
+            "logits_scale": fields.positive("lm_head_multiplier"),
         }
     if family.scales == "gemma":
         return {

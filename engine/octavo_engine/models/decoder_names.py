@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.models.recurrent_config import DeltaConfig
+from octavo_engine.models.recurrent_config import DeltaConfig, MambaConfig
 from octavo_engine.models.speech_names import SpeechNames
 from octavo_engine.weights.views import Arranged, StoredPlace
 
@@ -122,6 +122,11 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.block_sparse_moe\.router\.layer\.", ".block_sparse_moe.gate."),
             (r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_proj."),
             (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
+        ),
+        "bamba": (
+            (r"\.feed_forward\.", ".mlp."),
+            (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+            (r"^model\.final_layernorm\.", "model.norm."),
         ),
         "qwen3_next": (),
         "starcoder2": (
@@ -296,6 +301,8 @@ def _deinterleaved(
 
 def _one(config: ModelConfig, name: str, ours: str) -> StoredPlace:
     naming = config.family.naming
+    if config.multipliers is not None and ours.endswith(".mamba.conv1d.weight"):
+        return StoredPlace((name,), factors=_of_convolution(config))
     if naming == "baichuan" and ours == "lm_head.weight":
         return StoredPlace((name,), has_unit_rows=config.vocab_size == _BAICHUAN2_TOKENS)
     is_transposed = naming in _TRANSPOSED and _PROJECTION.search(ours) is not None
@@ -306,6 +313,17 @@ def _one(config: ModelConfig, name: str, ours: str) -> StoredPlace:
         shape = (heads, config.head_dim)
     rows = None if match is None else _rows(config, match[1])
     return StoredPlace((name,), shape=shape, row_map=rows, is_transposed=is_transposed)
+
+
+def _of_convolution(config: ModelConfig) -> NDArray[np.float32]:
+    """The multipliers of x, B and C: a convolution of what they multiply is as well one by weights
+    that they do."""
+    mamba = config.recurrent
+    assert isinstance(mamba, MambaConfig), "the family has it"
+    assert config.multipliers is not None, "the family has them"
+    each = mamba.num_groups * mamba.state_size
+    sizes = (mamba.width, each, each)
+    return np.repeat(np.array(config.multipliers.ssm[1:4], np.float32), sizes)
 
 
 def _rows(config: ModelConfig, part: str) -> NDArray[np.int32] | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
-    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "qwen3_next", "whisper", "gpt_oss",
+    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "qwen3_next", "whisper", "gpt_oss",
 ]  # fmt: skip
 
 
@@ -51,7 +51,7 @@ class Family:
     fused_qkv: bool = False  # qkv_proj is stored as one matrix
     fused_gate_up: bool = False
     has_mlp_ratio: bool = False  # an MLP is 4 times as wide unless the file says otherwise
-    scales: Literal["plain", "granite", "gemma"] = "plain"
+    scales: Literal["plain", "granite", "gemma", "falcon_h1"] = "plain"
     # Which layers see only a window: all; from `max_window_layers` on; those without rope; all but
     # every `sliding_window_pattern`-th. A list `layer_types` overrules the last three.
     windows: Literal["none", "all", "upper", "nope", "pattern"] = "none"
@@ -162,6 +162,17 @@ _GRANITE = {
     "attention_multiplier": 1.0,
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
+}
+_BAMBA = {
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 8,
+    "mamba_n_heads": 128,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
 }
 _GLM = {
     "rms_norm_eps": 1.5625e-7,
@@ -358,6 +369,33 @@ _GPT: dict[str, Family] = {
             "n_groups": 8,
             "conv_kernel": 4,
             "use_conv_bias": True,
+        },
+    ),
+    "BambaForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(is_gated=True),
+        naming="bamba",
+        read=r.read_bamba,
+        defaults=_BAMBA | {"max_position_embeddings": 1 << 18, "partial_rotary_factor": 0.5},
+    ),
+    "FalconH1ForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(is_gated=True),
+        naming="bamba",
+        scales="falcon_h1",
+        read=r.read_falcon_h1,
+        defaults=_BAMBA
+        | {
+            "max_position_embeddings": 8192,
+            "mamba_d_ssm": 1024,
+            "mamba_norm_before_gate": True,
+            "attention_in_multiplier": 1.0,
+            "attention_out_multiplier": 1.0,
+            "embedding_multiplier": 1.0,
+            "key_multiplier": 1.0,
+            "lm_head_multiplier": 1.0,
+            "ssm_in_multiplier": 1.0,
+            "ssm_out_multiplier": 1.0,
         },
     ),
     "Qwen3NextForCausalLM": Family(

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.models.gpt import PlainMlp
 from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes
-from octavo_engine.models.mixers import GatedAttention, GatedConv, GatedDelta, Mamba
+from octavo_engine.models.mixers import (
+    AttentionBesideMamba,
+    GatedAttention,
+    GatedConv,
+    GatedDelta,
+    Mamba,
+    ScaledMlp,
+)
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -63,7 +70,9 @@ class HybridLayer:
         has_experts = config.layers[index].has_experts
         if has_experts:
             self.mlps.append(Experts(config, loader, index))
-        if not has_experts or config.family.experts == "mixtral":
+        if config.multipliers is not None:
+            self.mlps.append(ScaledMlp(config, loader, index))
+        elif not has_experts or config.family.experts == "mixtral":
             self.mlps.append(Mlp(config, loader, index))
 
     def forward(self, ops: Ops, x: Value) -> Value:
@@ -87,6 +96,8 @@ def _mixer(config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> Mod
             return GatedConv(config, loader, index)
         case "mamba2":
             return Mamba(config, loader, index)
+        case "attention+mamba2":
+            return AttentionBesideMamba(config, loader, index, ropes)
         case "delta":
             return GatedDelta(config, loader, index)
         case "mlp":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from octavo_engine.models.layers import Attention
+from octavo_engine.models.layers import Attention, Mlp
 from octavo_engine.models.recurrent_config import ConvConfig, DeltaConfig, MambaConfig
 from octavo_engine.ops import ConvSpec, DeltaSpec, SsdSpec
 
@@ -49,8 +49,12 @@ class Mamba:
         mamba = config.recurrent
         assert isinstance(mamba, MambaConfig), "the layer is one"
         prefix = f"model.layers.{index}.mamba"
-        layer, heads = config.cache_index(index), mamba.num_heads
+        layer, heads = config.cache_index(index, of_state=True), mamba.num_heads
         self.config, self.eps = mamba, config.norm_eps
+        # Those of x, B and C are in the convolution's weights.
+        multipliers = config.multipliers
+        self.gate_scale = 1.0 if multipliers is None else multipliers.ssm[0]
+        self.dt_scale = 1.0 if multipliers is None else multipliers.ssm[-1]
         self.input = loader.linear(
             f"{prefix}.in_proj",
             config.hidden_size,
@@ -60,7 +64,9 @@ class Mamba:
         self.output = loader.linear(
             f"{prefix}.out_proj", mamba.width, config.hidden_size, bias=mamba.bias
         )
-        self.norm = loader.vector(f"{prefix}.norm.weight", mamba.width)
+        self.norm = None
+        if mamba.norm != "none":
+            self.norm = loader.vector(f"{prefix}.norm.weight", mamba.width)
         self.conv = _conv(
             loader,
             f"{prefix}.conv1d",
@@ -87,13 +93,49 @@ class Mamba:
         ops = cast("RecurrentOps", ops)
         mamba = self.config
         parts = ops.linear(x, self.input)
-        gate = ops.columns(parts, 0, mamba.width)
+        gate = scaled(ops, ops.columns(parts, 0, mamba.width), self.gate_scale)
         xbc = ops.columns(parts, mamba.width, mamba.conv_width)
         dt = ops.columns(parts, mamba.width + mamba.conv_width, mamba.num_heads)
+        dt = scaled(ops, dt, self.dt_scale)
         y = ops.ssd_scan(ops.short_conv(xbc, self.conv), dt, self.scan)
+        if mamba.norm == "before_gate":
+            y = ops.group_norm(y, self.norm, self.eps, mamba.width // mamba.num_groups)
         y = ops.multiply(y, gate, "silu")
-        y = ops.group_norm(y, self.norm, self.eps, mamba.width // mamba.num_groups)
+        if mamba.norm == "behind_gate":
+            y = ops.group_norm(y, self.norm, self.eps, mamba.width // mamba.num_groups)
         return ops.linear(y, self.output)
+
+
+class AttentionBesideMamba:
+    """Both of the same normed input, each times its multipliers, added."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> None:
+        assert config.multipliers is not None, "the family has them"
+        self.multipliers = config.multipliers
+        self.attention = Attention(config, loader, index, ropes)
+        self.mamba = Mamba(config, loader, index)
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        by = self.multipliers
+        y = self.mamba.forward(ops, scaled(ops, x, by.ssm_in))
+        z = self.attention.forward(ops, scaled(ops, x, by.attention_in))
+        return ops.add(scaled(ops, y, by.ssm_out), z, scale=by.attention_out)
+
+
+class ScaledMlp(Mlp):
+    """An MLP with multipliers of what goes into its gate, and of its result."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int) -> None:
+        super().__init__(config, loader, index)
+        assert config.multipliers is not None, "the family has them"
+        self.multipliers, self.width = config.multipliers, config.intermediate_size
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        ops = cast("RecurrentOps", ops)
+        parts = ops.linear(x, self.gate_up)
+        gate = scaled(ops, ops.columns(parts, 0, self.width), self.multipliers.mlp_gate)
+        y = ops.multiply(ops.columns(parts, self.width, self.width), gate, self.activation)
+        return scaled(ops, ops.linear(y, self.down), self.multipliers.mlp_down)
 
 
 class GatedDelta:
@@ -151,6 +193,10 @@ class GatedAttention(Attention):
         ops = cast("RecurrentOps", ops)
         y = ops.attention(ops.linear(x, self.qkv), self.spec)
         return ops.linear(ops.multiply(y, ops.linear(x, self.gate), "sigmoid"), self.output)
+
+
+def scaled(ops: Ops, x: Value, factor: float) -> Value:
+    return x if factor == 1.0 else ops.scale(x, factor)
 
 
 def _conv(

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from octavo_engine.models.fields import ConfigFields
 
 # What stands in a layer's first half; an MLP mixes nothing.
-Mixer = Literal["attention", "conv", "mamba2", "delta", "mlp"]
+Mixer = Literal["attention", "conv", "mamba2", "attention+mamba2", "delta", "mlp"]
+
+# Where the norm of a scan's results stands.
+ScanNorm = Literal["behind_gate", "before_gate", "none"]
 
 MAX_KERNEL = 16  # the extension's own bounds
 MAX_SIZE = 1 << 20
@@ -44,6 +47,7 @@ class MambaConfig(NamedTuple):
     bias: bool  # of the projections
     dt_min: float
     dt_max: float
+    norm: ScanNorm = "behind_gate"
 
     @property
     def width(self) -> int:
@@ -82,6 +86,18 @@ class DeltaConfig(NamedTuple):
     def state(self, hidden_size: int) -> StateSpec:
         scan = (self.num_value_heads, self.key_dim, self.value_dim)
         return StateSpec((self.kernel - 1, self.conv_width), scan)
+
+
+class Multipliers(NamedTuple):
+    """Of what goes into the parts of a Falcon-H1 layer, and of what comes out of them."""
+
+    attention_in: float
+    attention_out: float
+    ssm_in: float
+    ssm_out: float
+    ssm: tuple[float, ...]  # of the projection's columns: gate, x, B, C, dt
+    mlp_gate: float
+    mlp_down: float
 
 
 RecurrentConfig: TypeAlias = ConvConfig | MambaConfig | DeltaConfig
@@ -147,9 +163,59 @@ def read_granite_hybrid(fields: ConfigFields, block: BlockConfig) -> Mapping[str
         "full_attention": "attention",
     }
     has_rope = fields.optional_text("position_embedding_type") == "rope"
-    width = fields.integer("mamba_expand", maximum=64) * fields.integer(
-        "hidden_size", maximum=MAX_SIZE
-    )
+    return {
+        "intermediate_size": fields.integer("shared_intermediate_size", maximum=MAX_SIZE),
+        "mixers": _mixers(fields, num_layers, known),
+        "recurrent": _beside_attention(fields),
+        "block": replace(block, positions="rope" if has_rope else "none"),
+    }
+
+
+def read_bamba(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    attended = fields.integers("attn_layer_indices", maximum=1024)
+    mixers: list[Mixer] = [
+        "attention" if index in attended else "mamba2" for index in range(num_layers)
+    ]
+    return {"mixers": mixers, "recurrent": _beside_attention(fields)}
+
+
+def read_falcon_h1(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    mixers: list[Mixer] = ["attention+mamba2"] * num_layers
+    mamba = _beside_attention(fields)
+    if fields.boolean("mamba_rms_norm"):
+        is_first = fields.boolean("mamba_norm_before_gate")
+        mamba = mamba._replace(norm="before_gate" if is_first else "behind_gate")
+    else:
+        mamba = mamba._replace(norm="none")
+    bias = fields.boolean("projectors_bias")
+    if bias != mamba.bias:
+        raise fields.error("projectors_bias", "must be as mamba_proj_bias")
+    return {
+        "mixers": mixers,
+        "recurrent": mamba,
+        "multipliers": Multipliers(
+            fields.positive("attention_in_multiplier"),
+            fields.positive("attention_out_multiplier"),
+            fields.positive("ssm_in_multiplier"),
+            fields.positive("ssm_out_multiplier"),
+            _multipliers(fields, "ssm_multipliers", 5),
+            *_multipliers(fields, "mlp_multipliers", 2),
+        ),
+    }
+
+
+def _multipliers(fields: ConfigFields, name: str, count: int) -> tuple[float, ...]:
+    return (1.0,) * count if fields.raw(name) is None else fields.positives(name, count)
+
+
+def _beside_attention(fields: ConfigFields) -> MambaConfig:
+    """By the names of fields that Granite 4, Bamba and Falcon-H1 share."""
+    width = fields.optional_integer("mamba_d_ssm", maximum=MAX_SIZE)
+    if width is None:
+        expand = fields.integer("mamba_expand", maximum=64)
+        width = expand * fields.integer("hidden_size", maximum=MAX_SIZE)
     head_dim = fields.raw("mamba_d_head")
     mamba = _mamba(
         fields,
@@ -163,12 +229,9 @@ def read_granite_hybrid(fields: ConfigFields, block: BlockConfig) -> Mapping[str
         limits=_limits(fields),
         own_width=width if head_dim in (None, "auto") else None,
     )
-    return {
-        "intermediate_size": fields.integer("shared_intermediate_size", maximum=MAX_SIZE),
-        "mixers": _mixers(fields, num_layers, known),
-        "recurrent": mamba,
-        "block": replace(block, positions="rope" if has_rope else "none"),
-    }
+    if mamba.width != width:
+        raise fields.error("mamba_n_heads", f"times the size of a head must be {width}")
+    return mamba
 
 
 _PATTERN: dict[str, Mixer] = {"M": "mamba2", "*": "attention", "-": "mlp"}

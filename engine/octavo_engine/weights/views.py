@@ -70,6 +70,7 @@ class StoredPlace:
     parts: int = 1
     is_transposed: bool = False
     has_unit_rows: bool = False  # each row is divided by its length
+    factors: NDArray[np.float32] | None = None  # each row is multiplied
 
 
 class Arranged:
@@ -99,6 +100,8 @@ class Arranged:
             stored = _transposed(stored, (columns, rows))
         if source.has_unit_rows:
             stored = _with_unit_rows(stored)
+        if source.factors is not None:
+            stored = _multiplied(stored, source.factors)
         stored = dataclasses.replace(stored, name=name, shape=tuple(shape))
         if source.row_map is None:
             return stored
@@ -145,6 +148,13 @@ def _with_unit_rows(stored: StoredTensor) -> StoredTensor:
     values = _floats(stored).reshape(stored.shape)
     length = np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-7))
     data = np.ascontiguousarray(values / length).view(np.uint8).reshape(-1)
+    return dataclasses.replace(stored, dtype="F32", data=data)
+
+
+def _multiplied(stored: StoredTensor, factors: NDArray[np.float32]) -> StoredTensor:
+    _check_plain(stored, "multiplied")
+    values = _floats(stored).reshape(len(factors), -1)
+    data = np.ascontiguousarray(values * factors[:, None]).view(np.uint8).reshape(-1)
     return dataclasses.replace(stored, dtype="F32", data=data)
 
 

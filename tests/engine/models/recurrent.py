@@ -59,6 +59,41 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
         },
     ),
+    "bamba": (
+        "Bamba",
+        {
+            "attn_layer_indices": [1], "head_dim": 32,
+            "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 32,
+        },
+    ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            "mamba_n_heads": 6, "mamba_d_ssm": 96, "mamba_d_state": 16, "mamba_n_groups": 2,
+            "mamba_chunk_size": 32, "embedding_multiplier": 5.6, "lm_head_multiplier": 0.4,
+            "key_multiplier": 0.4, "attention_in_multiplier": 0.9,
+            "attention_out_multiplier": 0.5, "mlp_multipliers": [0.6, 0.3],
+            "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.2,
+            "ssm_multipliers": [0.4, 0.9, 1.2, 0.7, 0.6],
+        },
+    ),
+    "falcon-h1-normed": (
+        "FalconH1",
+        {
+            "num_hidden_layers": 1, "mamba_n_heads": 4, "mamba_d_ssm": None, "mamba_d_state": 24,
+            "mamba_n_groups": 2, "mamba_chunk_size": 32, "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False, "tie_word_embeddings": True, "mamba_proj_bias": True,
+            "projectors_bias": True, "mlp_multipliers": [1.0, 0.5], "head_dim": 32,
+        },
+    ),
+    "falcon-h1-normed-first": (
+        "FalconH1",
+        {
+            "num_hidden_layers": 1, "mamba_n_heads": 4, "mamba_d_ssm": 64, "mamba_d_state": 24,
+            "mamba_chunk_size": 32, "mamba_rms_norm": True, "mamba_norm_before_gate": True,
+            "mamba_n_groups": 2,
+        },
+    ),
     "nemotron-h": (
         "NemotronH",
         {

@@ -200,6 +200,7 @@ def test_what_cannot_be_rearranged_is_an_error() -> None:
         (StoredPlace(("w",), shape=(4, 2), is_transposed=True), "transposed"),
         (StoredPlace(("w",), shape=(4, 2), parts=2), "split"),
         (StoredPlace(("w",), shape=(4, 2), has_unit_rows=True), "normalised"),
+        (StoredPlace(("w",), shape=(4, 2), factors=np.ones(4, np.float32)), "multiplied"),
     ):
         with pytest.raises(ModelError, match=f"tensor w of type Q8_0 cannot be {verb}"):
             Arranged(stored, {"ours": place}).read("ours", (2, 2))
