@@ -171,8 +171,8 @@ class Http:
         except FetchError:
             connection.close()
             raise
-        told = {name.lower(): value for name, value in response.getheaders()}
-        return HttpResponse(response.status, told, url, response, connection)
+        fields = {name.lower(): value for name, value in response.getheaders()}
+        return HttpResponse(response.status, fields, url, response, connection)
 
     def _connection(self, parts: SplitResult, url: str) -> tuple[http.client.HTTPConnection, str]:
         """Direct, or through the proxy that the environment names."""
@@ -226,12 +226,12 @@ class Http:
 
 def json_object(content: bytes, what: str) -> dict[str, Any]:
     try:
-        told = msgspec.json.decode(content)
+        fields = msgspec.json.decode(content)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise FetchError(FetchReason.FAILED, f"{what} is not JSON as it should be")
-    return told
+    return fields
 
 
 def _check(url: str) -> SplitResult:

@@ -150,5 +150,5 @@ def _write_all(fd: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(fd, view) :]
-        except OSError:  # nobody reads the log any more; requests go on
+        except OSError:  # the log's reader is gone; requests go on
             return

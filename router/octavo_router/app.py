@@ -253,7 +253,7 @@ class App:
         await self.access_log.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
-        await asyncio.sleep(0)  # what was closed just now hears of it
+        await asyncio.sleep(0)  # what was closed just now is notified
 
     async def _open_picker(self) -> None:
         """Last, so that it ends first: its streams may finish while all else still runs."""

@@ -60,7 +60,7 @@ class ConfigLoader:
 
 
 def run(load: ConfigLoader, *, on_ready: Callable[[str], None] = lambda url: None) -> int:
-    """Until SIGTERM. `on_ready` is told the URL. Raises ConfigInvalid."""
+    """Until SIGTERM. `on_ready` gets the URL. Raises ConfigInvalid."""
     config = load()
     _check_sources(config)
     set_up_logging(config.server.log_format, config.server.log_level)
@@ -102,7 +102,7 @@ class LastGood:
         self._known = [first]  # the newest first
 
     def reload(self) -> None:
-        """Takes note of what the workers are told to read."""
+        """Records what the workers are sent to read."""
         try:
             config = self._load()
         except ConfigInvalid:

@@ -54,7 +54,7 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[Endpoint], float | None]], ...
 
 
 class QueueGauges(Protocol):
-    """What flow.gate tells of a pool's queue."""
+    """What flow.gate reports of a pool's queue."""
 
     @property
     def held(self) -> int: ...
@@ -69,7 +69,7 @@ class DemandGauges(Protocol):
 
 
 class IndexSizes(Protocol):
-    """The part of ResidencyIndex that tells how large it is."""
+    """The part of ResidencyIndex that reports how large it is."""
 
     def num_keys(self, slot: int, /) -> int: ...
     @property
@@ -187,9 +187,9 @@ def _queues(registry: Registry, demand: DemandGauges) -> Iterator[Metric]:
 def _by_endpoint(
     name: str, text: str, endpoints: list[Endpoint], value: Callable[[Endpoint], float | None]
 ) -> Metric:
-    told = ((endpoint, value(endpoint)) for endpoint in endpoints)
+    values = ((endpoint, value(endpoint)) for endpoint in endpoints)
     rows: Rows = {
-        (endpoint.pool, endpoint.id): number for endpoint, number in told if number is not None
+        (endpoint.pool, endpoint.id): number for endpoint, number in values if number is not None
     }
     return gauge(name, text, ("pool", "endpoint"), rows)
 

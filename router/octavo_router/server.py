@@ -61,7 +61,7 @@ class Server:
         self._server: Listening | TlsListener | None = None
         self._tls: ssl.SSLContext | None = None
         self._stopping = asyncio.Event()
-        self._is_interrupted = False  # by somebody at a terminal, who wants it to end
+        self._is_interrupted = False  # by Ctrl-C at a terminal
         self._tasks: set[asyncio.Task[None]] = set()
         limits = app.config.limits
         self.shared = Shared(

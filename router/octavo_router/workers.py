@@ -1,4 +1,4 @@
-"""Several router processes on one port: kept alive, told what the parent is told, replaced gently.
+"""Several router processes on one port: restarted, sent the parent's signals, replaced one by one.
 
 The kernel deals connections out among them. Each follows all engines on its own, so that none waits
 for another, and one that dies takes only its own connections along.
@@ -39,7 +39,7 @@ class Worker:
     pid: int
     started_at: float
     ready: int  # the reading end of a pipe: a byte comes when it listens
-    is_retired: bool = False  # told to end: not replaced
+    is_retired: bool = False  # is to end: not replaced
 
 
 @dataclass(slots=True)
@@ -48,7 +48,9 @@ class WorkerSupervisor:
 
     count: int
     run_worker: Callable[[int, Callable[[], None]], int]
-    on_reload: Callable[[], None] = lambda: None  # all were told to read their configuration
+    on_reload: Callable[[], None] = lambda: (
+        None
+    )  # all were sent the order to read their configuration
     workers: dict[int, Worker] = field(default_factory=dict)  # by process id
     is_stopping: bool = False
     num_deaths: int = 0  # in a row, of young ones
@@ -83,16 +85,16 @@ class WorkerSupervisor:
         return worst
 
     def _start(self, number: int) -> Worker:
-        ready, told = os.pipe()
+        ready, ready_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(ready)
-            self._be_worker(number, told)
-        os.close(told)
+            self._be_worker(number, ready_end)
+        os.close(ready_end)
         worker = self.workers[pid] = Worker(number, pid, time.monotonic(), ready)
         return worker
 
-    def _be_worker(self, number: int, told: int) -> None:
+    def _be_worker(self, number: int, ready_end: int) -> None:
         """In the child; never returns."""
         code = 1
         try:
@@ -105,7 +107,7 @@ class WorkerSupervisor:
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             threading.Thread(target=_end_with_parent, args=(reading,), daemon=True).start()
-            code = self.run_worker(number, lambda: _announce(told))
+            code = self.run_worker(number, lambda: _announce(ready_end))
         except BaseException:  # whatever it is, the parent's stack must not run twice
             logger.exception("Unhandled error in a worker")
         finally:
@@ -173,9 +175,9 @@ def _end_with_parent(reading: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _announce(told: int) -> None:
-    os.write(told, b"1")
-    os.close(told)
+def _announce(ready_end: int) -> None:
+    os.write(ready_end, b"1")
+    os.close(ready_end)
 
 
 def _is_ready(ready: int, timeout_s: float) -> bool:

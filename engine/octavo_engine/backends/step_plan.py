@@ -120,7 +120,7 @@ class StepPlan:
     def decode(cls, data: bytes) -> StepPlan:
         """The plan, whose arrays are views of `data`. Raises StepPlanError.
 
-        Only the arrays' sizes are checked here; whoever computes the step checks their values.
+        Only the arrays' sizes are checked here; the backend checks their values.
         """
         arrays = _read(data)
         sides: dict[str, int] = {}

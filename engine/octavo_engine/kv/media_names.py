@@ -2,7 +2,7 @@
 
 Placeholders of all pictures are one token. In a block's name each picture is therefore covered by
 its own digest, and in the list of a block's tokens, by which partly equal blocks are found, stands
-a word made from it in place of the placeholder. Words are shorter than digests: whoever finds a
+a word made from it in place of the placeholder. Words are shorter than digests: one who finds a
 block by them compares its pictures too.
 """
 

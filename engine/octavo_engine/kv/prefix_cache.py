@@ -39,7 +39,7 @@ class CachedPrefix(NamedTuple):
 
 class PrefixCache:
     """The index of published blocks of one group of layers. It holds no references: who owns or
-    evicts a block tells it so.
+    evicts a block calls it.
 
     Blocks with the same parent are *siblings*, kept sorted by their packed tokens. The sibling with
     the longest common prefix to any run of tokens is then beside the place where that run

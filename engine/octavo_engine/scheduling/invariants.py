@@ -96,7 +96,7 @@ def check_blocks(kv: KVManager, running: Iterable[Sequence]) -> None:
 
 
 def check_promises(kv: KVManager, running: Iterable[Sequence]) -> None:
-    """What prompts under way were promised is free, whoever gives up what is shared."""
+    """What prompts under way were promised is free, whichever sequence gives up what is shared."""
     promised = 0
     for sequence in running:
         num_blocks = -(-sequence.num_admitted_tokens // BLOCK_SIZE)

@@ -64,7 +64,7 @@ class QueueForecast:
     def check(
         self, sequence: Sequence, waiting: WaitingQueue, ahead: list[Sequence] | None, now: float
     ) -> None:
-        """Raises QueueFull: it would wait in vain. `ahead`: the sequences served first; None:
+        """Raises QueueFull: it would come too late. `ahead`: the sequences served first; None:
         all."""
         request = sequence.request
         if not waiting.num_foreground or request.output_token_ids or sequence.is_background:

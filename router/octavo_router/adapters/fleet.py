@@ -1,6 +1,6 @@
 """The adapters of all pools: demand in, loads and unloads out, and who waits for which.
 
-Pure but for the calls to engines, which somebody else makes and reports back. What an engine has is
+Pure but for the calls to engines, which the caller makes and reports back. What an engine has is
 read from its endpoint: its signals say so, and a call that succeeded is entered there at once.
 """
 
@@ -362,7 +362,7 @@ class AdapterFleet:
             wait.finish(error)
 
     def _replace(self, pool: str, name: str) -> None:
-        """The same name means other files: whoever has the old ones loads again."""
+        """The same name means other files: engines that have the old ones load again."""
         for endpoint in self._registry.pool(pool):
             engine = self._of(endpoint)
             engine.failed.pop(name, None)
@@ -409,7 +409,7 @@ class AdapterFleet:
         if change.kind == "removed":
             self._engines.pop(endpoint, None)
         elif endpoint.state in ("down", "connecting"):
-            # Whatever it had is gone with its process, or is heard of again.
+            # What it had is gone with its process, or is reported again.
             self._engines.pop(endpoint, None)
         if endpoint.pool in self._pools:
             self._place(endpoint.pool, is_urgent=True)

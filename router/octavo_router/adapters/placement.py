@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_LOADING = 2  # of one engine at once
 MIN_AGE_S = 2.0  # after its load, before an adapter may make room for another
-STRANGER_AGE_S = 10.0  # before what this router was never told of is unloaded
+STRANGER_AGE_S = 10.0  # before an adapter unknown to this router is unloaded
 SPREAD = 2.0  # an adapter with 1 / SPREAD of an engine's share of requests has one engine to itself
 LEAST_RATE = 8 / HALF_LIFE_S  # requests a second, below which a share says little
 GROWTH = 0.25  # of an engine, by which demand must exceed an adapter's engines to get another

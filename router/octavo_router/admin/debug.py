@@ -1,4 +1,4 @@
-"""Looks inside for whoever runs the router: decisions, index, endpoints, settings. Shows no text.
+"""Views of the router's inside for administrators: decisions, index, endpoints, settings; no texts.
 
 Off unless `server.debug_endpoints` is set. Then flow.admin says who may look.
 """

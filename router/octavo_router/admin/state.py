@@ -1,4 +1,4 @@
-"""What this replica tells the operator at STATE_PATH: its endpoints, and the demand it sees."""
+"""What this replica reports to the operator at STATE_PATH: its endpoints and their demand."""
 
 from __future__ import annotations
 

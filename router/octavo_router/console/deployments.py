@@ -58,7 +58,7 @@ class DeploymentList(msgspec.Struct, frozen=True):
 
 
 class Deployments:
-    """Asked for at most every few seconds, and only while somebody looks.
+    """Read at most every few seconds, and only while a viewer is there.
 
     Optional: a router without the right to read them (403), or a cluster without the kind (404),
     has none to show.

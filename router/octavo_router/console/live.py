@@ -47,7 +47,7 @@ class Sources:
 
 
 class Live:
-    """The handler of the page's stream. With API keys on, a tenant hears of its own requests."""
+    """The handler of the page's stream. With API keys on, a tenant sees its own requests only."""
 
     def __init__(self, sources: Sources, *, every_s: float = EVERY_S) -> None:
         self._sources = sources

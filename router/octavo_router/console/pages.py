@@ -1,4 +1,4 @@
-"""The page's files. They load nothing from elsewhere, and browsers are told to see to it."""
+"""The page's files. They load nothing from elsewhere, and headers make browsers enforce that."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def routes() -> dict[tuple[str, str], Handler]:
 
 
 def _serve(file: Path, kind: str) -> Handler:
-    reply: list[Reply] = []  # read when somebody looks first
+    reply: list[Reply] = []  # read at the first request
 
     def serve(request: Inbound) -> Reply:
         if not reply:

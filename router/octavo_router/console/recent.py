@@ -1,4 +1,4 @@
-"""The last requests, numbered, so that each viewer is told only what it has not seen."""
+"""The last requests, numbered, so that each viewer gets only what it has not seen."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where endpoints come from: lists, files, DNS, Kubernetes. Each source tells its whole set."""
+"""Where endpoints come from: lists, files, DNS, Kubernetes. Each source reports its whole set."""

@@ -57,7 +57,7 @@ class Discovery:
 
     @property
     def is_synced(self) -> bool:
-        """Every source has told its set once: only then is an empty pool really empty."""
+        """Every source has reported its set once: only then is an empty pool really empty."""
         return all(event.is_set() for event in self._heard.values())
 
     async def synced(self) -> None:

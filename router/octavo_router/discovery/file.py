@@ -91,7 +91,7 @@ class UpstreamsFile:
         """What is wrong stays wrong until somebody corrects it: an alert must not end before."""
         if self.problem:
             self._counts.errors += 1
-        elif not self._upstreams.has_names:  # else it is DNS that is heard, or not
+        elif not self._upstreams.has_names:  # else DNS is what reports, or does not
             self._counts.heard_at = asyncio.get_running_loop().time()
 
     def _read(self) -> tuple[Signature, bytes | None]:

@@ -23,7 +23,7 @@ DNS_PORT = 53
 
 
 class SystemResolver:
-    """No caching of its own: whoever asks keeps the last answer."""
+    """No caching of its own: the caller keeps the last answer."""
 
     def __init__(
         self, *, timeout_s: float = 3.0, resolv_conf: Path = Path("/etc/resolv.conf")

@@ -1,4 +1,4 @@
-"""What a source of endpoints tells, and what every source is."""
+"""What a source of endpoints reports, and the interface of every source."""
 
 from __future__ import annotations
 

@@ -67,16 +67,16 @@ class Endpoint:
     names: tuple[str, ...] = ()
     adapters: frozenset[str] = frozenset()
     max_model_len: int = 0
-    vocab_size: int = 0  # 0: not told
+    vocab_size: int = 0  # 0: not reported
     max_num_seqs: int = 0
     epoch: str = ""
     kv_role: str = ""  # of ours: whether its KV cache goes to others, or comes from there
 
-    # told by the engine
+    # reported by the engine
     load: Load = UNKNOWN_LOAD
     load_at: float | None = None  # monotonic; None: never
     loading: float | None = None  # share of its weights, while it loads them
-    progress: LoadProgress | None = None  # the same in bytes, where it tells them
+    progress: LoadProgress | None = None  # the same in bytes, where it reports them
     model: ModelState | None = None  # what it serves, in its own words
 
     # kept by this router: work placed there and not finished
@@ -93,7 +93,7 @@ class Endpoint:
 
     # its price, in prompt tokens: routing.pricing keeps these
     token_s: float = 5e-4  # seconds one prompt token takes
-    base_tokens: int = 0  # work there as the engine told last
+    base_tokens: int = 0  # work there as the engine reported last
     own_tokens: int = 0  # our work there that it cannot have counted
     generation: int = 0  # reports since; our work of the latest ones counts as own
     counts_from: int = 0  # work placed in this generation and after is in own_tokens
@@ -118,7 +118,7 @@ class Endpoint:
 
     @property
     def hands_kv_over(self) -> bool:
-        """Plain servers do, as far as anybody knows before they are tried."""
+        """Plain servers do, as far as is known before they are tried."""
         return self.kind == "openai" or self.kv_role in ("kv_producer", "kv_both")
 
     @property

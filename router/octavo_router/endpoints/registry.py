@@ -52,7 +52,7 @@ NO_CANDIDATES = Candidates([], [])
 
 
 class Registry:
-    """All endpoints by id. Whoever changes one tells the registry."""
+    """All endpoints by id. Who changes one calls the registry."""
 
     __slots__ = (
         "_candidates", "_index", "_pools", "_prefillers", "_sources", "_subscribers",
@@ -227,7 +227,7 @@ class Registry:
             return
         endpoint.state, endpoint.reason = state, reason
         if self.endpoints.get(endpoint.id) is not endpoint:
-            return  # late news of one that is gone
+            return  # a late report of one that is gone
         self._forget_lists()
         self._tell(Change("state", endpoint))
 

@@ -47,7 +47,7 @@ class PickerHead:
     explain: bool = False
     admin_key: bytes = b""
     traceparent: str = ""
-    unwanted: list[bytes] = field(default_factory=list)  # a client sent them, nobody believes them
+    unwanted: list[bytes] = field(default_factory=list)  # sent by a client, not trusted
 
     @property
     def route(self) -> str:
@@ -70,7 +70,7 @@ class HeadReader:
         self._session_cookie = config.routing.session_cookie.encode()
 
     def read(self, pairs: Iterable[Pair]) -> PickerHead:
-        """Raises Rejected for a path that is nobody's but the router's."""
+        """Raises Rejected for a path that only the router itself serves."""
         head = PickerHead()
         sessions: dict[bytes, bytes] = {}
         for name, value in pairs:

@@ -31,7 +31,7 @@ class PickerHealth:
 
     def __init__(self, is_ready: Callable[[], bool], picker_service: str) -> None:
         self._is_ready = is_ready
-        self.is_over = False  # nobody need watch any more
+        self.is_over = False  # the watch ends
         self._like_readiness = ("", READINESS, picker_service)
 
     def status(self, service: str) -> int:

@@ -43,7 +43,7 @@ def read_served(metadata: bytes, headers: Iterable[Pair]) -> str:
 
 
 def read_failure(attributes: bytes) -> AttemptResult | None:
-    """What kept the gateway from an answer, where it made one itself and tells its reasons.
+    """What kept the gateway from an answer, where it made one itself and gives its reasons.
 
     It does with `response_attributes: [response.code_details]`. None: the answer is an engine's, as
     far as is known. Raises ProtobufError.

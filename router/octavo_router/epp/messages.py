@@ -60,7 +60,7 @@ class PickerMessage:
     metadata: bytes = b""
     protocol: BodyProtocol | None = None
     attributes: bytes = b""  # an entry of the map
-    is_observation: bool = False  # nobody waits for an answer
+    is_observation: bool = False  # no answer is awaited
 
 
 # -- reading: all raise WireError
@@ -212,7 +212,7 @@ def trailers_answer(kind: int) -> bytes:
 
 
 def immediate_answer(status: int, headers: Iterable[Pair], body: bytes, details: str = "") -> bytes:
-    """The client gets this, nobody else is asked."""
+    """The client gets this, and no engine is called."""
     content = blob(1, number_field(1, status)) + _mutation(2, headers, ()) + blob(3, body)
     if details:
         content += blob(5, details.encode())

@@ -114,7 +114,7 @@ class Placed:
         self._tail.feed(data)
 
     def end(self, *, is_whole: bool) -> None:
-        """The answer is over, or nothing more will be heard of it. The first call counts."""
+        """The answer is over, or no more of it will come. The first call counts."""
         if self.is_over:
             return
         self.is_over = True
@@ -156,7 +156,7 @@ class Placed:
             prompt.finish(outcome)
 
     def _release(self, ticket: Ticket, usage: PyUsage, ending: Ending) -> None:
-        """An answer whose counts nobody saw costs its tenant what was expected of it."""
+        """An answer whose counts are unknown costs its tenant what was expected of it."""
         if self.status == 200 and not self.sees_body:
             ticket.release(ticket.estimated_tokens)
         else:

@@ -82,7 +82,7 @@ class PickerStream:
         self._began_at = time.monotonic()
 
     async def run(self) -> None:
-        """Until the gateway is done, or is told what its client gets. Raises ProtobufError."""
+        """Until the gateway is done, or has what its client gets. Raises ProtobufError."""
         try:
             while (data := await self._next()) is not None:
                 message = messages.read_message(data)

@@ -1,6 +1,6 @@
 """Who may look inside of the router: at /debug, its state, its metrics and how requests are placed.
 
-    a listener of its own (server.admin_port)     whoever reaches it; with a key, who shows that
+    a listener of its own (server.admin_port)     all who reach it; with a key, who presents it
     server.admin_key                              who shows it, from anywhere
     neither                                       programs on this machine; /metrics is open
 

@@ -9,7 +9,7 @@
     entry.release(prompt_tokens, output_tokens)             in a finally; the first call counts
 
 A pool with room lets everybody pass. A full one, or one without any engine, makes requests wait in
-its queue, which is bounded by count, bytes and age. Who would wait in vain for a full one is
+its queue, which is bounded by count, bytes and age. Who could not be served in time is
 refused at once (`octavo_engine.protocol.admission`). Belongs to the event loop; `tick` wants to be
 called a few times a second.
 """
@@ -154,7 +154,7 @@ class AdmissionGate:
         self.config = config  # may be replaced at any time
         self.tenants = Tenants(table, clock)
         self.throttle = throttle
-        self.holds: Mapping[str, float] = {}  # seconds, of pools with a wish of their own
+        self.holds: Mapping[str, float] = {}  # seconds, of pools with a value of their own
         self.authenticate = self.tenants.authenticate  # called per request: no frame of our own
         self._memory = Level.OK
         self._rooms = rooms
@@ -353,7 +353,7 @@ class AdmissionGate:
         deadline: float,
         now: float,
     ) -> None:
-        """Raises Rejected: it would wait in vain."""
+        """Raises Rejected: it could not be served in time."""
         if not queue.num_waiting:
             return
         limits = ticket.tenant.limits
@@ -381,7 +381,7 @@ class AdmissionGate:
             )
 
     def _is_late(self, forecast: Forecast, ticket: Ticket, deadline: float) -> bool:
-        """Its turn has come, and an engine would work for nobody."""
+        """Its turn has come, but its client would not get the answer in time."""
         now = self._clock()
         return forecast.is_late(
             now, deadline=deadline, max_tokens=ticket.max_tokens

@@ -92,7 +92,7 @@ def _resident(root: Path) -> int:
 
 
 class MemoryWatch:
-    """Call `look` a few times a second. `on_level` hears of changes."""
+    """Call `look` a few times a second. `on_level` is called on changes."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@
         └──its engine died──► suspect, at one engine at a time ──got further──► trusted
                                  └──that one died too──► refused for retry.quarantine_s, forgotten
 
-A request is known by its pool, path and body, whoever sends it. All that an engine had in hand when
+A request is known by its pool, path and body, not by its sender. All that an engine had begun when
 it died is suspect; what is answered elsewhere is cleared by that. Pure but for the clock, bounded,
 and belongs to the event loop.
 """

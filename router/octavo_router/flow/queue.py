@@ -59,7 +59,7 @@ class PoolQueue:
         self._lines: dict[tuple[int, str], _Line] = {}
         self._turns: list[tuple[int, float, int, str]] = []  # band, start, order, tenant
         self._clocks: dict[str, float] = {}
-        self._now = 0.0  # virtual: the start of whoever went last
+        self._now = 0.0  # virtual: the start of the last entry that went
 
     def __len__(self) -> int:
         return self.num_waiting

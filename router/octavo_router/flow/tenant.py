@@ -135,7 +135,7 @@ class Tenants:
                 401, "missing_api_key", "An API key is required: send `Authorization: Bearer KEY`."
             )
         digest = sha256(key.encode("utf-8", "surrogatepass")).digest()
-        # Looked up by digest: nobody can choose digests, so the time that takes tells nothing of
+        # Looked up by digest: no client can choose digests, so the time it takes reveals nothing of
         # the keys. The whole is then compared in constant time.
         tenant = self._by_digest.get(digest)
         if tenant is not None and compare_digest(tenant.digest, digest):

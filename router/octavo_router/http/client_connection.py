@@ -2,7 +2,7 @@
 
     HEAD --> BODY --> BUSY --> HEAD ...        and from anywhere --> LINGER --> CLOSED
 
-While it is BUSY somebody owns the answer: writes it, is told of pauses and of the client's leaving,
+While it is BUSY an owner writes the answer, is notified of pauses and of the client's leaving,
 and ends it with `finish`. What the client sends meanwhile waits, within a bound.
 """
 
@@ -57,7 +57,7 @@ class ConnectionOwner(Protocol):
     def on_deadline(self, now: float) -> None: ...
 
     def shut_down(self, error: Rejected) -> None:
-        """It may not go on: the client is told so, as far as that is possible."""
+        """It may not go on: the client gets an error, where that is possible."""
 
 
 class RequestHandler(Protocol):
@@ -510,7 +510,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
-    """Whether the kernel knows that the peer is gone. Nobody tells a socket that is not read."""
+    """Whether the kernel knows that the peer is gone: a socket that is not read has no event."""
     sock = transport.get_extra_info("socket")
     if sock is None or not hasattr(socket, "TCP_INFO"):
         return False

@@ -1,4 +1,4 @@
-"""CORS: which pages in browsers may call the router, and what their browsers are told."""
+"""CORS: which pages in browsers may call the router, and the headers that allow it."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class Cors:
         method = headers.get(_METHOD) or ""
         if "*" not in self._methods and method not in self._methods:
             raise _refusal("server.allowed_methods", _METHOD)
-        asked = headers.get(_HEADERS) or ""
-        names = {name.strip().lower() for name in asked.split(",") if name.strip()}
+        requested = headers.get(_HEADERS) or ""
+        names = {name.strip().lower() for name in requested.split(",") if name.strip()}
         if "*" not in self._headers and not names <= self._headers:
             raise _refusal("server.allowed_headers", _HEADERS)
-        told = [
+        allowed = [
             ("access-control-allow-methods", method),
             ("access-control-max-age", str(_MAX_AGE_S)),
         ]
-        if asked:
-            told.append(("access-control-allow-headers", asked))
-        return Reply(204, headers=told)
+        if requested:
+            allowed.append(("access-control-allow-headers", requested))
+        return Reply(204, headers=allowed)
 
     def _allows(self, origin: str) -> bool:
         return bool(origin) and ("*" in self._origins or origin in self._origins)

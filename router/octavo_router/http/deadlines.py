@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import asyncio
 
 NEVER = float("inf")
-_AT_ONCE: Final = 64  # are told of their deadline before the loop looks at everything else
+_AT_ONCE: Final = 64  # deadlines reported before the loop does anything else
 
 
 class TimedWaiter(Protocol):
@@ -29,7 +29,7 @@ class DeadlineTick:
         self._tick_s = tick_s
         self._waiting: set[TimedWaiter] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._late: list[TimedWaiter] = []  # and not told yet
+        self._late: list[TimedWaiter] = []  # and not notified yet
         self.watch = self._waiting.add  # called per connection: no frame of our own
         self.forget = self._waiting.discard
 
@@ -50,7 +50,7 @@ class DeadlineTick:
         self.check(time.monotonic())
 
     def check(self, now: float) -> None:
-        if self._late:  # those of the last look are not all told
+        if self._late:  # some of the last look are not notified yet
             return
         self._late = [waiting for waiting in self._waiting if waiting.deadline <= now]
         self._tell(now)

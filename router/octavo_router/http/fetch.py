@@ -272,8 +272,10 @@ class _Exchange:
         if self.response.status < 200:  # 100 Continue and the like: the answer follows
             self.response.headers.clear()
             return
-        told = self.response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if self._sink is None or self.response.status != 200 or told != self.content_type:
+        content_type = (
+            self.response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        )
+        if self._sink is None or self.response.status != 200 or content_type != self.content_type:
             self._sink = None
         self.response.is_stream = self._sink is not None
         if not self.head.done():

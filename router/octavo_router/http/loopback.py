@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Whoever sends one of these speaks for somebody else, who may be anywhere.
+# Who sends one of these speaks for another client, who may be anywhere.
 _RELAYED: Final = frozenset((b"forwarded", b"via", b"x-real-ip", b"true-client-ip"))
 _RELAYED_PREFIXES: Final = (b"x-forwarded-", b"x-envoy-", b"cf-")
 

@@ -37,7 +37,7 @@ class Loss(Enum):
 
 
 class User(Protocol):
-    """Who waits for the answer. After `on_end` or `on_lost` it hears nothing more."""
+    """Who waits for the answer. After `on_end` or `on_lost` it is not called again."""
 
     def on_connected(self, connection: UpstreamConnection) -> None: ...
 
@@ -217,7 +217,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _take_length(self, data: bytes) -> None:
         left = self._left - len(data)
-        if left < 0:  # the next answer cannot be told from the rest of this one
+        if left < 0:  # the next answer cannot be separated from the rest of this one
             data = data[: self._left]
             self._is_spoilt = True
         self._left = left
@@ -246,7 +246,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The connection goes back first: what the user does next may need it.
 
         Not where a part of the request is still here: the endpoint answered without it, and what it
-        takes that for when it comes would be answered to whoever is next.
+        takes that for when it comes would go to the next client.
         """
         user, self.user = cast("User", self.user), None
         self._head = self._decoder = None

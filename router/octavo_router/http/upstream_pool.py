@@ -104,7 +104,7 @@ class UpstreamPool:
         return None
 
     def connect(self, user: User) -> OnItsWay:
-        """Tells `user.on_connected`, or `user.on_lost` when it failed. Cancelling tells nobody."""
+        """Calls `user.on_connected`, or `user.on_lost` when it failed; neither after a cancel."""
         task = self._loop.create_task(self._connect(user))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -144,7 +144,7 @@ class UpstreamPool:
     def close(self) -> None:
         """The endpoint is gone. Answers under way are finished by their users.
 
-        So are connections on their way: whoever waits for one must hear how that ended.
+        So are connections on their way: who waits for one must learn how that ended.
         """
         self.is_closed = True
         self._deadlines.forget(self)

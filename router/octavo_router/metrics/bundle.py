@@ -123,15 +123,17 @@ def _count_revision(
 
 
 def _count_prediction(group: RecordGroup, pool: PoolCounts) -> None:
-    told = [
+    reported = [
         (cached, predicted, queried)
         for cached, predicted, queried in zip(
             group.cached_tokens, group.predicted_tokens, group.prompt_tokens, strict=True
         )
         if cached is not None
     ]
-    for cached, predicted, queried in told:
+    for cached, predicted, queried in reported:
         pool.queried_tokens += queried
         pool.predicted_tokens += predicted
         pool.cached_tokens += cached
-    pool.prediction_error.observe_all([abs(cached - predicted) for cached, predicted, _ in told])
+    pool.prediction_error.observe_all(
+        [abs(cached - predicted) for cached, predicted, _ in reported]
+    )

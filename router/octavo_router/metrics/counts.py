@@ -91,7 +91,7 @@ class EndpointCounts:
 
 @dataclass(slots=True)
 class SignalCounts:
-    """What engines told, over all endpoints."""
+    """What engines reported, over all endpoints."""
 
     hellos: int = 0
     snapshots: int = 0

@@ -55,7 +55,7 @@ class RequestRecord:
 
     @property
     def verdict(self) -> str:
-        """ok | rejected | failed | gone: a label, which tells broken streams from whole ones."""
+        """ok | rejected | failed | gone: a label, to separate broken streams from whole ones."""
         if self.is_error:
             return "failed"
         if self.outcome == "client_gone":

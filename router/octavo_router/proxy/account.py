@@ -41,7 +41,7 @@ class RequestAccount:
         self.record = record
         self.began_at = began_at
         self.total_at = total_at  # when it must be over
-        self.is_client_timed = False  # the client set that, and the engine is told what is left
+        self.is_client_timed = False  # the client set that, and the engine gets what is left
         self.trace = trace
         self.ticket: Ticket | None = None  # of the gate
         self.wants_usage = False  # the client asked for a stream's token counts

@@ -24,7 +24,7 @@ _EMPTY_FRAMING: Final = b""
 
 
 class ClientResponse:
-    """Writes to one client. Whatever is written, `keeps_alive` says what `finish` must be told."""
+    """Writes to one client. After each write `keeps_alive` is what `finish` must be passed."""
 
     __slots__ = (
         "_connection", "_is_chunked", "_lines", "explanation", "has_begun", "is_event_stream",
@@ -48,7 +48,7 @@ class ClientResponse:
         """All of it at once."""
         self.status = head.status
         connection = self._connection
-        # Hot path: once per request. The usual connection stays open, and need not be told so.
+        # Hot path: once per request. The usual connection stays open, and needs no header for it.
         framing = b"" if connection.keeps_open else self._settle_connection()
         if head.status not in (204, 304):
             framing = b"content-length: %d\r\n%b" % (len(body), framing)

@@ -40,7 +40,7 @@ class EventRelay:
         return data
 
     def end(self) -> bytes:
-        """An event that the end of the answer cut off is nobody's."""
+        """An event that the end of the answer cut off is dropped."""
         self._cutter.clear()
         return b""
 

@@ -1,4 +1,4 @@
-"""What a client is told when no engine could answer it, and how each loss counts."""
+"""The error a client gets when no engine could answer it, and how each loss counts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def failure_on(status: int, code: str = "") -> Failure | None:
     if status == 503 and code in _GIVES_BACK:
         return Failure.GIVEN_BACK
     if status == 504 and code == DEADLINE_EXCEEDED:
-        return None  # whoever is asked again is late too
+        return None  # another engine would be late too
     if status in NOT_ACCEPTED:
         return Failure.NOT_ACCEPTED
     return Failure.ERROR_5XX if status >= 500 else None

@@ -43,7 +43,7 @@ ADMIN: Final = "/debug/"  # flow.admin asks there, for other keys
 class HeadFacts:
     """Of a request that may go on: to an engine, or to a handler."""
 
-    reader: FactReader  # whoever has newer settings reads the head again
+    reader: FactReader  # who has newer settings reads the head again
     path: ProxiedPath | None = None
     handler: Handler | None = None
     needs_key: bool = True

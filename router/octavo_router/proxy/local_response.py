@@ -83,7 +83,7 @@ class LocalResponse:
                 connection.abort()
             else:
                 connection.refuse(error, self._request_id)
-        except Exception:  # whatever nobody meant: the client learns that it is our fault, no more
+        except Exception:  # a defect: the client learns that it is our fault, no more
             logger.exception("Unhandled error in request", extra={"request_id": self._request_id})
             if self._is_begun:
                 connection.abort()

@@ -1,4 +1,4 @@
-"""Copies of requests for another pool, whose answers nobody sees: traffic to judge a version by."""
+"""Copies of requests for another pool, whose answers are dropped: traffic to judge a version by."""
 
 from __future__ import annotations
 

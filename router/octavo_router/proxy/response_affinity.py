@@ -1,6 +1,6 @@
 """Answers that engines keep: which engine a response's id leads back to.
 
-The router tells an engine its *place*, a short hash of its id, and the engine writes that into the
+The router sends an engine its *place*, a short hash of its id, and the engine writes that into the
 ids of what it keeps: `resp_` PLACE RANDOM. So every replica of the router finds the engine again
 without remembering anything.
 """
@@ -37,7 +37,7 @@ class ResponseAffinity:
         self._by_place: dict[str, Endpoint] = {}
 
     def keeper(self, id_: str) -> Endpoint:
-        """Raises Rejected: nobody here keeps it."""
+        """Raises Rejected: no engine here keeps it."""
         found = self._find(id_)
         if found is None:
             endpoints = self._registry.endpoints
@@ -51,7 +51,7 @@ class ResponseAffinity:
         return found
 
     def subset_of(self, body: bytes) -> tuple[str, ...]:
-        """Who must be asked, because the body goes on from what it keeps; empty: anybody."""
+        """The engine whose stored response the body continues; empty: any."""
         named = _PREVIOUS.search(body)
         endpoint = self._find(named[1].decode()) if named else None
         return (endpoint.spec.address.authority,) if endpoint is not None else ()

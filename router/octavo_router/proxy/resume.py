@@ -100,7 +100,7 @@ class StreamMemory:
         self.failed_with = ""  # code of an error that it has seen
         self.lost_with = ""  # code of an error that was held back, or BAD_STREAM: it is lost
         self.problem = ""  # for the log: what is wrong with a BAD_STREAM
-        # As the engine that speaks now told them; an older one does not.
+        # As the present engine reported them; an older one does not.
         self.prompt_tokens = 0
         self.cached_tokens: int | None = None
 
@@ -217,10 +217,10 @@ class StreamMemory:
 
     def _take_begin(self, line: bytes) -> None:
         try:
-            told = json.loads(line)
-            begin = Resume(told["id"], told["created"], told["seed"], [])
-            answers = told["answers"]
-            prompt_tokens, cached = told.get("prompt_tokens", 0), told.get("cached")
+            fields = json.loads(line)
+            begin = Resume(fields["id"], fields["created"], fields["seed"], [])
+            answers = fields["answers"]
+            prompt_tokens, cached = fields.get("prompt_tokens", 0), fields.get("cached")
         except (ValueError, KeyError, TypeError, RecursionError):
             raise MalformedStream(f"the begin line cannot be read: {line[:80]!r}") from None
         counts = (answers, prompt_tokens, 0 if cached is None else cached)
@@ -298,9 +298,9 @@ class StreamMemory:
             self._finished.add(lines[0][0])
 
     def _problem(self, event: bytes, lines: list[TokenLine]) -> str:
-        """What is wrong with the event, as far as its form tells."""
+        """What is wrong with the event, as far as its form shows."""
         if self._begin is None and not lines:
-            return ""  # an engine that tells no tokens; it cannot be resumed
+            return ""  # an engine that reports no tokens; it cannot be resumed
         is_last = self._is_error(event) or event.startswith(self._form.ends)
         if not self._begun and not is_last:
             return "an event comes before the stream has begun"

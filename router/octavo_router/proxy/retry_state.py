@@ -56,7 +56,7 @@ class RetryState:
         is_suspect: bool = False,
         pause_s: float = 0.0,
     ) -> NextAttempt | None:
-        """Tries again where that is safe and affordable; None: the client must be told.
+        """Tries again where that is safe and affordable; None: the client gets an error.
 
         The attempt has failed, and its connection is closed. Given back where another follows.
         """

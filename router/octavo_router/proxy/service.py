@@ -238,7 +238,7 @@ class Proxy:
                 record.method = head.method
                 facts: HeadFacts | None = head.facts
                 record.route = facts.route if facts is not None else "other"
-        record.request_id = request_id  # as the client was told
+        record.request_id = request_id  # as the client got it
         record.status, record.code, record.outcome = error.status, error.code, "refused"
         self._report(record, connection)
 

@@ -39,7 +39,7 @@ def end_of(memory: StreamMemory | None, relay: EventRelay | None) -> End | Failu
         if relay is None or not relay.tail:  # a 200 without one event is no answer
             return Failure.BAD_ANSWER
         return end_of_plain(relay.tail)
-    if memory.failed_with:  # the engine gave it up, and the client was told
+    if memory.failed_with:  # the engine gave it up, and the client has the error
         return End(*verdict_on_event(memory.failed_with))
     if memory.is_over:
         return _WHOLE
@@ -87,7 +87,7 @@ def was_seen(memory: StreamMemory | None, relay: EventRelay | None) -> bool:
 def usage_of(
     memory: StreamMemory | None, relay: EventRelay | None, find_usage: FindUsage
 ) -> tuple[Counts, int]:
-    """As far as it was told, and a guess at the output tokens where it was not."""
+    """As far as it was reported, and an estimate of the output tokens where it was not."""
     if memory is not None:
         return memory.usage, 0
     if relay is not None:

@@ -37,7 +37,7 @@ MAX_ASSUMED_KEYS_PER_SLOT = 65_536  # about a million tokens, what a plain serve
 
 
 class ScanError(RouterError):
-    """A body that is no strict JSON object: 400 for the client, who is told where."""
+    """A body that is no strict JSON object: 400 for the client, with the place."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ class Scan(Protocol):
 
 class ScanFunction(Protocol):
     def __call__(self, body: bytes, kind: int, adapters: dict[str, str] | None = None, /) -> Scan:
-        """Reads a body once. `adapters` tells which model names are which adapter's.
+        """Reads a body once. `adapters` maps model names to adapters.
 
         Raises ScanError.
         """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _STORED = struct.Struct("<QI")
-MAX_TOKENS = 2**22 - 2  # what a native entry can say; more is told as this
+MAX_TOKENS = 2**22 - 2  # what a native entry can hold; more is stored as this
 MAX_LIMIT = 2**28
 MAX_SEARCHES = 3  # before the whole chain is read
 _BYTES_PER_KEY = 150  # a dict's entry with its two ints, roughly

@@ -22,7 +22,7 @@ Counts: TypeAlias = tuple[int, int, int | None]
 class PyUsage(NamedTuple):
     prompt_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int | None = None  # None: not told
+    cached_tokens: int | None = None  # None: not reported
 
 
 NO_USAGE: Final = PyUsage()

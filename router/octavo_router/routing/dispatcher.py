@@ -334,7 +334,7 @@ class Dispatcher:
     def _computed(self, lease: Lease) -> None:
         endpoint, request = lease.endpoint, lease.request
         if endpoint.kind == "openai" and request.keys and endpoint.slot >= 0:
-            # It tells nothing of its cache: remember what it has just seen.
+            # It does not report its cache: remember what it has just computed.
             rate = 8 * request.prompt_tokens / len(request.keys)
             self._index.assume(endpoint.slot, request.keys, rate)
 
@@ -405,7 +405,7 @@ class Dispatcher:
         at: int,
         count: int,
     ) -> tuple[Endpoint, ...]:
-        """The next best, best first: the same policy over whoever is left."""
+        """The next best, best first: the same policy over the endpoints left."""
         left = [(e, m) for i, (e, m) in enumerate(zip(endpoints, matched, strict=True)) if i != at]
         chosen: list[Endpoint] = []
         while left and len(chosen) < count:

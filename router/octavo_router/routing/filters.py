@@ -27,7 +27,7 @@ def narrow(
         subset = request.subset
         kept = [endpoint for endpoint in kept if endpoint.spec.address.authority in subset]
     if adapter:
-        # Nobody has it: then whoever is asked must load it, or answer that it cannot.
+        # No endpoint has it: the chosen one must load it, or answer that it cannot.
         kept = [endpoint for endpoint in kept if adapter in endpoint.adapters] or kept
     slot_of = dict(zip(map(id, endpoints), slots, strict=True))
     return kept, [slot_of[id(endpoint)] for endpoint in kept]

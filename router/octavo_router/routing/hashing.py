@@ -1,4 +1,4 @@
-"""Policies that send the same key to the same endpoint, without being told anything by it.
+"""Policies that send the same key to the same endpoint, without any report from it.
 
 Rendezvous hashing: each endpoint has a score of its own for every key, the highest wins. When one
 comes or goes only its own keys move, and all routers agree without talking. With *bounded loads*:

@@ -7,7 +7,7 @@
 
 `/health` is not asked: an engine that answers it may still fail its requests. At most half of a
 pool is ejected; where nobody else is ready, the registry lets ejected ones serve (panic). Decides
-only: test generations are run by whoever calls `tick`.
+only: test generations are run by the caller of `tick`.
 
 An answer with a 5xx may be the request's own doing, and so may one that took all of its time: what
 users send must not take an engine from other users. Such answers raise a doubt, and a test decides.
@@ -313,7 +313,7 @@ class EndpointHealth:
 
 
 def _work(outcome: Outcome) -> int:
-    """Tokens that the endpoint computed for it, as far as it told."""
+    """Tokens that the endpoint computed for it, as far as it reported them."""
     return outcome.prompt_tokens - (outcome.cached_tokens or 0) + outcome.output_tokens
 
 

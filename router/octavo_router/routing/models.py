@@ -288,7 +288,7 @@ class Models:
         """Where a name may turn up, so that its requests wait there; "" where it cannot.
 
         Only what the configuration names waits while other models are being served: a slip of the
-        pen is told at once, although some engine may never be heard from.
+        pen is reported at once, although some engine may never report.
         """
         if self._served and not is_configured:
             return ""

@@ -2,10 +2,10 @@
 
     price(endpoint, request) = (base + own + UNCACHED_WEIGHT * uncached) * token_s
 
-*base* is the work that the engine told of last: prompt tokens queued there, `SEQUENCE_TOKENS` for
+*base* is the work that the engine reported last: prompt tokens queued there, `SEQUENCE_TOKENS` for
 each sequence (it takes a share of every step until it ends), and what a nearly full KV pool costs.
 *own* is what this router placed there and the engine cannot have counted yet; it is exact, so a
-burst spreads although no news comes in between. *uncached* is this prompt's part that is not in
+burst spreads although no report comes in between. *uncached* is this prompt's part that is not in
 the engine's memory. It counts more than once: the request waits for it, and so does half of a
 request behind it. Hence of two equal waits the one that computes less is better.
 
@@ -35,7 +35,7 @@ SEQUENCE_TOKENS = 64  # prompt tokens' worth of work that a running sequence cos
 UNCACHED_WEIGHT = 1.5  # see above
 TURN_S = 0.05  # longer than a request needs from here into the engine's queue and its next report
 SLOW_REPORTS_S = 10 * TURN_S  # who reports this rarely has counted all that we placed before
-DEFAULT_TOKEN_S = 5e-4  # until an engine has told its speed
+DEFAULT_TOKEN_S = 5e-4  # until an engine has reported its speed
 SAME_SPEED = 1.4  # within this factor of the pool's median, speeds differ by noise only
 KV_TOKENS = 256  # price of KV use u: KV_TOKENS * u**4 / (1 - u); 32 tokens at 50 %, 25k at 99 %
 SATURATED_TOKENS = 10**9  # only if everybody is
@@ -53,7 +53,7 @@ def note_report(endpoint: Endpoint) -> None:
     _turn(endpoint, now)
     known = load.running + load.waiting
     tokens = load.queued_tokens + SEQUENCE_TOKENS * known
-    if 0 < endpoint.max_num_seqs <= load.running:  # whoever waits, waits for a seat too
+    if 0 < endpoint.max_num_seqs <= load.running:  # who waits needs a seat as well
         tokens += SEQUENCE_TOKENS * (load.waiting + 1)
     usage = min(load.kv_usage, 0.99)
     tokens += int(KV_TOKENS * usage**4 / (1.0 - usage))
@@ -83,7 +83,7 @@ def seconds(endpoint: Endpoint, uncached_tokens: float) -> float:
 
 
 def wait_s(endpoint: Endpoint, uncached_tokens: float) -> float:
-    """How long it would wait for its first token, as far as anybody can tell."""
+    """Estimated time to its first token."""
     if endpoint.load is not endpoint.priced:
         note_report(endpoint)
     work = endpoint.base_tokens + endpoint.own_tokens + max(uncached_tokens, 1)
@@ -91,7 +91,7 @@ def wait_s(endpoint: Endpoint, uncached_tokens: float) -> float:
 
 
 def count_alone(endpoint: Endpoint, *, base_tokens: int) -> None:
-    """Nothing (sane) is told: count all that we have there ourselves."""
+    """Nothing usable is reported: count what this router has there itself."""
     endpoint.own_tokens = endpoint.pending_tokens + SEQUENCE_TOKENS * endpoint.in_flight
     endpoint.counts_from = 0
     endpoint.base_tokens = max(0, base_tokens - endpoint.own_tokens)

@@ -2,7 +2,7 @@
 
 *Regret* is in expected seconds: the price (routing.pricing) of the live choice minus the price of
 the shadow's, for the same request at the same moment. Above zero the shadow would have done better,
-as far as the price tells. It says nothing of what the shadow's own past would have been: caches
+as far as the price shows. It does not show what the shadow's own past would have been: caches
 and queues are those that the live policy made.
 """
 

@@ -2,7 +2,7 @@
 
 Pure but for what it writes. Whatever does not follow from the frame before (a gap, a repeat, a
 frame of an earlier life) ends the stream with `Unreachable`: the index is cleared and the next
-stream tells everything again. So an index is never wrong for longer than a reconnect takes.
+stream reports everything again. So an index is never wrong for longer than a reconnect takes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StreamBroken(Unreachable):
-    """The stream told something that does not follow. `kind` is a label for counting."""
+    """The stream reported something that does not follow. `kind` is a label for counting."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -64,7 +64,7 @@ class Follower:
         return self._is_whole
 
     def begin(self) -> None:
-        """A new stream: what it tells is whole, so nothing of the last one is needed."""
+        """A new stream: what it reports is whole, so nothing of the last one is needed."""
         self._hello = None
         self._is_whole = False
         self._is_draining = False
@@ -72,7 +72,7 @@ class Follower:
         self.last_frame_at = self._now()
 
     def forget(self) -> None:
-        """The keys are void; names and load stay until somebody knows better."""
+        """The keys are void; names and load stay until the next report."""
         if self._endpoint.slot >= 0:
             self._index.clear(self._endpoint.slot)
 

@@ -12,7 +12,7 @@ class ResidencySink(Protocol):
     """The part of ResidencyIndex that signals write."""
 
     def apply(self, slot: int, stored: bytes, evicted: bytes, /) -> None:
-        """Keys told by an engine, in protocol.stream's packing; `evicted` goes first."""
+        """Keys reported by an engine, in protocol.stream's packing; `evicted` goes first."""
 
     def clear(self, slot: int, /) -> None:
         """Nothing is known any more."""

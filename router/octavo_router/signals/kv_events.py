@@ -26,7 +26,7 @@ class Stored:
     block_size: int
     lora_name: str = ""
     medium: str = "GPU"
-    extra_keys: tuple[Any, ...] | None = None  # one for each block, where told
+    extra_keys: tuple[Any, ...] | None = None  # one for each block, where reported
     group: int = 0
     kind: str = "full_attention"
 

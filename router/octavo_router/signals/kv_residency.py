@@ -1,6 +1,6 @@
 """Blocks that a plain server says it holds, as route keys of prompts given as token ids.
 
-A block event tells the tokens of each block, and a route key of the form `ids` names sixteen
+A block event has the tokens of each block, and a route key of the form `ids` names sixteen
 tokens and all before them. So for prompts given as token ids the two are the same thing, and
 nothing but the events is needed. For prompts given as text they are not: only a tokenizer knows
 which tokens a text becomes, and the router has none. Those go by the router's own history

@@ -1,4 +1,4 @@
-"""Load of a server that does not push it: read from its Prometheus page, whoever wrote that.
+"""Load of a server that does not push it: read from its Prometheus page, of any server.
 
 Only gauges are read, and nothing is differenced, so a counter that starts again does no harm. A
 value that cannot be true (NaN, negative, a KV use above one) makes the whole load unknown: a
@@ -78,9 +78,9 @@ def _samples(page: bytes, name: bytes) -> Iterator[bytes]:
 def _load(values: dict[str, list[float]]) -> Load | None:
     if "running" not in values and "waiting" not in values:
         return None
-    told = [value for fact, group in values.items() if fact != "started_at" for value in group]
+    reported = [value for fact, group in values.items() if fact != "started_at" for value in group]
     usage = max(values.get("usage", [0.0]))  # several ranks: the fullest decides
-    if not all(math.isfinite(value) and value >= 0.0 for value in told) or usage > 1.0:
+    if not all(math.isfinite(value) and value >= 0.0 for value in reported) or usage > 1.0:
         return None
     # Data-parallel ranks and models report side by side; what counts is all of them.
     return Load(

@@ -150,7 +150,7 @@ class Subscription:
         raise Unreachable(f"{STREAM_PATH} answers {response.status}")
 
     async def _follow_plain(self) -> None:
-        """By polling, and by its KV events where discovery told of them."""
+        """By polling, and by its KV events where discovery found them."""
         labels = dict(self.endpoint.spec.labels)
         live = labels.get(KV_EVENTS_LABEL)
         if not live:
@@ -231,7 +231,7 @@ class Subscription:
             self._num_failures = 16  # it will not turn into ours; look now and then
         keeps_state = isinstance(error, StreamBroken) and kind != "silence"
         if keeps_state and endpoint.reported_state in ("ready", "draining"):
-            # What was told is void, but it talks: it stays in rotation without its prefixes.
+            # What it reported is void, but it answers: it stays in rotation without its prefixes.
             logger.warning("Lost the state stream of an engine", extra=self._fields(error))
             return
         was = endpoint.reported_state
@@ -274,13 +274,13 @@ class Subscription:
 
 
 def _loaded(response: FetchResponse) -> tuple[float | None, LoadProgress | None]:
-    """What an engine that still loads tells of itself; nothing from all others."""
+    """What an engine that still loads reports of itself; nothing from all others."""
     if response.status != 503:
         return None, None
     try:
-        told = msgspec.json.decode(response.body, type=_NotYet)
+        body = msgspec.json.decode(response.body, type=_NotYet)
     except (ValueError, RecursionError):
         return None, None
-    if told.state != "loading" or told.progress is None or not 0.0 <= told.progress <= 1.0:
+    if body.state != "loading" or body.progress is None or not 0.0 <= body.progress <= 1.0:
         return None, None
-    return told.progress, read_progress(told.loading)
+    return body.progress, read_progress(body.loading)

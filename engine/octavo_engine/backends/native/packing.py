@@ -49,7 +49,7 @@ def choose_packings(
         case "int8":
             return ["q8"] * len(sizes)
         case "int4":
-            # Each row is one token's only chance to be told from the others, and the largest
+            # Each row is one token's only chance to differ from the others, and the largest
             # matrix of a small model: 8 bits here cost little and keep the answers.
             default: Packing = "q8" if is_vocabulary else "q4"
             kept = [

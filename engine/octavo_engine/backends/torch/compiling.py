@@ -1,4 +1,4 @@
-"""What Triton compiles: who hears of it, and the steps that make it compile all it can at once."""
+"""What Triton compiles: who is notified, and the steps that make it compile all it can at once."""
 
 from __future__ import annotations
 

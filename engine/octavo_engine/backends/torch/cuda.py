@@ -130,7 +130,7 @@ class CudaBackend:
         memory_of: Callable[[], DeviceMemory | None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Weights that the file holds quantised stay so unless told otherwise. `memory_of` is how
+        """Weights that the file holds quantised stay so by default. `memory_of` is how
         much memory a device has that is neither a GPU nor the host."""
         settled = open_device(device)
         chosen = choose_kernels(
@@ -247,10 +247,10 @@ class CudaBackend:
         elif self._memory_of is None:  # a CPU in a test: its memory is the host's
             return None
         else:
-            told = self._memory_of()
-            if told is None:  # then only --kv-cache-memory-bytes can say
+            device = self._memory_of()
+            if device is None:  # then only --kv-cache-memory-bytes can say
                 return 0
-            free = told.free_bytes
+            free = device.free_bytes
         workspace = self._kernels.workspace_bytes(limits)
         needed = memory.step_bytes(self.config, limits, self._dtype.itemsize) + workspace
         needed += memory.count_bytes(self.config, limits)

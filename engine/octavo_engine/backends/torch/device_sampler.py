@@ -1,8 +1,8 @@
-"""Sampling where the logits are: plain rows by the draw alone, unusual wishes in torch before it.
+"""Sampling where the logits are: plain rows by the draw alone, rare parameters in torch before it.
 
 The order of work is that of csrc/cpu/sampling.h, and every float operation is a launch of its own,
 so nothing is fused and the numbers are the CPU's. A token that the host does not know yet is where
-the step before it was told to keep it; what the host sends goes through pinned memory, so that it
+the step before it keeps it; what the host sends goes through pinned memory, so that it
 waits for nobody.
 """
 
@@ -59,7 +59,7 @@ def is_plain(sampling: SamplingBatch) -> bool:
 def sample(
     logits: Tensor, sampling: SamplingBatch, params: DrawParams, draw: Draw, counts: TokenCounts
 ) -> tuple[Tensor, LandedScores | None]:
-    """Everything that a batch may wish for: tokens and statuses [2, S], and log-probabilities if
+    """Everything that a batch may ask for: tokens and statuses [2, S], and log-probabilities if
     any are wanted. `logits` [S, vocabulary] float32 may be changed. `counts` are of the runner's
     rows."""
     _process(logits, sampling)

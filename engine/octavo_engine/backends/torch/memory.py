@@ -65,7 +65,7 @@ def require(device: torch.device, kv_bytes: int) -> None:
 def step_bytes(shape: StepShape, limits: BackendLimits, itemsize: int) -> int:
     """The most that the largest step holds at once: one layer's values, and the logits."""
     layer = limits.max_tokens * _token_bytes(shape, itemsize)
-    # The logits in float32, and as much again in keys and masses when a row has unusual wishes.
+    # The logits in float32, and as much again in keys and masses when a row has unusual parameters.
     logits = limits.max_logit_rows * shape.vocab_size * (4 + 4 + 8 + 8)
     return layer + logits
 

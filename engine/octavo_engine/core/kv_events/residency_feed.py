@@ -34,7 +34,7 @@ class ResidencyFeed:
         self._listener: StepListener | None = None
 
     def listen(self, listener: StepListener) -> None:
-        """From now on it hears of every step. There is one at most."""
+        """From now on it is called after every step. There is one at most."""
         self._listener = listener
 
     def watch(self, *, on: bool) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class LoRARequest:
     """An adapter by its name and its folder; names stand for one folder at a time.
 
-    `lora_int_id` is vLLM's and of no effect: adapters are told apart by their content.
+    `lora_int_id` is vLLM's and of no effect: adapters are distinguished by their content.
     """
 
     lora_name: str

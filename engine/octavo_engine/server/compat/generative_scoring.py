@@ -1,7 +1,7 @@
 """POST /generative_scoring: how likely a model goes on with each of some tokens, per item.
 
 Log-probabilities are of the model's own distribution over all tokens, whatever it would say. One
-run tells of as many labels as `logprob_token_ids` holds; further ones find their prompt in the
+run covers as many labels as `logprob_token_ids` holds; further ones find their prompt in the
 prefix cache.
 """
 

@@ -1,4 +1,4 @@
-"""functions and function_call, which came before tools: read as tools, told as what they are."""
+"""functions and function_call, which came before tools: read as tools, answered in that form."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def boundary_of(content_type: str) -> bytes:
 
 
 class FormReader:
-    """Feed it the body; it tells what begins, and gives each part's bytes."""
+    """Feed it the body; it reports what begins, and gives each part's bytes."""
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary

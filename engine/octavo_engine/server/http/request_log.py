@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.server.requests")
 
-# Fields whose values are the client's words, or as telling as those.
+# Fields whose values are the client's words, or reveal as much.
 _WORDS = frozenset(
     ("stop", "bad_words", "bad_words_token_ids", "grammar", "logit_bias", "allowed_token_ids")
 )

@@ -1,6 +1,6 @@
 """JSON from strangers: Unicode, finite numbers, no key twice, bounded depth, then a typed Struct.
 
-The standard decoder is used for what it can be told (duplicate keys, NaN); msgspec checks types and
+The standard decoder is used where it has hooks (duplicate keys, NaN); msgspec checks types and
 says where they are wrong.
 """
 

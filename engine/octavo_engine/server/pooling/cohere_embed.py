@@ -104,7 +104,7 @@ def _texts(request: CohereEmbedRequest) -> list[str]:
 
 
 def _cut(request: CohereEmbedRequest, max_model_len: int) -> Truncation:
-    """Cohere cuts at the end unless told otherwise."""
+    """Cohere cuts at the end by default."""
     keep = max_model_len
     if request.max_tokens is not None:
         if request.max_tokens < 1:

@@ -46,7 +46,7 @@ async def _reply_bytes(
     rows: list[NDArray[np.float32]],
     encoding: Encoding,
 ) -> None:  # fmt: skip
-    """The numbers of all texts one after the other; where each begins is told in a header."""
+    """The numbers of all texts one after the other; a header says where each begins."""
     headers = [_BYTES]
     if encoding.format == "bytes":
         metadata = msgspec.json.encode(

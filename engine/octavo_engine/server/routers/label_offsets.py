@@ -85,7 +85,7 @@ class Places(NamedTuple):
     low: NDArray[np.int64]
     high: NDArray[np.int64]
     opening: int  # where the first text begins
-    num_known: int  # of the places; none after them can be told
+    num_known: int  # of the places; none after them is known
     is_whole: bool  # all texts were found
 
 

@@ -1,6 +1,6 @@
 """The lines that give a router the tokens behind each event; see protocol.resume for their form.
 
-Held-back tokens are sent late, never early: the text of all events so far is what the tokens told
+Held-back tokens are sent late, never early: the text of all events so far is what the tokens sent
 so far yield, so that a generation can be continued from any event.
 """
 

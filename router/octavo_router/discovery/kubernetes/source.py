@@ -1,4 +1,4 @@
-"""The Kubernetes source: mirrors of pods, Services and EndpointSlices, told as endpoints."""
+"""The Kubernetes source: mirrors of pods, Services and EndpointSlices, reported as endpoints."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SERVICE_LABEL = "kubernetes.io/service-name"  # on an EndpointSlice
 
 
 class Problem(NamedTuple):
-    """What somebody has to put right; told once by the caller."""
+    """What somebody has to put right; reported once by the caller."""
 
     where: str
     what: str

@@ -27,7 +27,7 @@ class EngineReply(NamedTuple):
 
 
 class EngineCall:
-    """The user of one connection. `done` hears once, and nothing after `cancel`."""
+    """The user of one connection. `done` is called once, and not after `cancel`."""
 
     __slots__ = ("_connecting", "_connection", "_data", "_done", "_pieces", "_size", "_status")
 

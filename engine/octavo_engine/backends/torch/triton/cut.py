@@ -419,7 +419,7 @@ def find_cuts(
     befores, totals = _columns(logits, 2, torch.int64)
     found = logits.new_empty((num_rows, ROOM))
     found_ids = torch.empty_like(found, dtype=torch.int32)
-    wishes = {
+    cutoffs = {
         "targets": params.targets,
         "inverse_temperatures": params.inverse_temperatures,
         "top_ps": params.top_ps,
@@ -428,18 +428,18 @@ def find_cuts(
     options = {"num_warps": 8, "enable_fp_fusion": False}
     bins_kernel[(num_rows, num_chunks)](
         cuts.bins, logits, maxima, leasts=params.leasts, vocab=vocab,
-        CHUNK=chunk, CHUNKS=chunks, BINS=BINS, **wishes, **options,
+        CHUNK=chunk, CHUNKS=chunks, BINS=BINS, **cutoffs, **options,
     )  # fmt: skip
     edge_kernel[(num_rows,)](
         edges, befores, totals, cuts.bins, maxima, num_chunks=num_chunks,
-        CHUNKS=chunks, BINS=BINS, **wishes, **options,
+        CHUNKS=chunks, BINS=BINS, **cutoffs, **options,
     )  # fmt: skip
     gather_kernel[(num_rows, num_chunks)](
         found, found_ids, cuts.counts, logits, maxima, edges, leasts=params.leasts, vocab=vocab,
-        CHUNK=chunk, CHUNKS=chunks, BINS=BINS, ROOM=ROOM, **wishes, **options,
+        CHUNK=chunk, CHUNKS=chunks, BINS=BINS, ROOM=ROOM, **cutoffs, **options,
     )  # fmt: skip
     cut_kernel[(num_rows,)](
         cuts.keys, cuts.lasts, logits, maxima, found, found_ids, cuts.counts, befores, totals,
         leasts=params.leasts, vocab=vocab, num_chunks=num_chunks,
-        CHUNKS=chunks, ROOM=ROOM, PIECE=PIECE, **wishes, **options,
+        CHUNKS=chunks, ROOM=ROOM, PIECE=PIECE, **cutoffs, **options,
     )  # fmt: skip

@@ -54,7 +54,7 @@ async def run(
     max_tries: int | None = MAX_TRIES,
     is_background: bool = False,
 ) -> BatchTally:
-    """`write` gets whole lines in order and whether they are good, `note` hears of each.
+    """`write` gets whole lines in order and whether they are good, `note` is called for each.
 
     Batches that run together share their `places`. Without `max_tries` patience has no end. In
     the background they get only what other requests leave.

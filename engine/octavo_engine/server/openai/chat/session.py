@@ -157,18 +157,18 @@ class ChatSession:
         last of them and what ends the answer are one: that is taken out of `output`."""
         self._has_replayed = True
         (resumed,), (new,) = self._prepared.job.resumed, output.outputs
-        told: list[CompletionOutput] = []
+        parts: list[CompletionOutput] = []
         end = 0
         for text, length in zip(new.resumed_texts, resumed.pieces, strict=True):
             ids = resumed.token_ids[end : end + length]
             end += length
-            told.append(CompletionOutput(new.index, text, ids, num_tokens=end))
+            parts.append(CompletionOutput(new.index, text, ids, num_tokens=end))
         if new.finished and not new.token_ids:
-            last = told.pop()
+            last = parts.pop()
             new.text, new.token_ids = last.text + new.text, last.token_ids
-            told.append(new)
+            parts.append(new)
             output.outputs = []
-        return [self._read(one) for one in told]
+        return [self._read(one) for one in parts]
 
     def _read(self, new: CompletionOutput) -> ChoiceDelta:
         """Hot path: once per answer and delta."""

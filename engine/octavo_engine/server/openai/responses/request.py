@@ -27,7 +27,7 @@ SAME = (
 )  # fmt: skip
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 # What `include` may name. All but the logprobs belong to tools and inputs that are not here, or
-# would hide what is told openly: they add nothing.
+# would hide what is sent openly: they add nothing.
 INCLUDABLE = (
     LOGPROBS, ENCRYPTED, "file_search_call.results", "web_search_call.results",
     "web_search_call.action.sources", "message.input_image.image_url",

@@ -98,7 +98,7 @@ class ResponseStore:
 
 
 def owner_of(exchange: Exchange, guard: Guard) -> bytes:
-    """Of a request, by its key and the tenant that a router tells: a digest.
+    """Of a request, by its key and the tenant that a router names: a digest.
 
     Behind a router all requests have the router's key. Where there is neither, all are one.
     """

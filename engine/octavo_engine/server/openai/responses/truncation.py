@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 async def fitted(service: Service, turn: ResponseTurn, max_output_tokens: int | None) -> None:
     """Drops messages from the chat. Instructions stay, and what begins is always a user's turn.
 
-    If even the last turn is too long, all stays: the engine's own error tells the numbers.
+    If even the last turn is too long, all stays: the engine's own error has the numbers.
     """
     messages, places = turn.chat.messages, list(turn.places)
     num_system = int(messages[0].role in ("system", "developer"))
