@@ -14,7 +14,7 @@ import argparse
 import random
 import statistics
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,11 +22,10 @@ from octavo_engine.core.offline.llm import LLM
 from octavo_engine.weights.source import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from octavo_engine.config import Quantization
 
 MODEL = "demo://minilm"
 BATCH_SIZES = (8, 32, 128)  # of the library, whose own default is 32
@@ -67,13 +66,21 @@ def documents(count: int, seed: int) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=length)) for length in lengths]
 
 
-def ours(threads: int, quantization: Quantization = "auto") -> Contender:
-    llm = LLM(MODEL, num_threads=threads, quantization=quantization)
+OURS: Mapping[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int8, activations in 8 bits": {"quantization": "int8", "activation_bits": 8},
+}
+
+
+def ours(threads: int, form: str) -> Contender:
+    llm = LLM(MODEL, num_threads=threads, **OURS[form])
 
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
         return np.stack([r.outputs.embedding for r in llm.embed(list(texts), truncate=True)])
 
-    return Contender(f"octavo {quantization if quantization != 'auto' else 'float32'}", embed)
+    return Contender(f"octavo {form}", embed)
 
 
 def library(threads: int, sample: Sequence[str]) -> Contender:
@@ -136,8 +143,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     texts = documents(args.documents, args.seed)
-    contenders = [library(args.threads, texts[:128]), ours(args.threads)]
-    contenders.append(ours(args.threads, "int8"))
+    contenders = [library(args.threads, texts[:128])]
+    contenders += [ours(args.threads, form) for form in OURS]
     compare(contenders, texts, args.rounds, print)
 
 
