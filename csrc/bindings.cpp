@@ -1,6 +1,8 @@
 // The module octavo_engine._native: the machine, Team, Packed; the rest in bindings_*.cpp.
 #include "bindings.h"
 
+#include <limits>
+
 #include "common/check.h"
 #include "common/machine.h"
 #include "common/ranks.h"
@@ -74,6 +76,15 @@ std::vector<Packed::Part> parsed_parts(const std::vector<std::pair<int64_t, std:
     return parsed;
 }
 
+nb::object taken(Ring& ring, double patience_s) {
+    std::optional<std::vector<std::byte>> message;
+    {
+        const nb::gil_scoped_release release;
+        message = ring.take(patience_s);
+    }
+    return message ? nb::object(nb::bytes(message->data(), message->size())) : nb::none();
+}
+
 void bind_ranks(nb::module_& module) {
     nb::class_<Ranks>(module, "Ranks", nb::is_weak_referenceable())
         .def(nb::init<int, int, int, int, double>(), nb::arg("rank"), nb::arg("size"),
@@ -96,14 +107,9 @@ void bind_ranks(nb::module_& module) {
                 return self.put(bytes, patience_s);
             },
             nb::arg("message"), nb::arg("patience_s"))
-        .def("take", [](Ring& self) {
-            std::vector<std::byte> message;
-            {
-                const nb::gil_scoped_release release;
-                message = self.take();
-            }
-            return nb::bytes(message.data(), message.size());
-        });
+        .def("take",
+             [](Ring& self) { return taken(self, std::numeric_limits<double>::infinity()); })
+        .def("take_within", &taken, nb::arg("patience_s"));
 }
 
 void bind_packed(nb::module_& module) {

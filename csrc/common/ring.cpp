@@ -16,7 +16,7 @@ namespace octavo {
 
 namespace {
 
-constexpr int64_t kParkNs = 1'000'000'000;
+constexpr double kParkNs = 1e9;
 constexpr int64_t kLengthBytes = 64;  // before each message: its length, in a line of its own
 constexpr int64_t kMaxBytes = int64_t{1} << 40;
 
@@ -68,7 +68,7 @@ bool Ring::put(std::span<const std::byte> message, double patience_s) {
     return true;
 }
 
-std::vector<std::byte> Ring::take() {
+std::optional<std::vector<std::byte>> Ring::take(double patience_s) {
     check(rank_ > 0, "ring: rank 0 only writes");
     std::atomic<uint32_t>& written = shared_->written.count;
     std::atomic<uint32_t>& read = shared_->read[static_cast<size_t>(rank_)].count;
@@ -76,10 +76,15 @@ std::vector<std::byte> Ring::take() {
     const int64_t begin = now_ns();
     if (!spin_while(written, number, patience_, &Patience::between_ns)) {
         shared_->parked.count.fetch_add(1, std::memory_order_seq_cst);
-        while (written.load(std::memory_order_seq_cst) == number) {
-            park(written, number, kParkNs);
+        double left_ns = patience_s * 1e9 - static_cast<double>(now_ns() - begin);
+        while (written.load(std::memory_order_seq_cst) == number && left_ns > 0) {
+            park(written, number, static_cast<int64_t>(std::min(left_ns, kParkNs)));
+            left_ns = patience_s * 1e9 - static_cast<double>(now_ns() - begin);
         }
         shared_->parked.count.fetch_sub(1, std::memory_order_seq_cst);
+        if (written.load(std::memory_order_seq_cst) == number) {
+            return std::nullopt;
+        }
     }
     patience_.saw_gap(now_ns() - begin);
     const std::byte* from = slot(number);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,9 +24,9 @@ class Ring {
     // within `patience_s`. Throws ValueError where the message is too long.
     bool put(std::span<const std::byte> message, double patience_s);
 
-    // By the others: the next message, once it is there. Throws ValueError where its length cannot
-    // be.
-    std::vector<std::byte> take();
+    // By the others: the next message, once it is there; nothing if none has come within
+    // `patience_s`. Throws ValueError where its length cannot be.
+    std::optional<std::vector<std::byte>> take(double patience_s);
 
     // After `put` returned false: the rank that reads nothing.
     int slowest() const;

@@ -168,6 +168,8 @@ class Ring:
         """By rank 0. False: a rank has read nothing for so long that there is no room."""
     def take(self) -> bytes:
         """By the others; waits for the next one."""
+    def take_within(self, patience_s: float) -> bytes | None:
+        """None: none has come in that time."""
 
 class PackedAdapter:
     """A LoRA adapter as the kernels want it, for slots with these sites."""

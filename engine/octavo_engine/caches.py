@@ -131,6 +131,16 @@ class CacheLayout:
         nowhere = LayerPlace(-1, -1)
         return tuple(found.get(layer, nowhere) for layer in range(len(self.specs)))
 
+    def part(self, layers: range) -> CacheLayout:
+        """Of some layers by themselves. There are as many groups, so that block tables stay; some
+        may be empty."""
+        numbers = {layer: number for number, layer in enumerate(layers)}
+        groups = tuple(
+            CacheGroup(group.window, tuple(numbers[i] for i in group.layers if i in numbers))
+            for group in self.groups
+        )
+        return CacheLayout(self.specs[layers.start : layers.stop], groups)
+
     def page_bytes(self, bytes_of: Callable[[PagedSpec], int]) -> int:
         """Of one page, where a layer takes `bytes_of` its spec: a region is as large as the largest
         part that lies in it."""

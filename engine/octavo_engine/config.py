@@ -353,7 +353,8 @@ class EngineConfig:
     memory_fraction: float | None = None
     num_threads: int | None = None  # of all ranks; default: the cores this process may use
     tensor_parallel_size: int = 1  # processes that share each layer
-    pipeline_parallel_size: int = 1
+    pipeline_parallel_size: int = 1  # processes that have some layers each, one after another
+    pipeline_layer_partition: str | None = None  # layers of each; default: equal work
     data_parallel_size: int = 1  # cores behind one API, each with the whole model
     data_parallel_rank: int = 0  # which of them these settings are for; set by the engine
     distributed_executor_backend: ExecutorBackend = "auto"  # auto: mp if there are several ranks
@@ -448,22 +449,32 @@ class EngineConfig:
                "--kv-transfer-config needs --enable-prefix-caching", False)  # fmt: skip
 
     def _check_parallelism(self) -> None:
-        size = self.tensor_parallel_size
-        _check(1 <= size <= MAX_RANKS,
-               f"--tensor-parallel-size must be from 1 to {MAX_RANKS}", size)  # fmt: skip
-        _check(self.pipeline_parallel_size == 1, "--pipeline-parallel-size must be 1: layers "
-               "cannot be spread over processes; --tensor-parallel-size shares each layer",
-               self.pipeline_parallel_size)  # fmt: skip
-        self._check_data_parallelism()
         backend = self.distributed_executor_backend
         _check_choice("--distributed-executor-backend", backend, ExecutorBackend)
+        for flag, size in (
+            ("--tensor-parallel-size", self.tensor_parallel_size),
+            ("--pipeline-parallel-size", self.pipeline_parallel_size),
+        ):
+            _check(1 <= size <= MAX_RANKS, f"{flag} must be from 1 to {MAX_RANKS}", size)
+            self._check_ranks(flag, size)
+        _check(self.tensor_parallel_size == 1 or self.pipeline_parallel_size == 1,
+               "--tensor-parallel-size shares each layer, --pipeline-parallel-size spreads them: "
+               "one of them must be 1", "both")  # fmt: skip
+        _check(self.pipeline_layer_partition is None or self.pipeline_parallel_size > 1,
+               "--pipeline-layer-partition goes with --pipeline-parallel-size",
+               self.pipeline_layer_partition)  # fmt: skip
+        self._check_data_parallelism()
+
+    def _check_ranks(self, flag: str, size: int) -> None:
+        """Raises ConfigError for what several ranks of one model do not do."""
+        backend = self.distributed_executor_backend
         _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
-               "use mp, or --tensor-parallel-size 1", f"--tensor-parallel-size {size}")  # fmt: skip
+               f"use mp, or {flag} 1", f"{flag} {size}")  # fmt: skip
         _check(size == 1 or not self.enable_lora,
-               "--enable-lora needs --tensor-parallel-size 1: adapters are computed by one process",
+               f"--enable-lora needs {flag} 1: adapters are computed by one process",
                size)  # fmt: skip
         _check(size == 1 or self.device in ("auto", "cpu"),
-               f"--tensor-parallel-size {size} is computed by --device cpu only; it must be 1 here",
+               f"{flag} {size} is computed by --device cpu only; it must be 1 here",
                f"--device {self.device}")  # fmt: skip
 
     def _check_pictures(self) -> None:
@@ -559,6 +570,18 @@ class EngineConfig:
     def num_held_adapters(self) -> int:
         """What the host's memory holds at most."""
         return self.max_cpu_loras or 4 * self.max_loras
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that hold one copy of the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_flag(self) -> str:
+        """What made several ranks, with its value; for errors."""
+        if self.pipeline_parallel_size > 1:
+            return f"--pipeline-parallel-size {self.pipeline_parallel_size}"
+        return f"--tensor-parallel-size {self.tensor_parallel_size}"
 
     @property
     def names(self) -> tuple[str, ...]:

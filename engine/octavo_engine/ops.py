@@ -172,6 +172,11 @@ class ExpertsSpec:
 HIDDEN = "hidden"  # what models keep: the rows that become logits, as the output head takes them
 
 
+def layer_output(index: int) -> str:
+    """Under what name a model keeps the rows behind a layer: where it may be cut into stages."""
+    return f"layer.{index}"
+
+
 class Loader(Protocol):
     """Hands out weights by name and keeps account of which were taken.
 

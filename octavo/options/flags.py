@@ -90,7 +90,11 @@ ENGINE_FLAGS = (
          "compute threads of all processes together; default: the cores this process may use"),
     Flag("tensor_parallel_size",
          "processes that share each layer on a CPU, with the same bits; see docs/parallelism.md"),
-    Flag("pipeline_parallel_size", "must be 1"),
+    Flag("pipeline_parallel_size",
+         "processes that hold some layers each on a CPU, with the same bits; see "
+         "docs/parallelism.md"),
+    Flag("pipeline_layer_partition",
+         "layers of each such process, such as 14,16; default: equal work"),
     Flag("data_parallel_size",
          "engine cores behind this server, each with the whole model; see docs/parallelism.md"),
     Flag("distributed_executor_backend",

@@ -91,6 +91,15 @@ def test_a_reader_that_sleeps_is_woken(file: int) -> None:
     assert found == [b"now"]
 
 
+def test_a_reader_may_wait_for_a_while_only(file: int) -> None:
+    writer, reader = (_native.Ring(rank, 2, file, 10) for rank in range(2))
+    assert reader.take_within(0.0) is None
+    assert reader.take_within(0.05) is None
+    writer.put(b"late", 1.0)
+    assert reader.take_within(0.0) == b"late"
+    assert reader.take_within(0.01) is None
+
+
 def test_a_full_ring_says_who_does_not_read(file: int) -> None:
     rings = [_native.Ring(rank, 3, file, 10) for rank in range(3)]
     for _ in range(4):

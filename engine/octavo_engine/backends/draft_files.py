@@ -44,10 +44,10 @@ def check_draft_device(config: EngineConfig, *, is_fallback: bool = False) -> No
             f"--speculative-config: {what} is computed by --device cpu and torch only; with "
             f"--device {config.device} use the method ngram"
         )
-    if config.tensor_parallel_size > 1:
+    if config.num_ranks > 1:
         raise ConfigError(
-            f"--speculative-config: {what} needs --tensor-parallel-size 1; with several ranks use "
-            "the method ngram"
+            f"--speculative-config: {what} is not computed with {config.ranks_flag}; with several "
+            "ranks use the method ngram"
         )
 
 

@@ -52,6 +52,12 @@ class WeightLedger:
         self._taken.add(name)
         return stored
 
+    def leave(self, name: str) -> None:
+        """The tensor is used, but not here."""
+        if name not in self._names and not self._is_dummy:
+            self._missing.append(name)
+        self._taken.add(name)
+
     def account(self, stored: StoredTensor) -> None:
         """The tensor's bytes are in place."""
         self._done_bytes += stored.data.nbytes

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.media import TakesMedia
     from octavo_engine.backends.native.backend import NativeBackend
     from octavo_engine.backends.native.shard import RankPlace
+    from octavo_engine.backends.native.stages import StagePlace
     from octavo_engine.config import EngineConfig
     from octavo_engine.weights.source import ModelFiles
 
@@ -65,17 +66,25 @@ def build_backend(
 def build_rank(
     config: EngineConfig,
     files: ModelFiles,
-    place: RankPlace,
+    place: RankPlace | None = None,
+    stage: StagePlace | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NativeBackend:
-    """One of several ranks, with its part of the weights. Raises ModelError and ConfigError."""
+    """One of several ranks, with its part of the weights: of each layer, by its place, or some
+    layers, as its stage. Raises ModelError and ConfigError."""
     _check_kv_cache_dtype(config)
     check_activation_bits(config)
     model = ModelConfig.from_hf(files.config)
     _check_states(config, model)
     max_model_len = config.max_model_len or model.max_position_embeddings
     return _build_native(
-        config, model, files, max_model_len=max_model_len, progress=progress, place=place
+        config,
+        model,
+        files,
+        max_model_len=max_model_len,
+        progress=progress,
+        place=place,
+        stage=stage,
     )
 
 
@@ -138,6 +147,7 @@ def _build_native(
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
     place: RankPlace | None = None,
+    stage: StagePlace | None = None,
 ) -> NativeBackend:
     if config.dtype == "float16":
         raise ConfigError(
@@ -157,10 +167,11 @@ def _build_native(
         adapters=_adapter_limits(config),
         progress=progress,
         place=place,
+        stage=stage,
         draft=open_draft(config, model),
         heads=open_heads(config, model),
     )
-    if place is None:
+    if place is None and stage is None:
         _load_media(config, files, backend)
     return backend
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.backends.backend import BackendStep
+from octavo_engine.backends.backend import BackendStep, StateStep
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class _Field(NamedTuple):
     is_optional: bool = False
 
 
-# B sequences, T tokens, S rows of logits, C copies, G groups of layers, N blocks. A new array goes
-# to the end.
+# B sequences, T tokens, S rows of logits, C copies, G groups of layers, N blocks, L states to load.
+# A new array goes to the end.
 _FIELDS = (
     _Field("token_ids", ("T",)),
     _Field("positions", ("T",)),
@@ -53,6 +53,9 @@ _FIELDS = (
     _Field("logit_rows", ("S",)),
     _Field("copies", ("C", 3)),
     _Field("adapters", ("B",), is_optional=True),
+    _Field("state_slots", ("B",), is_optional=True),  # these three come together
+    _Field("state_saves", ("T",), is_optional=True),
+    _Field("state_copies", ("L", 2), is_optional=True),
 )
 
 
@@ -69,13 +72,16 @@ class StepPlan:
     logit_rows: NDArray[np.int32]
     copies: NDArray[np.int32]
     adapters: NDArray[np.int32] | None = None
+    state_slots: NDArray[np.int32] | None = None
+    state_saves: NDArray[np.int32] | None = None
+    state_copies: NDArray[np.int32] | None = None
 
     @classmethod
     def of(cls, step: BackendStep) -> StepPlan:
         """Tokens must be known: a step that awaits those of one under way has no plan."""
         assert step.awaited is None, "a plan has all its tokens"
-        assert step.states is None, "recurrent states are not divided over ranks"
         assert step.input_rows is None, "ranks have no rows of pictures"
+        states = step.states
         num_blocks = -(-int(step.seq_lens.max(initial=0)) // BLOCK_SIZE)
         return cls(
             step.token_ids,
@@ -87,6 +93,7 @@ class StepPlan:
             step.logit_rows,
             step.copies,
             step.adapters,
+            *((None, None, None) if states is None else states),
         )
 
     def step(self) -> BackendStep:
@@ -101,7 +108,14 @@ class StepPlan:
             logit_rows=self.logit_rows,
             copies=self.copies,
             adapters=self.adapters,
+            states=self._states(),
         )
+
+    def _states(self) -> StateStep | None:
+        slots, saves, copies = self.state_slots, self.state_saves, self.state_copies
+        if slots is None or saves is None or copies is None:
+            return None
+        return StateStep(slots, saves, copies)
 
     def encode(self) -> bytes:
         """Words of 32 bits: a head; of each array its number, dimensions and sides; all entries."""
@@ -129,15 +143,18 @@ class StepPlan:
                 _check_sides(field, arrays[field.name].shape, sides)
             elif not field.is_optional:
                 raise StepPlanError(f"a step plan without {field.name}")
+        if len([name for name in arrays if name.startswith("state_")]) not in (0, 3):
+            raise StepPlanError("a step plan with some of state_slots, state_saves, state_copies")
         return cls(**arrays)
 
 
 def max_plan_bytes(limits: BackendLimits, num_groups: int = 1) -> int:
     """Of the largest step there can be, of a model with so many groups of layers."""
     blocks = -(-limits.max_model_len // BLOCK_SIZE)
-    per_sequence = num_groups * (blocks + 6) + 3  # and up to two copies in each group
+    # And up to two copies in each group, an adapter, a state's slot and one to load.
+    per_sequence = num_groups * (blocks + 6) + 7
     entries = (
-        (2 + num_groups) * limits.max_tokens
+        (3 + num_groups) * limits.max_tokens
         + per_sequence * limits.max_seqs
         + limits.max_logit_rows
     )

@@ -201,7 +201,7 @@ def _use_tiers(
 def _build_backend(
     config: EngineConfig, files: ModelFiles | None, progress: Callable[[int, int], None] | None
 ) -> Backend:
-    if config.tensor_parallel_size > 1:
+    if config.num_ranks > 1:
         from octavo_engine.executor.leader import start_ranks
 
         assert files is not None, "only the simulator has none, and it is one process"
@@ -349,7 +349,7 @@ def _check_speech(config: EngineConfig, files: ModelFiles | None) -> None:
     if files is None or architecture_of(files) not in SPEECH_ARCHITECTURES:
         return
     for flag, is_set in (
-        ("--tensor-parallel-size", config.tensor_parallel_size > 1),
+        (config.ranks_flag, config.num_ranks > 1),
         ("--enable-lora", config.enable_lora),
         ("--speculative-config", config.speculation is not None),
         (f"--device {config.device}", config.device not in ("auto", "cpu", "torch")),

@@ -1,4 +1,8 @@
-"""What rank 0 has the other ranks do, one message of the ring each: a byte, then its arguments."""
+"""What rank 0 has the other ranks do, one message of the ring each: a byte, then its arguments.
+
+With several stages a step's rows go from rank to rank by rings of their own, a message for each
+step: float32, as many rows as the step has tokens; none where a stage refused the step.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,13 @@ from enum import IntEnum
 # A rank that reaches a barrier so much later than the others counts as hung: instructions between
 # two barriers take milliseconds.
 BARRIER_PATIENCE_S = 10.0
+# So often a rank says that it is there: between stages a message may take as long as a step.
+ALIVE_S = 1.0
+
+
+def stage_of(rank: int, size: int) -> int:
+    """Rank 0 is the last stage, which samples; the others stand before it in their order."""
+    return (rank - 1) % size
 
 
 class Command(IntEnum):

@@ -1,11 +1,12 @@
 """Rank 0 of several: a backend that has the other ranks compute each step with it.
 
-The runner sees one backend. It samples here, from logits that all ranks wrote; the others get the
-step as a `StepPlan` and know nothing of requests, grammars or tokens to come.
+The runner sees one backend. It samples here; the others get the step as a `StepPlan` and know
+nothing of requests, grammars or tokens to come.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from octavo_engine.errors import WorkerLost
 from octavo_engine.executor import messages
 from octavo_engine.executor.commands import BARRIER_PATIENCE_S, Command
 from octavo_engine.executor.rank_processes import RankProcesses
+from octavo_engine.executor.stage_rows import StageRows, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.weights.source import ModelFiles
 
+LOOK_S = 0.25  # so often a wait for another stage looks whether all ranks are there
+
 
 def start_ranks(
     config: EngineConfig,
@@ -38,27 +42,32 @@ def start_ranks(
     *,
     patience_s: float = BARRIER_PATIENCE_S,
 ) -> LeadingBackend:
-    """As many processes as `config.tensor_parallel_size` says, this one included; each loads its
-    part of the model. Raises ConfigError, ModelError and WorkerLost; then none is left."""
+    """As many processes as `config.num_ranks` says, this one included; each loads its part of the
+    model. Raises ConfigError, ModelError and WorkerLost; then none is left."""
     local = config.replace(model=str(files.path.absolute()), revision=None)
+    is_pipeline = local.pipeline_parallel_size > 1
+    if is_pipeline:
+        place_of(local, 0)  # before processes are started for what cannot be
     processes = RankProcesses(local, patience_s)
     try:
-        place = RankPlace(Shard(0, processes.size), processes.memory_file, patience_s)
-        backend = build_rank(local, files, place, progress)
+        if is_pipeline:
+            backend = build_rank(local, files, stage=place_of(local, 0), progress=progress)
+        else:
+            place = RankPlace(Shard(0, processes.size), processes.memory_file, patience_s)
+            backend = build_rank(local, files, place, progress=progress)
         processes.expect(messages.WorkerLoaded)
     except BaseException:
         processes.close()
         raise
-    return LeadingBackend(backend, processes)
+    kind = PipelineLeader if is_pipeline else TensorLeader
+    return kind(backend, processes)
 
 
-class LeadingBackend:
+class LeadingBackend(ABC):
     """A Backend over rank 0's own and the processes of the others; owns both."""
 
     def __init__(self, backend: NativeBackend, processes: RankProcesses) -> None:
-        assert backend.ranks is not None, "it is one of several"
         self._backend = backend
-        self._ranks = backend.ranks
         self._processes = processes
         self._ring: _native.Ring | None = None
         self._when_lost: Callable[[WorkerLost], None] | None = None
@@ -102,14 +111,13 @@ class LeadingBackend:
         self._backend.prepare(limits, num_blocks)
         self._processes.expect(messages.WorkerPrepared)
 
+    @abstractmethod
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
-        self._tell(Command.STEP, StepPlan.of(step).encode())
-        try:
-            return self._backend.execute(step, sampling)
-        except RuntimeError as error:
-            if self._ranks.failed < 0:
-                raise
-            raise self._lost() from error
+        """With all ranks. Raises WorkerLost."""
+
+    @abstractmethod
+    def _put(self, ring: _native.Ring, message: bytes) -> None:
+        """Into the ring, once there is room. Raises WorkerLost."""
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         for first in range(0, len(block_ids), 512):  # a message has its bounds
@@ -138,22 +146,94 @@ class LeadingBackend:
 
     def _tell(self, command: Command, body: bytes = b"") -> None:
         assert self._ring is not None, "prepare() comes first"
-        if self._ranks.failed >= 0:
-            raise self._lost()
-        if not self._ring.put(command.message(body), self._processes.patience_s):
-            self._ranks.fail(self._ring.slowest)
-            raise self._lost()
+        self._put(self._ring, command.message(body))
 
     def _on_lost(self, rank: int, error: WorkerLost) -> None:
-        self._ranks.fail(rank)
         if self._when_lost is not None:
             self._when_lost(error)
 
-    def _lost(self) -> WorkerLost:
-        """Who ended; or, if none did, who hangs."""
+    def _hangs(self, rank: int) -> WorkerLost:
+        """Who ended; or, if none did, that this one hangs."""
         if self._processes.lost is not None:
             return self._processes.lost
         return WorkerLost(
-            f"rank {self._ranks.failed} of {self._ranks.size} hangs: the others waited for it for "
+            f"rank {rank} of {self._processes.size} hangs: the others waited for it for "
             f"{self._processes.patience_s:.0f} s"
         )
+
+
+class TensorLeader(LeadingBackend):
+    """Of ranks that share each layer. It samples from logits that all of them wrote."""
+
+    def __init__(self, backend: NativeBackend, processes: RankProcesses) -> None:
+        assert backend.ranks is not None, "it is one of several"
+        self._ranks = backend.ranks
+        super().__init__(backend, processes)
+
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        self._tell(Command.STEP, StepPlan.of(step).encode())
+        try:
+            return self._backend.execute(step, sampling)
+        except RuntimeError as error:
+            if self._ranks.failed < 0:
+                raise
+            raise self._hangs(self._ranks.failed) from error
+
+    def _put(self, ring: _native.Ring, message: bytes) -> None:
+        if self._ranks.failed >= 0:
+            raise self._hangs(self._ranks.failed)
+        if not ring.put(message, self._processes.patience_s):
+            self._ranks.fail(ring.slowest)
+            raise self._hangs(self._ranks.failed)
+
+    def _on_lost(self, rank: int, error: WorkerLost) -> None:
+        self._ranks.fail(rank)
+        super()._on_lost(rank, error)
+
+
+class PipelineLeader(LeadingBackend):
+    """Of stages, of which it is the last. A stage may compute for as long as a step takes, so none
+    is given up but one that ends, or whose process is not heard of."""
+
+    def __init__(self, backend: NativeBackend, processes: RankProcesses) -> None:
+        self._rows: StageRows | None = None
+        super().__init__(backend, processes)
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        config, columns = self._processes.config, self._backend.config.hidden_size
+        files = self._processes.row_files
+        self._rows = StageRows(place_of(config, 0), files, limits, columns)
+        super().prepare(limits, num_blocks)
+
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        rows = self._rows
+        assert rows is not None, "prepare() comes first"
+        self._tell(Command.STEP, StepPlan.of(step).encode())
+        self._wait(lambda: rows.take(step, LOOK_S))
+        if self.laps is not None:
+            self.laps.mark("stages")
+        return self._backend.execute(step, sampling)
+
+    def close(self) -> None:
+        super().close()
+        self._rows = None
+
+    def _put(self, ring: _native.Ring, message: bytes) -> None:
+        self._wait(lambda: ring.put(message, LOOK_S))
+
+    def _wait(self, attempt: Callable[[], bool]) -> None:
+        """Until the attempt, which waits for a moment itself, succeeds. Raises WorkerLost."""
+        # Moments of waiting count, not the clock: time in which this process was stopped itself
+        # proves nothing about others.
+        heard, moments = self._processes.heard(), 0
+        while not attempt():
+            if self._processes.lost is not None:
+                raise self._processes.lost
+            moments += 1
+            if moments * LOOK_S < self._processes.patience_s:
+                continue
+            now = self._processes.heard()
+            for rank in range(1, self._processes.size):
+                if now[rank] == heard[rank]:
+                    raise self._hangs(rank)
+            heard, moments = now, 0

@@ -44,6 +44,10 @@ class WorkerPrepared(msgspec.Struct, tag=True, frozen=True):
     """From a rank that takes steps from now on."""
 
 
+class WorkerAlive(msgspec.Struct, tag=True, frozen=True):
+    """From a rank, every second: its process runs."""
+
+
 class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
     """From a rank that ends now. `kind` is the class of an OctavoError, or any other error's."""
 
@@ -52,7 +56,7 @@ class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker: TypeAlias = StartWorker | PrepareWorker
-FromWorker: TypeAlias = WorkerLoaded | WorkerPrepared | WorkerFailed
+FromWorker: TypeAlias = WorkerLoaded | WorkerPrepared | WorkerAlive | WorkerFailed
 
 M = TypeVar("M")
 

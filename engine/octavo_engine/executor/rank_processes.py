@@ -44,13 +44,19 @@ class RankProcesses:
         patience_s: float,
         command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
-        size = config.tensor_parallel_size
+        size = config.num_ranks
         if not hasattr(os, "memfd_create"):
-            raise ConfigError("--tensor-parallel-size above 1 needs Linux, for memory to share")
+            raise ConfigError(f"{config.ranks_flag} needs Linux, for memory to share")
+        self.config = config
         self.size = size
         self.patience_s = patience_s
         self.memory_file = os.memfd_create("octavo-ranks")
         self.ring_file = os.memfd_create("octavo-ring")
+        # Between each stage and the next.
+        self.row_files = [
+            os.memfd_create("octavo-rows") for _ in range(1, config.pipeline_parallel_size)
+        ]
+        self._heard = [0] * size
         self.processes: list[subprocess.Popen[bytes]] = []
         self.lost: WorkerLost | None = None
         self.on_lost: Callable[[int, WorkerLost], None] | None = None
@@ -69,6 +75,10 @@ class RankProcesses:
             raise
         self._watcher = threading.Thread(target=self._watch, name="octavo-ranks", daemon=True)
         self._watcher.start()
+
+    def heard(self) -> list[int]:
+        """How many messages came from each rank; of rank 0 none do."""
+        return list(self._heard)
 
     def send(self, message: messages.ToWorker) -> None:
         """To all ranks. One that is gone is noticed by who waits for its reply."""
@@ -108,11 +118,14 @@ class RankProcesses:
             connection.close()
         os.close(self.memory_file)
         os.close(self.ring_file)
+        for file in self.row_files:
+            os.close(file)
 
     def _spawn(self, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
-        files = (theirs.fileno(), self.memory_file, self.ring_file)
-        arguments = zip(("--socket", "--memory", "--ring"), map(str, files), strict=True)
+        files = (theirs.fileno(), self.memory_file, self.ring_file, *self.row_files)
+        names = ("--socket", "--memory", "--ring", *("--rows" for _ in self.row_files))
+        arguments = zip(names, map(str, files), strict=True)
         self._connections.append(Connection(ours.detach()))
         with theirs:
             process = subprocess.Popen(
@@ -137,7 +150,9 @@ class RankProcesses:
                     self.processes[rank - 1].kill()
                     self._lose(rank, f"was killed, since it sent {error}")
                     continue
-                self._replies.put(reply)
+                self._heard[ranks[ready]] += 1
+                if not isinstance(reply, messages.WorkerAlive):
+                    self._replies.put(reply)
 
     def _lose(self, rank: int, how: str = "") -> None:
         if self._is_closed:

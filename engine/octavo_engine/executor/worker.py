@@ -1,8 +1,8 @@
 """A rank above 0 as a process of its own: `python -m octavo_engine.executor.worker`.
 
-It computes what rank 0 computes, with its own part of the model, and decides nothing: the main
-thread takes one message after another from the ring. A second thread reads the socket, and ends the
-process when rank 0 is gone.
+It computes what rank 0 computes, with its own part of each layer, or the layers of its stage, and
+decides nothing: the main thread takes one message after another from the ring. A second thread
+reads the socket, and ends the process when rank 0 is gone.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ from octavo_engine.backends.registry import build_rank
 from octavo_engine.backends.step_plan import StepPlan
 from octavo_engine.errors import OctavoError
 from octavo_engine.executor import messages
-from octavo_engine.executor.commands import Command
+from octavo_engine.executor.commands import ALIVE_S, Command
+from octavo_engine.executor.stage_rows import StageRows, StepRefused, place_of
 from octavo_engine.weights.source import resolve_model
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.native.backend import NativeBackend
 
 logger = logging.getLogger("octavo_engine.executor.worker")  # __name__ is __main__ here
@@ -39,9 +43,18 @@ EXIT_FAILED = 3
 
 
 class RankWorker:
-    """One rank at its end of the socket and of the ring."""
+    """One rank at its end of the socket and of the ring, and of the `row_files` between stages."""
 
-    def __init__(self, connection: Connection, memory_file: int, ring_file: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        memory_file: int,
+        ring_file: int,
+        row_files: Sequence[int] = (),
+    ) -> None:
+        self._row_files = row_files
+        self._rows: StageRows | None = None
+        self._sending = threading.Lock()
         self._connection = connection
         self._memory_file = memory_file
         self._ring_file = ring_file
@@ -64,15 +77,23 @@ class RankWorker:
 
     def _serve(self, start: messages.StartWorker) -> None:
         config = start.config
-        place = RankPlace(Shard(start.rank, start.size), self._memory_file, start.patience_s)
         files = resolve_model(config.model).with_overrides(config.overrides)
-        backend = build_rank(config, files, place)
-        messages.send(self._connection, messages.WorkerLoaded())
+        if config.pipeline_parallel_size > 1:
+            stage = place_of(config, start.rank)
+            backend = build_rank(config, files, stage=stage)
+        else:
+            stage = None
+            place = RankPlace(Shard(start.rank, start.size), self._memory_file, start.patience_s)
+            backend = build_rank(config, files, place)
+        self._send(messages.WorkerLoaded())
         prepare = self._inbox.get()
         assert isinstance(prepare, messages.PrepareWorker)
         backend.prepare(prepare.limits, prepare.num_blocks)
         ring = _native.Ring(start.rank, start.size, self._ring_file, prepare.slot_bytes)
-        messages.send(self._connection, messages.WorkerPrepared())
+        if stage is not None:
+            columns = backend.config.hidden_size
+            self._rows = StageRows(stage, self._row_files, prepare.limits, columns)
+        self._send(messages.WorkerPrepared())
         while True:
             message = ring.take()
             self._follow(backend, Command(message[0]), message[1:])
@@ -80,11 +101,7 @@ class RankWorker:
     def _follow(self, backend: NativeBackend, command: Command, body: bytes) -> None:
         match command:
             case Command.STEP:
-                step = StepPlan.decode(body).step()
-                try:
-                    backend.logits(step)
-                except ValueError:  # rank 0 gets the same error, and fails this step only
-                    logger.exception("A step was refused")
+                self._compute(backend, StepPlan.decode(body).step())
             case Command.POISON:
                 backend.poison_blocks(np.frombuffer(body, np.int32).tolist())
             case Command.RELEASE_KV:
@@ -92,16 +109,36 @@ class RankWorker:
             case Command.RESTORE_KV:
                 backend.restore_kv()
 
+    def _compute(self, backend: NativeBackend, step: BackendStep) -> None:
+        rows = None
+        try:
+            if self._rows is not None:
+                self._rows.take(step)
+            rows = backend.logits(step)
+        except StepRefused:
+            pass  # and so it is by this one
+        except ValueError:  # rank 0 gets the same error, or no rows, and fails this step only
+            logger.exception("A step was refused")
+        if self._rows is not None:
+            self._rows.give(rows)
+
+    def _send(self, message: messages.FromWorker) -> None:
+        with self._sending:
+            messages.send(self._connection, message)
+
     def _fail(self, kind: str, message: str) -> None:
         try:
-            messages.send(self._connection, messages.WorkerFailed(kind, message))
+            self._send(messages.WorkerFailed(kind, message))
         except OSError:
             os._exit(EXIT_LEADER_GONE)
 
     def _listen(self) -> None:
         try:
             while True:
-                self._inbox.put(messages.receive(self._connection, messages.TO_WORKER))
+                if self._connection.poll(ALIVE_S):
+                    self._inbox.put(messages.receive(self._connection, messages.TO_WORKER))
+                else:
+                    self._send(messages.WorkerAlive())
         except (EOFError, OSError, messages.BrokenMessage):
             os._exit(EXIT_LEADER_GONE)  # the main thread may be in the middle of a step
 
@@ -111,11 +148,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--socket", type=int, required=True, help="the socket to rank 0")
     parser.add_argument("--memory", type=int, required=True, help="memory that all ranks map")
     parser.add_argument("--ring", type=int, required=True, help="memory that steps come through")
+    parser.add_argument("--rows", type=int, action="append", default=[],
+                        help="memory between a stage and the next")  # fmt: skip
     args = parser.parse_args(argv)
     # Ctrl-C and SIGTERM reach the whole group: rank 0 decides, and the socket tells.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return RankWorker(Connection(args.socket), args.memory, args.ring).run()
+    return RankWorker(Connection(args.socket), args.memory, args.ring, args.rows).run()
 
 
 if __name__ == "__main__":

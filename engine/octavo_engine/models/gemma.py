@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.models.layers import Attention, Mlp, OutputHead, Ropes
+from octavo_engine.models.layers import Attention, Mlp, OutputHead, Ropes, run_layers
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -45,9 +45,7 @@ class GemmaBody:
 
     def forward(self, ops: Ops) -> Value:
         x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
-        for layer in self.layers:
-            x = layer.forward(ops, x)
-        return x
+        return run_layers(ops, self.layers, x)
 
     def normed(self, ops: Ops, x: Value) -> Value:
         return ops.rms_norm(x, self.norm, self.config.norm_eps)

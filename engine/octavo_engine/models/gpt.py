@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes
+from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes, run_layers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,9 +62,7 @@ class GptBody:
             x = ops.add(x, ops.table(self.positions, "positions", offset=offset))
         if self.embedding_norm is not None:
             x = self.embedding_norm.forward(ops, x)
-        for layer in self.layers:
-            x = layer.forward(ops, x)
-        return x
+        return run_layers(ops, self.layers, x)
 
     def normed(self, ops: Ops, x: Value) -> Value:
         return self.norm.forward(ops, x)

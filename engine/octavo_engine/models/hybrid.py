@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from octavo_engine.models.gpt import PlainMlp
-from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes
+from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes, run_layers
 from octavo_engine.models.mixers import (
     AttentionBesideMamba,
     GatedAttention,
@@ -46,8 +46,7 @@ class Hybrid:
 
     def forward(self, ops: Ops) -> Value:
         x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
-        for layer in self.layers:
-            x = layer.forward(ops, x)
+        x = run_layers(ops, self.layers, x)
         x = ops.rms_norm(ops.select_rows(x), self.norm, self.config.norm_eps)
         return self.head.forward(ops, x)
 

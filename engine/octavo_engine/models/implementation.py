@@ -79,8 +79,7 @@ def _check_settings(config: EngineConfig) -> None:
         (f"--kv-cache-dtype {config.kv_cache_dtype}", config.kv_cache_dtype in dtype_only,
          "the KV cache has the dtype of the model: leave it out"),
         ("--enable-lora", not config.enable_lora, "merge the adapter into the model"),
-        (f"--tensor-parallel-size {config.tensor_parallel_size}",
-         config.tensor_parallel_size == 1, "leave it out"),
+        (config.ranks_flag, config.num_ranks == 1, "leave it out"),
         ("--batch-invariant", not config.batch_invariant, "leave it out"),
     ):  # fmt: skip
         if not is_fine:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from octavo_engine.models.alibi import alibi_slopes
 from octavo_engine.models.rope import make_rope
-from octavo_engine.ops import HIDDEN, AttentionSpec, ExpertsSpec
+from octavo_engine.ops import HIDDEN, AttentionSpec, ExpertsSpec, layer_output
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.ops import Embedding, EncoderOps, Loader, Ops, Rope, Value
+
+
+class Layer(Protocol):
+    """From the rows behind the layer before it to those behind itself."""
+
+    def forward(self, ops: Ops, x: Value) -> Value: ...
+
+
+def run_layers(ops: Ops, layers: Sequence[Layer], x: Value) -> Value:
+    """One after another. What is behind each is kept under its name."""
+    for index, layer in enumerate(layers):
+        x = ops.keep(layer_output(index), layer.forward(ops, x))
+    return x
 
 
 class Ropes:

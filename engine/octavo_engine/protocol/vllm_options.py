@@ -183,7 +183,6 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
 
 # What `LLM(...)` has beside or in place of these, by vLLM's name.
 UNSUPPORTED_PYTHON: Mapping[str, UnsupportedOption] = {
-    "pipeline_parallel_size": _value(_NO_NODES, "1"),
     "data_parallel_size": _value(_ONE_CORE, "1"),
     "enable_chunked_prefill": _value("prompts are always computed in chunks", "true"),
     "disable_log_stats": _value("statistics are not logged; leave it out", *ANY),

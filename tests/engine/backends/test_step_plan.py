@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_engine.backends.backend import BackendLimits, BackendStep
+from octavo_engine.backends.backend import BackendLimits, BackendStep, StateStep
 from octavo_engine.backends.step_plan import StepPlan, StepPlanError, max_plan_bytes
 from octavo_engine.config import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def make_step(
@@ -38,7 +42,13 @@ def make_step(
         logit_rows=starts[1:] - 1,
         copies=rng.integers(0, 99, (seed % 3, 3), dtype=np.int32),
         adapters=np.arange(num_seqs, dtype=np.int32) - 1 if num_groups > 1 else None,
+        states=make_states(rng, rows, len(flat)) if num_groups > 1 else None,
     )
+
+
+def make_states(rng: np.random.Generator, rows: NDArray[np.int32], num_tokens: int) -> StateStep:
+    saves = rng.integers(-1, 9, num_tokens, dtype=np.int32)
+    return StateStep(rows, saves, rng.integers(0, 9, (2, 2), dtype=np.int32))
 
 
 STEP = make_step([1, 5, 20], [40, 5, 600], seed=2)
@@ -96,9 +106,9 @@ def with_word(place: int, value: int) -> bytes:
         (DATA[:-4], "copies of a step plan has the shape"),
         (DATA[:40], "the head of a step plan is cut off"),
         (DATA + b"\0\0\0\0", "4 bytes behind its arrays"),
-        (with_word(1, 10), "has 10 arrays; 9 are known"),
+        (with_word(1, 13), "has 13 arrays; 12 are known"),
         (with_word(1, 7), "bytes behind its arrays"),
-        (with_word(2, 99), "has an array 99; 9 are known"),
+        (with_word(2, 99), "has an array 99; 12 are known"),
         (with_word(3, 9), "token_ids of a step plan has 9 dimensions"),
         (with_word(4, 1 << 31), "token_ids of a step plan has the shape"),
         (with_word(5, 0), "has token_ids twice"),
@@ -108,6 +118,18 @@ def with_word(place: int, value: int) -> bytes:
 def test_what_is_no_plan_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(StepPlanError, match=message):
         StepPlan.decode(data)
+
+
+def test_states_come_whole() -> None:
+    step = make_step([1, 9], [70, 9], seed=4, num_groups=3)
+    assert step.states is not None
+    found = StepPlan.decode(StepPlan.of(step).encode()).step().states
+    assert found is not None
+    for given_array, read_array in zip(step.states, found, strict=True):
+        np.testing.assert_array_equal(given_array, read_array)
+    partial = dataclasses.replace(StepPlan.of(step), state_saves=None)
+    with pytest.raises(StepPlanError, match="with some of state_slots, state_saves, state_copies"):
+        StepPlan.decode(partial.encode())
 
 
 def test_arrays_must_agree() -> None:

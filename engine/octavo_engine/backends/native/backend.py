@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
@@ -24,7 +25,9 @@ from octavo_engine.backends.native.kv_format import (
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
+from octavo_engine.backends.native.recorder import record
 from octavo_engine.backends.native.shard import Shard, own_cache
+from octavo_engine.backends.native.stages import layer_names, plan_cut
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.caches import KVSpec, StateSpec
 from octavo_engine.config import MAX_SPECULATION
@@ -43,9 +46,11 @@ if TYPE_CHECKING:
     from octavo_engine.backends.head_files import HeadsPart
     from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.native.emit import CompiledProgram
-    from octavo_engine.backends.native.graph import Dtype, Value
+    from octavo_engine.backends.native.graph import Dtype, Graph, Value
     from octavo_engine.backends.native.recorder import Recorder
     from octavo_engine.backends.native.shard import RankPlace
+    from octavo_engine.backends.native.stages import StageCut, StagePlace
+    from octavo_engine.caches import CacheLayout
     from octavo_engine.config import KVCacheDType, Quantization
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.vision_config import MediaConfig
@@ -74,11 +79,37 @@ def _load_draft(draft: DraftPart, team: _native.Team, dtype: Dtype, max_model_le
     return model
 
 
+def _check_head_dims(layout: CacheLayout) -> None:
+    for spec in layout.specs:
+        if isinstance(spec, KVSpec) and spec.head_dim % HEAD_DIM_MULTIPLE:
+            raise ModelError(
+                f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this "
+                f"device; got {spec.head_dim}; --device torch takes it"
+            )
+
+
+def _plan_cut(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    team: _native.Team,
+    dtype: Dtype,
+    max_model_len: int,
+    stage: StagePlace,
+) -> StageCut:
+    """From the model written down without its matrices."""
+    loader = NativeLoader(checkpoint, team, dtype, only=())
+    model = build_model(config, loader, max_model_len)
+    loader.finish()
+    graph = record(model.forward, layer_names(config.num_layers))
+    return plan_cut(graph, stage, num_layers=config.num_layers, what=config.architecture)
+
+
 class NativeBackend:
     """Packed weights, KV cache and program in csrc.
 
     With a `place` it is one of several ranks, each with its part of the weights and of the KV
-    heads; all must be prepared for the same, and compute the same steps together.
+    heads; all must be prepared for the same, and compute the same steps together. With a `stage`
+    it has some layers and their caches; what it computes of a step is the next stage's input.
     """
 
     def __init__(
@@ -97,16 +128,12 @@ class NativeBackend:
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
         place: RankPlace | None = None,
+        stage: StagePlace | None = None,
         draft: DraftPart | None = None,
         heads: HeadsPart | None = None,
     ) -> None:
         self.cache_layout = layout_with(config, draft)
-        for spec in self.cache_layout.specs:
-            if isinstance(spec, KVSpec) and spec.head_dim % HEAD_DIM_MULTIPLE:
-                raise ModelError(
-                    f"config.json: head_dim must be a multiple of {HEAD_DIM_MULTIPLE} on this "
-                    f"device; got {spec.head_dim}; --device torch takes it"
-                )
+        _check_head_dims(self.cache_layout)
         self.config = config
         self.dtype = dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
@@ -115,7 +142,9 @@ class NativeBackend:
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard
         self._shard = shard
-        team = make_team(num_threads, isa, rank=shard.rank, num_ranks=shard.size)
+        assert place is None or stage is None, "layers are shared or spread, not both"
+        rank, num_ranks = shard if stage is None else stage[:2]
+        team = make_team(num_threads, isa, rank=rank, num_ranks=num_ranks)
         self.isa = team.isa
         self.ranks: _native.Ranks | None = None
         if place is not None:
@@ -124,6 +153,9 @@ class NativeBackend:
         self._adapters: _native.AdapterSlots | None = None
         if adapters is not None:
             self._adapters = _native.AdapterSlots(adapters.num_slots, adapters.max_rank, dtype)
+        self._cut: StageCut | None = None
+        if stage is not None:
+            self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
         loader = NativeLoader(
             checkpoint,
             team,
@@ -132,6 +164,7 @@ class NativeBackend:
             quantization=quantization,
             shard=shard,
             adapters=self._adapters,
+            only=None if self._cut is None else self._cut.names,
         )
         model = build_model(config, loader, max_model_len)
         loader.finish()
@@ -160,12 +193,19 @@ class NativeBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        """Of all ranks together: their memory is one host's."""
-        return self.cache_layout.page_bytes(
-            lambda spec: sum(
-                self.kv_format.bytes_of(own_cache(spec, self.config.num_heads, shard))
-                for shard in self._shard.all()
+        """Of all ranks or stages together: their memory is one host's."""
+        layouts = [self.cache_layout]
+        if self._cut is not None:
+            bounds = self._cut.bounds
+            layouts = [self._layout_of(range(*pair)) for pair in pairwise(bounds)]
+        return sum(
+            layout.page_bytes(
+                lambda spec: sum(
+                    self.kv_format.bytes_of(own_cache(spec, self.config.num_heads, shard))
+                    for shard in self._shard.all()
+                )
             )
+            for layout in layouts
         )
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
@@ -178,8 +218,11 @@ class NativeBackend:
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         _, model, draft_model, heads = self._in_memory
         try:
-            keep = () if heads is None else (HIDDEN,)
-            self._compiled = self._compile(model.forward, limits, keep)
+            keep: Collection[str] = () if heads is None else (HIDDEN,)
+            cut = None
+            if self._cut is not None:
+                keep, cut = layer_names(self.config.num_layers), self._cut.apply
+            self._compiled = self._compile(model.forward, limits, keep, cut)
             if heads is not None:
                 heads.prepare(
                     min(limits.max_seqs, MAX_SPECULATION),
@@ -206,20 +249,41 @@ class NativeBackend:
         forward: Callable[[Recorder], Value],
         limits: BackendLimits,
         keep: Collection[str] = (),
+        cut: Callable[[Graph], Graph] | None = None,
     ) -> CompiledProgram:
+        own = self.own_layout
+        nowhere = [-1] * self._first_cache
         return compile_forward(
             forward,
             self._in_memory.team,
             limits,
             places=CachePlaces(
-                [place.group for place in self.cache_layout.places()],
-                self.cache_layout.ordinals(),
+                [*nowhere, *(place.group for place in own.places())], [*nowhere, *own.ordinals()]
             ),
             is_fused=self._is_fused,
             activation_bits=self._activation_bits,
             ranks=self.ranks,
             keep=keep,
+            cut=cut,
         )
+
+    def _layout_of(self, layers: range) -> CacheLayout:
+        first, end = (self.config.cache_index(layer) for layer in (layers.start, layers.stop))
+        return self.cache_layout.part(range(first, end))
+
+    @property
+    def own_layout(self) -> CacheLayout:
+        """What the layers of this process remember."""
+        return self.cache_layout if self._cut is None else self._layout_of(self._cut.layers)
+
+    @property
+    def has_states(self) -> bool:
+        return bool(self.own_layout.states)
+
+    @property
+    def _first_cache(self) -> int:
+        """Which of the model's caches is the first of this process."""
+        return 0 if self._cut is None else self.config.cache_index(self._cut.layers.start)
 
     def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
         self.media = NativeMediaEncoder(
@@ -236,13 +300,13 @@ class NativeBackend:
         return sample_rows(self._in_memory.team, logits, sampling)
 
     def logits(self, step: BackendStep) -> NDArray[np.float32]:
-        """Compute the step; a view of its logits, [S, vocabulary], valid until the next one."""
+        """Compute the step; a view of its logits, [S, vocabulary], valid until the next one. Of a
+        stage before the last: of the rows behind its layers, [T, hidden]."""
         assert self._compiled is not None and self._kv is not None, "prepare() comes first"
         if len(step.copies):
             self._kv.copy(step.copies)
-        states = step.states
-        if states is not None and len(states.copies):
-            assert self._states is not None, "a model with states has slots for them"
+        states = None if self._states is None else step.states
+        if self._states is not None and states is not None and len(states.copies):
             self._states.copy(states.copies)
         program, logits, ops, _ = self._compiled
         times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
@@ -268,7 +332,8 @@ class NativeBackend:
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
-        return program.read(logits, len(step.logit_rows))
+        is_last = self._cut is None or self._cut.place.is_last
+        return program.read(logits, len(step.logit_rows if is_last else step.token_ids))
 
     def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         assert self._compiled_draft is not None and self._kv is not None, "made without a draft"
@@ -373,8 +438,8 @@ class NativeBackend:
             self._audio.restore()
         if self._kv is None:
             self._kv = self._make_kv(self._num_blocks)
-            if self.cache_layout.states:
-                values = [spec.num_values for spec in self.cache_layout.states]
+            if states := self.own_layout.states:
+                values = [spec.num_values for spec in states]
                 self._states = _native.StateCache(self._num_slots, values)
 
     def close(self) -> None:
@@ -394,9 +459,9 @@ class NativeBackend:
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
         own = [
             s if isinstance(s, StateSpec) else own_cache(s, self.config.num_heads, self._shard)
-            for s in self.cache_layout.specs
+            for s in self.own_layout.specs
         ]
-        layout = dataclasses.replace(self.cache_layout, specs=tuple(own))
+        layout = dataclasses.replace(self.own_layout, specs=tuple(own))
         kv = make_kv_cache(layout, num_blocks, self.kv_format)
         assert not layout.paged() or kv.bytes_per_block == layout.page_bytes(
             self.kv_format.bytes_of

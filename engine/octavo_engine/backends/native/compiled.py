@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo_engine import _native
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.native.emit import CompiledProgram
-    from octavo_engine.backends.native.graph import Value
+    from octavo_engine.backends.native.graph import Graph, Value
     from octavo_engine.backends.native.recorder import Recorder
 
 
@@ -28,12 +28,15 @@ def compile_forward(
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
     keep: Collection[str] = (),
+    cut: Callable[[Graph], Graph] | None = None,
 ) -> CompiledProgram:
-    """`places` of the layers' caches; `keep` names what is read beside the logits.
+    """`places` of the layers' caches; `keep` names what is read beside the logits, or where `cut`
+    takes its part of the pass.
 
     Raises MemoryError where steps of this size have no room.
     """
     graph = record(forward, keep)
+    graph = graph if cut is None else cut(graph)
     graph = fuse(graph) if is_fused else graph
     settled = settle_dtypes(graph, elide=is_fused)
     return compile_graph(settled, team, limits, places or CachePlaces(), activation_bits, ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -18,11 +18,12 @@ from octavo_engine.backends.native.graph import (
 )
 from octavo_engine.backends.native.packing import PANEL_ROWS, choose_packings
 from octavo_engine.backends.native.shard import Shard, cut_heads, cut_rows, pieces_of
+from octavo_engine.backends.native.stages import AbsentMatrix
 from octavo_engine.backends.native.stored_form import form_of, in_form, rows_of
 from octavo_engine.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,7 +42,7 @@ _GATED = (".gate_proj", ".gate_up_proj", ".w1")
 
 class NativeLoader:
     """The Loader of the native backend: matrices packed as `choose_packings` says, and of each only
-    the rows of this rank's shard."""
+    the rows of this rank's shard. With `only`, those of other names are absent."""
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class NativeLoader:
         quantization: Quantization = "auto",
         shard: Shard | None = None,
         adapters: _native.AdapterSlots | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
+        self._only = only
         self._ledger = WeightLedger(checkpoint, progress)
         self._team = team
         self._dtype = dtype
@@ -128,11 +131,15 @@ class NativeLoader:
         self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int
     ) -> tuple[NativeHeads, NativeHeads]:
         """In the model's numbers, whatever they are stored in: the first are transposed."""
+        own = cut_heads(num_heads, 1, self._shard)
+        if self._is_absent([f"{name}.weight"]):
+            up = self._absent([f"{name}.weight"], rank, nope_dim)
+            down = self._absent([f"{name}.weight"], value_dim, rank)
+            return NativeHeads((up,) * own.num_heads), NativeHeads((down,) * own.num_heads)
         stored = self._ledger.take(f"{name}.weight", (num_heads * (nope_dim + value_dim), rank))
         if stored is None:
             return NativeHeads(()), NativeHeads(())  # never used: `finish` will raise
         values = to_float32(stored).reshape(num_heads, nope_dim + value_dim, rank)
-        own = cut_heads(num_heads, 1, self._shard)
         values = values[own.first_head : own.first_head + own.num_heads]
         key_up = [self._pack_numbers(head[:nope_dim].T) for head in values]
         value_up = [self._pack_numbers(head[nope_dim:]) for head in values]
@@ -178,6 +185,8 @@ class NativeLoader:
         self, names: Sequence[str], sizes: Sequence[int], columns: int, *, is_vocabulary: bool
     ) -> _native.Packed:
         """The matrices one below the other."""
+        if self._is_absent(names):
+            return self._absent(names, sum(sizes), columns)
         parts = [
             self._ledger.take(name, (size, columns))
             for name, size in zip(names, sizes, strict=True)
@@ -211,6 +220,14 @@ class NativeLoader:
         for stored in filter(None, parts):
             self._ledger.account(stored)
         return packed
+
+    def _is_absent(self, names: Sequence[str]) -> bool:
+        return self._only is not None and not set(names) <= set(self._only)
+
+    def _absent(self, names: Sequence[str], rows: int, columns: int) -> _native.Packed:
+        for name in names:
+            self._ledger.leave(name)
+        return cast("_native.Packed", AbsentMatrix(tuple(names), rows, columns))
 
     def _cut(self, name: str, sizes: Sequence[int]) -> RowCut:
         return cut_rows(sum(sizes), self._shard, of_halves=name.endswith(_GATED))

@@ -54,10 +54,9 @@ def build_pooling_engine(
 ) -> tuple[PoolingEngine, ModelInfo]:
     """Load, size and warm up. Raises ConfigError or ModelError; then nothing is left behind."""
     started = time.monotonic()
-    if config.tensor_parallel_size > 1:
+    if config.num_ranks > 1:
         raise ConfigError(
-            f"--tensor-parallel-size {config.tensor_parallel_size} is for models that generate, "
-            "and this one pools; leave it out"
+            f"{config.ranks_flag} is for models that generate, and this one pools; leave it out"
         )
     check_context(config, pooling.body.max_position_embeddings)
     max_model_len = config.max_model_len or min(pooling.max_length, LONGEST_BY_DEFAULT)

@@ -114,9 +114,9 @@ async def is_paused(exchange: Exchange, service: Service) -> None:
 
 
 async def world_size(exchange: Exchange, service: Service) -> None:
-    """Processes that hold weights: the cores, or the ranks that share a model in each."""
+    """Processes that hold weights: the cores, or the ranks that hold a model together in each."""
     config = service.engine.config
-    size = config.tensor_parallel_size * config.data_parallel_size
+    size = config.num_ranks * config.data_parallel_size
     await exchange.reply(msgspec.json.encode(WorldSize(world_size=size)))
 
 

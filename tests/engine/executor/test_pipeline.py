@@ -1,0 +1,182 @@
+"""Stages as processes: the answers of one process, and what is seen when one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from functools import partial
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from octavo_engine.core.async_engine import AsyncEngine
+from octavo_engine.core.offline.llm import LLM
+from octavo_engine.core.process.process_client import ProcessClient
+from octavo_engine.core.process.supervision import Timing
+from octavo_engine.errors import ConfigError, EngineDead, WorkerLost
+from octavo_engine.executor.leader import PipelineLeader, start_ranks
+from octavo_engine.weights.source import resolve_model
+from tests.engine.executor.test_ranks import (
+    CONFIG,
+    ENDLESS,
+    GREEDY,
+    PROMPT,
+    all_answers,
+    facts,
+    until,
+    workers_of,
+)
+from tests.fakes.generate import generate
+from tests.fakes.process import serving
+
+if TYPE_CHECKING:
+    from typing import Any
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (2, {}),
+        (3, {"dtype": "float32", "quantization": "none"}),
+        (
+            2,
+            {
+                "quantization": "int8",
+                "speculative_config": '{"method": "ngram"}',
+                "pipeline_layer_partition": "20,10",
+            },
+        ),
+    ],
+    ids=["2 stages", "3 stages float32", "2 stages int8 speculation"],
+)
+def test_answers_are_those_of_one_process(size: int, options: dict[str, Any]) -> None:
+    config = CONFIG.replace(pipeline_parallel_size=size, **options)
+    alone = config.replace(pipeline_parallel_size=1, pipeline_layer_partition=None)
+    with LLM.from_config(alone) as llm:
+        expected = all_answers(llm)
+    with LLM.from_config(config) as llm:
+        assert len(workers_of()) == size - 1
+        assert all_answers(llm) == expected
+        if "dtype" not in options:
+            assert llm._engine.scheduler.stats().preemptions  # type: ignore[attr-defined]
+        llm._engine.sleep(on=True)
+        llm._engine.sleep(on=False)
+        assert facts(llm.generate(PROMPT, GREEDY, use_tqdm=False)[0]) == expected[0]
+    assert not workers_of()
+    llm.close()
+
+
+def test_a_stage_that_is_killed_is_named() -> None:
+    with LLM.from_config(CONFIG.replace(pipeline_parallel_size=3)) as llm:
+        workers_of()[1].kill()
+        with pytest.raises(WorkerLost, match="rank 2 of 3 was ended by SIGKILL"):
+            llm.generate(PROMPT, GREEDY, use_tqdm=False)
+    assert not workers_of()
+
+
+def test_a_stage_that_hangs_is_named_and_ended() -> None:
+    config = CONFIG.replace(pipeline_parallel_size=3)
+    backend = start_ranks(config, resolve_model(config.model), patience_s=3.0)
+    with LLM.from_config(config, backend=backend) as llm:
+        llm.generate(PROMPT, GREEDY, use_tqdm=False)
+        workers_of()[1].suspend()
+        with pytest.raises(WorkerLost, match="rank 2 of 3 hangs: the others waited for it for 3 s"):
+            llm.generate(PROMPT, GREEDY, use_tqdm=False)
+    assert not workers_of()
+
+
+def test_a_step_that_a_stage_refuses_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stages behind it hear of it, and compute the next step as if nothing was."""
+    config = CONFIG.replace(pipeline_parallel_size=3)
+    with LLM.from_config(config) as llm:
+        expected = facts(llm.generate(PROMPT, GREEDY, use_tqdm=False)[0])
+        leader = llm._engine.executor._backend  # type: ignore[attr-defined]
+        assert isinstance(leader, PipelineLeader)
+        tell = leader._tell
+
+        def spoilt(command: Any, body: bytes = b"") -> None:
+            monkeypatch.undo()
+            token = body.index(b"\0\0\0\0", 64)  # of the first sequence's positions
+            tell(command, body[:token] + b"\xff\0\0\0" + body[token + 4 :])
+
+        monkeypatch.setattr(leader, "_tell", spoilt)
+        failed = llm.generate(PROMPT + " other", GREEDY, use_tqdm=False)[0]
+        assert failed.outputs[0].finish_reason == "error"
+        assert facts(llm.generate(PROMPT, GREEDY, use_tqdm=False)[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline_parallel_size": 0}, "--pipeline-parallel-size must be from 1 to 64; got 0"),
+        ({"device": "sim"}, "--pipeline-parallel-size 2 is computed by --device cpu only"),
+        ({"tensor_parallel_size": 2}, "one of them must be 1"),
+        ({"distributed_executor_backend": "uni"}, "is one process"),
+        ({"enable_lora": True}, "--enable-lora needs --pipeline-parallel-size 1"),
+        (
+            {"pipeline_parallel_size": 1, "pipeline_layer_partition": "3,4"},
+            "--pipeline-layer-partition goes with --pipeline-parallel-size",
+        ),
+    ],
+)
+def test_settings_that_cannot_work(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CONFIG.replace(**{"pipeline_parallel_size": 2, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline_parallel_size": 31}, "31 is more than the 30 layers of LlamaForCausalLM"),
+        ({"pipeline_layer_partition": "30"}, "must be a number of layers for each of the 2 stages"),
+        ({"pipeline_layer_partition": "10,10"}, "is of 20 layers; the model has 30"),
+        ({"model": "demo://minilm"}, "is for models that generate"),
+    ],
+)
+def test_models_that_cannot_be_cut_so(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM.from_config(CONFIG.replace(**{"pipeline_parallel_size": 2, **changes}))
+    assert not workers_of()
+
+
+def test_the_core_is_replaced_when_a_stage_is_lost() -> None:
+    timing = Timing(first_delay=0.05, last_delay=0.1, fast_failure=0.0)
+    config = CONFIG.replace(
+        pipeline_parallel_size=2, max_model_len=2048, kv_cache_memory_bytes=None
+    )
+
+    async def test() -> None:
+        engine = await AsyncEngine.start(config, connect=partial(ProcessClient, timing=timing))
+        await engine.ready()
+        streams = [generate(engine, PROMPT, ENDLESS, request_id=str(i)) for i in range(6)]
+        for stream in streams:
+            await anext(stream)
+        core = psutil.Process(engine._client.pid)  # type: ignore[union-attr]
+        workers_of(core)[0].kill()
+        await until(lambda: "rank 1 of 2 was ended by SIGKILL" in engine.health().reason)
+        await until(lambda: engine.health().state == "ready")
+        for stream in streams:
+            with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
+                async for _ in stream:
+                    pass
+        outputs = [o async for o in generate(engine, PROMPT, GREEDY, request_id="after")]
+        assert outputs[-1].outputs[0].finish_reason == "length"
+        await engine.stop()
+
+    asyncio.run(test())
+    assert not workers_of()
+
+
+def test_the_server_gives_the_same_answer() -> None:
+    flags = ("demo://smollm2", "--device", "cpu", "--max-model-len", "128")
+    body = {"prompt": PROMPT, "max_tokens": 16, "seed": 4, "temperature": 1.0, "logprobs": 1}
+    answers = []
+    for more in ((), ("--pipeline-parallel-size", "2")):
+        with serving(*flags, *more) as server, server.client() as client:
+            answers.append(client.post("/v1/completions", json=body).json()["choices"])
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+    assert answers[0] == answers[1]
