@@ -43,8 +43,7 @@ void AttentionPlan::add_tiles(const Step& step, int64_t seq) {
     for (int64_t token = step.seq_starts[at]; token < end; token += wanted) {
         const int64_t count = std::min(wanted, end - token);
         const int64_t position = step.positions[static_cast<size_t>(token)];
-        const int64_t seen_from =
-            shape_.window > 0 ? std::max<int64_t>(0, position + 1 - shape_.window) : 0;
+        const int64_t seen_from = cpu::first_seen(position, shape_.window, shape_.is_chunked);
         const bool is_cross = shape_.cross_length > 0;
         const int64_t length = is_cross ? shape_.cross_length : step.seq_lens[at];
         int64_t seen_to = position + count;  // by the last token

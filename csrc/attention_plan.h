@@ -19,6 +19,7 @@ struct AttentionShape {
     bool is_causal = true;
     int64_t group = 0;         // whose block tables say where the keys and values lie
     int64_t cross_length = 0;  // so many keys of the sequence's slot in the cross cache; 0: its own
+    bool is_chunked = false;   // the window begins where chunks of its length do
 
     bool operator==(const AttentionShape&) const = default;
 };

@@ -196,28 +196,31 @@ void add_attention(
     const std::optional<Floats>& k_norm, float norm_eps, const std::string& norm,
     bool norm_after_rope, const std::optional<Floats>& alibi, bool is_causal, bool is_whole,
     int64_t group, const std::optional<std::array<int64_t, 4>>& own_heads,
-    const std::optional<Floats>& sinks) {
+    const std::optional<Floats>& sinks, bool is_chunked,
+    const std::optional<Floats>& query_scales) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
           rotary_dim);
     const auto [first_head, own_count, first_kv_head, own_kv_count] =
         own_heads.value_or(std::array<int64_t, 4>{0, num_heads, 0, num_kv_heads});
-    program.attention(dst, qkv,
-                      {.layer = layer,
-                       .shape = {own_count, own_kv_count, head_dim, window, is_causal, group},
-                       .heads = {num_heads, num_kv_heads, first_head, first_kv_head},
-                       .scale = scale,
-                       .rotary_dim = rotary_dim,
-                       .cos_sin = span_of(cos_sin),
-                       .soft_cap = soft_cap,
-                       .q_norm = span_of(q_norm),
-                       .k_norm = span_of(k_norm),
-                       .norm_eps = norm_eps,
-                       .norm = parse_head_norm(norm),
-                       .norm_after_rope = norm_after_rope,
-                       .alibi = span_of(alibi),
-                       .is_whole = is_whole,
-                       .sinks = span_of(sinks)});
+    program.attention(
+        dst, qkv,
+        {.layer = layer,
+         .shape = {own_count, own_kv_count, head_dim, window, is_causal, group, 0, is_chunked},
+         .heads = {num_heads, num_kv_heads, first_head, first_kv_head},
+         .scale = scale,
+         .rotary_dim = rotary_dim,
+         .cos_sin = span_of(cos_sin),
+         .soft_cap = soft_cap,
+         .q_norm = span_of(q_norm),
+         .k_norm = span_of(k_norm),
+         .norm_eps = norm_eps,
+         .norm = parse_head_norm(norm),
+         .norm_after_rope = norm_after_rope,
+         .alibi = span_of(alibi),
+         .is_whole = is_whole,
+         .sinks = span_of(sinks),
+         .query_scales = span_of(query_scales)});
 }
 
 using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -470,7 +473,9 @@ void bind_program(nb::module_& module) {
              arg("norm") = "rms", arg("norm_after_rope") = false,
              arg("alibi").noconvert().none() = nb::none(), arg("is_causal") = true,
              arg("is_whole") = false, arg("group") = 0, arg("own_heads") = nb::none(),
-             arg("sinks").noconvert().none() = nb::none(), nb::keep_alive<1, 10>())
+             arg("sinks").noconvert().none() = nb::none(), arg("is_chunked") = false,
+             arg("query_scales").noconvert().none() = nb::none(), nb::keep_alive<1, 10>(),
+             nb::keep_alive<1, 25>())
         .def("latent_attention", &add_latent_attention, arg("dst"), arg("q"), arg("kv"),
              arg("nope"), arg("mixed"), arg("key_up"), arg("value_up"), arg("layer"),
              arg("num_heads"), arg("first_head"), arg("rank"), arg("scale"),
@@ -484,18 +489,18 @@ void bind_program(nb::module_& module) {
                int64_t top_k, bool renormalise, const std::string& activation, bool is_sigmoid,
                int64_t num_groups, int64_t top_groups, int64_t best_of_group, float scale,
                const std::optional<Floats>& routing_bias, const std::optional<Floats>& gate_up_bias,
-               const std::optional<Floats>& down_bias) {
-                self.moe(
-                    {dst, src, scores, gathered, hidden, results},
-                    {.gate_up = gate_up,
-                     .down = down,
-                     .top_k = top_k,
-                     .renormalise = renormalise,
-                     .activation = parse_activation(activation),
-                     .routing = {is_sigmoid, nullptr, num_groups, top_groups, best_of_group, scale},
-                     .routing_bias = span_of(routing_bias),
-                     .gate_up_bias = span_of(gate_up_bias),
-                     .down_bias = span_of(down_bias)});
+               const std::optional<Floats>& down_bias, bool weighs_inputs) {
+                self.moe({dst, src, scores, gathered, hidden, results},
+                         {.gate_up = gate_up,
+                          .down = down,
+                          .top_k = top_k,
+                          .renormalise = renormalise,
+                          .activation = parse_activation(activation),
+                          .routing = {is_sigmoid, nullptr, num_groups, top_groups, best_of_group,
+                                      scale, weighs_inputs},
+                          .routing_bias = span_of(routing_bias),
+                          .gate_up_bias = span_of(gate_up_bias),
+                          .down_bias = span_of(down_bias)});
             },
             arg("dst"), arg("src"), arg("scores"), arg("gathered"), arg("hidden"), arg("results"),
             arg("gate_up"), arg("down"), arg("top_k"), arg("renormalise"), arg("activation"),
@@ -503,8 +508,8 @@ void bind_program(nb::module_& module) {
             arg("best_of_group") = 1, arg("scale") = 1.0F,
             arg("routing_bias").noconvert().none() = nb::none(),
             arg("gate_up_bias").noconvert().none() = nb::none(),
-            arg("down_bias").noconvert().none() = nb::none(), nb::keep_alive<1, 8>(),
-            nb::keep_alive<1, 9>())
+            arg("down_bias").noconvert().none() = nb::none(), arg("weighs_inputs") = false,
+            nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
         .def(
             "glu",
             [](Program& self, int dst, int src, const std::string& activation) {

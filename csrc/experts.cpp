@@ -96,6 +96,7 @@ void Pairs::make_room(int64_t num_pairs, int64_t num_experts) {
     weights.resize(size);
     places.resize(size);
     tokens.resize(size);
+    factors.resize(size);
     starts.resize(std::max(starts.size(), static_cast<size_t>(num_experts) + 1));
 }
 
@@ -122,6 +123,10 @@ void place(const Routing& routing, Pairs& pairs, int64_t num_tokens) {
         const int32_t place = starts[pairs.experts[index]]++;
         pairs.places[index] = place;
         pairs.tokens[static_cast<size_t>(place)] = static_cast<int32_t>(pair / routing.top_k);
+        if (routing.options.weighs_inputs) {
+            pairs.factors[static_cast<size_t>(place)] = pairs.weights[index];
+            pairs.weights[index] = 1.0F;
+        }
     }
     // Each entry has moved on to the next expert's start: back by one.
     std::copy_backward(starts, starts + routing.num_experts, starts + routing.num_experts + 1);

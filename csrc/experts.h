@@ -23,6 +23,7 @@ struct Pairs {
     std::vector<float> weights;
     std::vector<int32_t> places;
     std::vector<int32_t> tokens;  // by place
+    std::vector<float> factors;   // by place: of the inputs, where they are weighed
     std::vector<int32_t> starts;  // by expert: its first place; then the end
 
     void make_room(int64_t num_pairs, int64_t num_experts);
@@ -36,7 +37,8 @@ struct RoutingOptions {
     int64_t num_groups = 1;
     int64_t top_groups = 1;
     int64_t best_of_group = 1;
-    float scale = 1.0F;  // of the weights
+    float scale = 1.0F;          // of the weights
+    bool weighs_inputs = false;  // an expert's input is multiplied by the weight, not its result
 };
 
 struct Routing {
@@ -53,7 +55,8 @@ void route(const Routing& routing, Pairs& pairs, int64_t begin, int64_t end);
 // Places for all pairs of so many tokens, once they are routed.
 void place(const Routing& routing, Pairs& pairs, int64_t num_tokens);
 
-// dst[token] = the sum of weight * results[place] over the token's pairs, in their order.
+// dst[token] = the sum of weight * results[place] over the token's pairs, in their order. Where the
+// inputs were weighed the weights are one.
 void combine(const cpu::Matrix& dst, const float* results, const Pairs& pairs, int64_t top_k,
              int64_t begin, int64_t end);
 

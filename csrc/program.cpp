@@ -284,6 +284,9 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
     args.heads = heads;
     args.rotary_dim = rotary;
     args.window = shape.window;
+    check(!shape.is_chunked || (shape.window > 0 && shape.is_causal),
+          "attention: chunks need a length and causal attention");
+    args.is_chunked = shape.is_chunked;
     args.cos_sin = options.cos_sin.data();
     args.scale = options.scale;
     args.soft_cap = options.soft_cap;
@@ -304,6 +307,11 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
               "attention: sinks has ", options.sinks.size(), " values for ", heads.num_heads,
               " heads");
         args.sinks = keep(options.sinks, options.sinks.size()) + heads.first_head;
+    }
+    if (!options.query_scales.empty()) {
+        args.query_scales = options.query_scales.data();
+        limits_.max_positions =
+            std::min(limits_.max_positions, static_cast<int64_t>(options.query_scales.size()));
     }
     const int64_t query_bytes = max_tokens_ * shape.num_heads * shape.head_dim * 4;
     if (queries_.size() < query_bytes) {

@@ -47,6 +47,8 @@ struct AttentionOptions {
     std::span<const float> alibi;       // [num_heads], or empty
     bool is_whole;                      // nothing is kept: all of a sequence is in the step
     std::span<const float> sinks = {};  // [num_heads], or empty
+    // [positions], or empty: what queries are multiplied by; must outlive the program.
+    std::span<const float> query_scales = {};
 };
 
 // Where a linear layer's adapters are, and the buffer for the rows as they shrink them.

@@ -142,6 +142,7 @@ void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
 
     cpu::RowOpArgs gather{.op = cpu::RowOp::Select, .dst = moe.gathered, .src = moe.src};
     gather.rows = pairs_.tokens.data();
+    gather.factors = moe.routing.options.weighs_inputs ? pairs_.factors.data() : nullptr;
     const Share all = this->all(worker);
     const Range pairs = split(num_tokens * top_k, all.worker, all.workers);
     team_.kernels().row_op(gather, pairs.begin, pairs.end);

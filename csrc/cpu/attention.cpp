@@ -108,7 +108,7 @@ class Attend {
     // Positions that the tile's tokens see.
     Range seen(int64_t token) const {
         const int64_t behind = tile_.first_position + token + 1;
-        const int64_t begin = args_.window > 0 ? std::max<int64_t>(0, behind - args_.window) : 0;
+        const int64_t begin = first_seen(behind - 1, args_.window, args_.is_chunked);
         if (args_.is_causal) {
             return {begin, behind};
         }

@@ -22,8 +22,15 @@ void compute_row(const RowOpArgs& args, std::byte* dst, const std::byte* src, in
     const int64_t cols = args.dst.cols;
     const Vec factor = broadcast(args.factor);
     switch (args.op) {
-        case RowOp::Convert:
         case RowOp::Select:
+            if (args.factors != nullptr) {
+                const Vec own = broadcast(args.factors[row]);
+                fill_row<To>(dst, cols,
+                             [=](int64_t i, int64_t n) { return load_some(x + i, n) * own; });
+                return;
+            }
+            [[fallthrough]];
+        case RowOp::Convert:
             fill_row<To>(dst, cols, [=](int64_t i, int64_t n) { return load_some(x + i, n); });
             return;
         case RowOp::Add: {

@@ -197,6 +197,12 @@ void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
             float* q = args.q + (token * num_heads + index) * dim;
             norm_and_rotate(args, {qkv, all.num_heads, all.first_head + index, args.q_norm},
                             position, q);
+            if (args.query_scales != nullptr) {
+                const Vec scale = broadcast(args.query_scales[position]);
+                for (int64_t i = 0; i < dim; i += kLanes) {
+                    store(q + i, load(q + i) * scale);
+                }
+            }
             continue;
         }
         const int64_t head = index - num_heads;

@@ -5,6 +5,7 @@
 // of it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -174,6 +175,7 @@ struct RowOpArgs {
     float factor = 1.0F;  // Add, Scale; the cap of SoftCap, the limit of Clamp
     // Select: which row of src becomes row i of dst; -1: zeros do.
     const int32_t* rows = nullptr;
+    const float* factors = nullptr;  // Select: of each row of dst; null: 1
 };
 
 // What a table is looked up by.
@@ -206,6 +208,14 @@ struct HeadRange {
     int64_t first_kv_head = 0;
 };
 
+// The first position that a token sees. A window of 0 shows it everything.
+inline int64_t first_seen(int64_t position, int64_t window, bool is_chunked) {
+    if (window == 0) {
+        return 0;
+    }
+    return is_chunked ? position / window * window : std::max<int64_t>(0, position + 1 - window);
+}
+
 // Of a head's columns by themselves, or of all heads' columns together.
 enum class HeadNorm : uint8_t { Rms, Layer, Row };
 
@@ -218,10 +228,12 @@ struct AttentionArgs {
     HeadRange heads = {};   // where those are among all of them
     int64_t rotary_dim = 0;
     int64_t window = 0;              // 0: everything before
+    bool is_chunked = false;         // the window begins where chunks of that length do
     const float* cos_sin = nullptr;  // [positions, rotary_dim]
     const float* q_norm = nullptr;   // [head_dim], or [heads * head_dim], or null
     const float* k_norm = nullptr;
     const float* alibi = nullptr;  // [num_heads]: what a score gains for each position of distance
+    const float* query_scales = nullptr;  // [positions]: what queries are multiplied by; or null
     const int32_t* positions = nullptr;
     const int32_t* slots = nullptr;
     float scale = 1.0F;

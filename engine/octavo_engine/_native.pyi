@@ -292,6 +292,8 @@ class Program:
         group: int = 0,
         own_heads: tuple[int, int, int, int] | None = None,
         sinks: NDArray[np.float32] | None = None,
+        is_chunked: bool = False,
+        query_scales: NDArray[np.float32] | None = None,
     ) -> None:
         """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
         is in the step from its first token on, and may see its later tokens too.
@@ -357,9 +359,11 @@ class Program:
         routing_bias: NDArray[np.float32] | None = None,
         gate_up_bias: NDArray[np.float32] | None = None,
         down_bias: NDArray[np.float32] | None = None,
+        weighs_inputs: bool = False,
     ) -> None:
         """dst = the sum over each row's top_k experts by scores (one column an expert) of weight *
-        down(activation(left half) * right half of gate_up(src)).
+        down(activation(left half) * right half of gate_up(src)). With weighs_inputs it is src that
+        is multiplied by the weight.
 
         gathered, hidden and results are room for a row for each expert of each row: top_k times the
         columns of src, of an expert's width, and of dst."""

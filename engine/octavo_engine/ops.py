@@ -52,6 +52,14 @@ class Rope:
     attention_factor: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class QueryTemperature:
+    """Queries are multiplied by 1 + scale * log(1 + floor((position + 1) / floor))."""
+
+    floor: float
+    scale: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSpec:
     """One layer's paged causal attention over columns [q heads | k heads | v heads]."""
@@ -75,6 +83,9 @@ class AttentionSpec:
     is_causal: bool = True  # else a token sees later ones too; encoder_attention only
     # Of each q head: a score more in the softmax, of no value.
     sinks: Vector | None = None
+    # A text is cut into chunks as long as the window, and a token sees those of its own.
+    is_chunked: bool = False
+    temperature: QueryTemperature | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,6 +178,7 @@ class ExpertsSpec:
     top_groups: int = 1
     best_of_group: int = 1
     scale: float = 1.0  # of the weights
+    weighs_inputs: bool = False  # weights multiply what an expert takes, not what it gives
 
 
 HIDDEN = "hidden"  # what models keep: the rows that become logits, as the output head takes them

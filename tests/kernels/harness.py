@@ -120,6 +120,8 @@ class AttentionCase:
     scale: float = 0.2
     rotary_dim: int = 32
     window: int = 0
+    is_chunked: bool = False
+    query_scales: Floats | None = None
     soft_cap: float = 0.0
     q_norm: Floats | None = None
     k_norm: Floats | None = None
@@ -184,6 +186,8 @@ class PagedAttention:
             rotary_dim=case.rotary_dim,
             cos_sin=case.cos_sin(max(len(rows) for rows in qkv)),
             window=case.window,
+            is_chunked=case.is_chunked,
+            query_scales=case.query_scales,
             soft_cap=case.soft_cap,
             q_norm=case.q_norm,
             k_norm=case.k_norm,

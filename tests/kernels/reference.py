@@ -90,6 +90,8 @@ def attention(
     if case.k_norm is not None:
         k = rms_norm(k, case.k_norm, 1e-6)
     q, k = rotate(q, case.rotary_dim), rotate(k, case.rotary_dim)
+    if case.query_scales is not None:
+        q = q * case.query_scales[: len(q), None, None]
     if stored is not None:
         k, v = (part.astype(np.float64) for part in stored)
     k, v = (np.repeat(part, heads // kv_heads, axis=1) for part in (k, v))
@@ -98,7 +100,10 @@ def attention(
         scores = case.soft_cap * np.tanh(scores / case.soft_cap)
     distance = np.arange(len(x))[:, None] - np.arange(len(x))
     hidden = distance < 0
-    if case.window:
+    if case.is_chunked:
+        chunks = np.arange(len(x)) // case.window
+        hidden |= chunks[:, None] != chunks
+    elif case.window:
         hidden |= distance >= case.window
     scores[:, hidden] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -14,6 +14,7 @@ RNG = np.random.default_rng(7)
 # What a result may be off by, its inputs being of order 1: the format's own rounding.
 TOLERANCES = {"f32": 5e-6, "bf16": 2e-2, "int8": 4e-2, "fp8_e4m3": 1e-1, "fp8_e5m2": 2e-1}
 MULTIPLY_PAIRS = {"avx512bf16", "amx"}  # the sets that multiply bf16 without widening it
+TEMPERATURES = (1 + np.arange(1100) // 30 * 0.2).astype(np.float32)
 NORM = RNG.uniform(0.5, 1.5, 32).astype(np.float32)
 
 
@@ -49,6 +50,9 @@ CASES = {
     "no_rope": AttentionCase(rotary_dim=0),
     "window": AttentionCase(window=37),
     "window_of_one": AttentionCase(window=1),
+    "chunks": AttentionCase(window=37, is_chunked=True),
+    "chunks_of_one": AttentionCase(window=1, is_chunked=True),
+    "temperature": AttentionCase(rotary_dim=0, query_scales=TEMPERATURES),
     "soft_cap": AttentionCase(soft_cap=1.5, scale=1.0),
     "norms": AttentionCase(q_norm=NORM, k_norm=NORM[::-1].copy()),
     "all": AttentionCase(window=150, soft_cap=20.0, q_norm=NORM, k_norm=NORM, rotary_dim=16),
@@ -82,7 +86,9 @@ def test_result_is_rounded_to_bf16() -> None:
     np.testing.assert_allclose(rounded, exact, rtol=2**-8)
 
 
-@pytest.mark.parametrize("name", ["grouped", "groups_of_three", "window", "all", "multi_head"])
+@pytest.mark.parametrize(
+    "name", ["grouped", "groups_of_three", "window", "chunks", "temperature", "all", "multi_head"]
+)
 @pytest.mark.parametrize("kv_dtype", TOLERANCES)
 def test_instruction_sets_agree_to_the_bit(name: str, kv_dtype: str) -> None:
     case = AttentionCase(**{**CASES[name].__dict__, "kv_dtype": kv_dtype})
@@ -131,6 +137,32 @@ def test_bits_do_not_depend_on_chunks(kv_dtype: str, window: int, threads: int) 
         for size in sizes:
             run.step([(0, size)])
         assert same_bits(run.outputs[0], expected), sizes
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("chunk", [23, 32, 600])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_bits_of_chunked_attention_do_not_depend_on_steps(
+    kv_dtype: str, chunk: int, threads: int
+) -> None:
+    case = AttentionCase(
+        window=chunk, is_chunked=True, kv_dtype=kv_dtype, query_scales=TEMPERATURES
+    )
+    (rows,) = random_qkv(case, 1060)
+    (expected,) = whole(case, [rows])
+    for sizes in ([1000, *[1] * 60], [7, 500, 13, 540], [511, 1, 1, 511, 36]):
+        run = PagedAttention(case, [rows], _native.Team(threads), seed=len(sizes))
+        for size in sizes:
+            run.step([(0, size)])
+        assert same_bits(run.outputs[0], expected), sizes
+
+
+def test_chunks_and_temperatures_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="chunks need a length"):
+        whole(AttentionCase(is_chunked=True), random_qkv(CASES["grouped"], 4))
+    short = AttentionCase(query_scales=TEMPERATURES[:3])
+    with pytest.raises(ValueError, match="position"):
+        whole(short, random_qkv(short, 4))
 
 
 @pytest.mark.parametrize("isa", ISAS)

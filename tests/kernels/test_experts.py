@@ -102,6 +102,24 @@ def test_rows_that_are_quantised_once_for_all_workers_have_the_same_bits(
         np.testing.assert_array_equal(alone, together[row : row + 1])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_inputs_are_weighed_by_the_sigmoids_of_their_scores(isa: str, top_k: int) -> None:
+    x = RNG.standard_normal((23, COLS)).astype(np.float32)
+    scores = x.astype(np.float64) @ ROUTER.T
+    truth = np.zeros(x.shape)
+    for row in range(len(x)):
+        for expert in np.argsort(-scores[row], kind="stable")[:top_k]:
+            left, right = np.split(
+                GATE_UP[expert] @ (x[row] / (1 + np.exp(-scores[row, expert]))), 2
+            )
+            truth[row] += DOWN[expert] @ (reference.activate("silu", left) * right)
+    got = moe(
+        x, isa=isa, threads=2, top_k=top_k, renormalise=False, is_sigmoid=True, weighs_inputs=True
+    )
+    np.testing.assert_allclose(got, truth, rtol=1e-5, atol=2e-6)
+
+
 def test_of_equal_scores_the_first_expert_is_taken() -> None:
     x = RNG.standard_normal((4, COLS)).astype(np.float32)
     flat = np.zeros_like(ROUTER)

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from octavo_engine.ops import QueryTemperature
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 Wiring = Literal["sequential", "parallel", "parallel_two_norms", "norm_after", "norm_around"]
 Positions = Literal["rope", "table", "alibi", "none"]
-QKNorm = Literal["none", "head", "own", "row"]
+QKNorm = Literal["none", "head", "roped", "own", "row"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class BlockConfig:
     alibi_scale: float = 1.0
     alibi_order: Literal["ascending", "strided"] = "ascending"  # of head counts that are no power
     has_embedding_norm: bool = False
-    # Of each head by one weight, or by weights of its own; or of all heads' columns at once.
+    # Of each head by one weight, everywhere or in layers with rope, or by weights of its own; or of
+    # all heads' columns at once.
     qk_norm: QKNorm = "none"
     qk_norm_kind: Literal["rms", "layer"] = "rms"
     qk_norm_after_rope: bool = False
@@ -205,6 +208,18 @@ def read_gpt_oss(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     _must_be(fields, "swiglu_limit", 7.0)
     _must_be(fields, "swiglu_alpha", 1.702)
     return {"activation": "swiglu_clamped"}
+
+
+def read_llama4(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    changes: dict[str, Any] = {
+        "intermediate_size": fields.integer("intermediate_size_mlp", maximum=1 << 20),
+        "block": _changed(block, qk_norm="roped" if fields.boolean("use_qk_norm") else "none"),
+    }
+    if fields.raw("attn_temperature_tuning"):  # published files say 4 and mean yes
+        changes["temperature"] = QueryTemperature(
+            fields.positive("floor_scale"), fields.positive("attn_scale")
+        )
+    return changes
 
 
 def read_internlm3(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:

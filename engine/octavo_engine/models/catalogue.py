@@ -122,6 +122,12 @@ CATALOGUE = (
     ),
     FamilyEntry("Llama 1 to 3", ("LlamaForCausalLM",), "meta-llama/Llama-3.2-1B-Instruct"),
     FamilyEntry(
+        "Llama 4 (text)",
+        ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+        limits=_CPU_ONLY,
+    ),
+    FamilyEntry(
         "Mamba 2", ("Mamba2ForCausalLM",), "mistralai/Mamba-Codestral-7B-v0.1", limits=_RECURRENT
     ),
     FamilyEntry("MiniCPM 1, 2", ("MiniCPMForCausalLM",), "openbmb/MiniCPM-2B-sft-bf16", "Granite"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
     from octavo_engine.models.speech_config import SpeechConfig
-    from octavo_engine.ops import Activation
+    from octavo_engine.ops import Activation, QueryTemperature
 
 TorchDType = Literal["float32", "float16", "bfloat16"]
 
@@ -54,6 +54,7 @@ class LayerConfig(NamedTuple):
     has_experts: bool = False
     mixer: Mixer = "attention"
     has_mlp: bool = True
+    is_chunked: bool = False  # the window begins where chunks of its length do
 
 
 class ExpertsConfig(NamedTuple):
@@ -66,6 +67,7 @@ class ExpertsConfig(NamedTuple):
     shared_width: int = 0  # of the expert that every token meets; 0: there is none
     routing: ExpertChoice = ExpertChoice()
     has_biases: bool = False  # the router, and each matrix of an expert
+    weighs_inputs: bool = False  # as in ops.ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     attention_scale: float  # of q · k
     attention_soft_cap: float | None = None
+    temperature: QueryTemperature | None = None  # in layers without rope
     final_soft_cap: float | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what a block adds to the residual
@@ -308,6 +311,10 @@ def _experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
         width = fields.integer("intermediate_size", maximum=MAX_WIDTH)
         biases = family.experts == "gpt-oss"
         return ExpertsConfig(count, top_k, width, renormalise=True, has_biases=biases)
+    if family.experts == "llama4":
+        width = fields.integer("intermediate_size", maximum=MAX_WIDTH)
+        by_sigmoid = ExpertChoice(is_sigmoid=True)
+        return ExpertsConfig(count, top_k, width, False, width, by_sigmoid, weighs_inputs=True)
     width = fields.integer("moe_intermediate_size", maximum=MAX_WIDTH)
     if family.experts == "grouped":
         shared = fields.optional_integer("n_shared_experts", minimum=0, maximum=MAX_EXPERTS) or 0
@@ -336,6 +343,12 @@ def _has_experts(fields: ConfigFields, family: Family, num_layers: int) -> list[
             return [kind == "sparse" for kind in kinds]
         dense = fields.integer("first_k_dense_replace", minimum=0, maximum=MAX_LAYERS)
         return [index >= dense for index in range(num_layers)]
+    if family.experts == "llama4":
+        step = fields.integer("interleave_moe_layer_step", maximum=MAX_LAYERS)
+        if fields.raw("moe_layers") is None:
+            return [(index + 1) % step == 0 for index in range(num_layers)]
+        own = fields.integers("moe_layers", maximum=MAX_LAYERS)
+        return [index in own for index in range(num_layers)]
     step = fields.integer("decoder_sparse_step", maximum=MAX_LAYERS)
     plain = fields.integers("mlp_only_layers", maximum=MAX_LAYERS)
     return [index not in plain and (index + 1) % step == 0 for index in range(num_layers)]
@@ -349,7 +362,10 @@ def _layers(
         raise fields.error("use_bidirectional_attention", "must be false: only causal models")
     has_rope = _has_rope(fields, family, num_layers)
     window = None
-    if family.windows != "none" and fields.boolean("use_sliding_window"):  # else it may be 0
+    is_chunked = family.windows == "chunks"
+    if is_chunked:
+        window = fields.optional_integer("attention_chunk_size", maximum=MAX_POSITIONS)
+    elif family.windows != "none" and fields.boolean("use_sliding_window"):  # else it may be 0
         window = fields.optional_integer("sliding_window", maximum=MAX_POSITIONS)
     is_local = _is_local(fields, family, num_layers, has_rope)
     if family.global_nope and window is not None:
@@ -360,6 +376,7 @@ def _layers(
             window=window if local else None,
             rope=None if ropes is None or not rope else ropes.local if local else ropes.full,
             has_experts=experts,
+            is_chunked=is_chunked and local and window is not None,
         )
         for rope, local, experts in zip(has_rope, is_local, has_experts, strict=True)
     )
@@ -368,13 +385,15 @@ def _layers(
 def _has_rope(fields: ConfigFields, family: Family, num_layers: int) -> list[bool]:
     if not family.nope:
         return [True] * num_layers
-    given = fields.per_layer("no_rope_layers", num_layers)  # NOTE: its 1 means that there is rope
+    given = None
+    if fields.raw("no_rope_layers") != []:  # as good as left out
+        given = fields.per_layer("no_rope_layers", num_layers)
     if given is None:
         interval = fields.integer("no_rope_layer_interval", maximum=MAX_LAYERS)
         return [(index + 1) % interval != 0 for index in range(num_layers)]
     if any(entry not in (0, 1) for entry in given):
         raise fields.error("no_rope_layers", "must hold 0 and 1 only")
-    return [bool(entry) for entry in given]
+    return [bool(entry) for entry in given]  # NOTE: its 1 means that there is rope
 
 
 def _is_local(
@@ -385,9 +404,14 @@ def _is_local(
         return [family.windows == "all"] * num_layers
     given = fields.per_layer("layer_types", num_layers)
     if given is not None:
-        if any(entry not in ("full_attention", "sliding_attention") for entry in given):
-            raise fields.error("layer_types", "must hold full_attention and sliding_attention only")
-        return [entry == "sliding_attention" for entry in given]
+        of_window = "chunked" if family.windows == "chunks" else "sliding"
+        if any(entry not in ("full_attention", f"{of_window}_attention") for entry in given):
+            raise fields.error(
+                "layer_types", f"must hold full_attention and {of_window}_attention only"
+            )
+        return [entry != "full_attention" for entry in given]
+    if family.windows == "chunks":
+        return has_rope
     if family.windows == "upper":
         first = fields.integer("max_window_layers", minimum=0, maximum=MAX_POSITIONS)
         return [index >= first for index in layers]

@@ -191,6 +191,11 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
             (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
         ),
+        "llama4": (
+            (r"\.feed_forward\.", ".mlp."),
+            (r"\.mlp\.router\.", ".mlp.gate."),
+            (r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),
+        ),
         "gpt_oss": ((r"\.mlp\.router\.", ".mlp.gate."),),
         "granitemoe": ((r"\.block_sparse_moe\.router\.layer\.", ".block_sparse_moe.gate."),),
     }
@@ -206,8 +211,9 @@ _EXPERTS = re.compile(
     r"^(model\.layers\.\d+)\.(?:block_sparse_moe|ffn\.experts\.mlp)\."
     r"(input_linear|output_linear|w1|v1|w2)(?:\.weight)?$"
 )
-# All experts' matrices as one, [experts, in, out]: of two halves, column by column in turns.
-_GPT_OSS_EXPERTS = re.compile(
+# All experts' matrices as one, [experts, in, out]: of two halves, column by column in turns with
+# gpt-oss, one behind the other with Llama 4.
+_JOINED_EXPERTS = re.compile(
     r"^(model\.layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?$"
 )
 _INTERLEAVED = re.compile(r"\.(q_proj|in_proj_qkvz|in_proj_ba)\.(?:weight|bias)$")
@@ -261,8 +267,8 @@ def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, S
             ours = pattern.sub(replacement, ours, count=1)
         if match := _EXPERTS.match(ours):
             yield from _experts(config, name, match)
-        elif naming == "gpt_oss" and (match := _GPT_OSS_EXPERTS.match(ours)):
-            yield from _experts_with_biases(config, name, match)
+        elif naming in ("gpt_oss", "llama4") and (match := _JOINED_EXPERTS.match(ours)):
+            yield from _joined_experts(config, name, match)
         elif naming == "qwen3_next" and (match := _INTERLEAVED.search(ours)):
             yield from _deinterleaved(config, name, ours, match[1])
         elif match := _NORM_OF_HEAD.search(ours):
@@ -272,6 +278,10 @@ def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, S
             yield ours, _one(config, name, ours)
     for whole, by_head in norms.items():
         yield whole, StoredPlace(tuple(by_head[head] for head in sorted(by_head)))
+    if config.block.qk_norm == "roped":  # by no weight at all
+        for index in range(config.num_layers):
+            for part in "qk":
+                yield f"model.layers.{index}.self_attn.{part}_norm.weight", StoredPlace(())
 
 
 def _deinterleaved(
@@ -382,10 +392,10 @@ def _experts(
             )
 
 
-def _experts_with_biases(
+def _joined_experts(
     config: ModelConfig, name: str, match: re.Match[str]
 ) -> Iterator[tuple[str, StoredPlace]]:
-    """gpt-oss's, of numbers: those in 4 bits have names of their own (weights/mxfp4.py)."""
+    """Of numbers: those of gpt-oss in 4 bits have names of their own (weights/mxfp4.py)."""
     experts = config.experts
     assert experts is not None, "the family has them"
     count, width, hidden = experts.num_experts, experts.width, config.hidden_size
@@ -394,7 +404,10 @@ def _experts_with_biases(
     sizes: tuple[int, ...] = (width, hidden)
     if kind == "gate_up_proj":
         rows = np.arange(2 * width, dtype=np.int32)
-        parts = (("gate_proj", rows[0::2]), ("up_proj", rows[1::2]))
+        halves = (rows[0::2], rows[1::2])
+        if config.family.naming == "llama4":
+            halves = (rows[:width], rows[width:])
+        parts = (("gate_proj", halves[0]), ("up_proj", halves[1]))
         sizes = (hidden, 2 * width)
     shape = (count, sizes[1]) if is_bias else (count, *sizes)
     for expert in range(count):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
-    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "qwen3_next", "whisper", "gpt_oss",
+    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "qwen3_next", "llama4", "whisper",
+    "gpt_oss",
 ]  # fmt: skip
 
 
@@ -54,15 +55,18 @@ class Family:
     scales: Literal["plain", "granite", "gemma", "falcon_h1"] = "plain"
     # Which layers see only a window: all; from `max_window_layers` on; those without rope; all but
     # every `sliding_window_pattern`-th. A list `layer_types` overrules the last three.
-    windows: Literal["none", "all", "upper", "nope", "pattern"] = "none"
+    # chunks: those with rope, from where chunks of `attention_chunk_size` begin.
+    windows: Literal["none", "all", "upper", "nope", "pattern", "chunks"] = "none"
     nope: bool = False  # some layers have no rope
     global_nope: bool = False  # where some layers have a window, the others have no rope
     local_rope: bool = False  # layers with a window have a rope of their own
     yarn_is_longrope: bool = False  # an old spelling
     # How a mixture of experts names its parts and weighs them; shared: one more sees every token.
     # grouped: chosen by groups or sigmoids, in layers behind `first_k_dense_replace` plain ones.
-    # gpt-oss: as mixtral, with biases.
-    experts: Literal["none", "mixtral", "qwen", "qwen-shared", "grouped", "gpt-oss"] = "none"
+    # gpt-oss: as mixtral, with biases. llama4: by sigmoids, which multiply what experts take.
+    experts: Literal["none", "mixtral", "qwen", "qwen-shared", "grouped", "gpt-oss", "llama4"] = (
+        "none"
+    )
     has_sinks: bool = False  # each head has a score more in its softmax, of no value
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -132,6 +136,36 @@ _LLAVA_TEXT = Family(  # files of LLaVA 1.5 leave out what Llama 7B has
     }
 )
 _SMOLVLM_TEXT = Family(defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 16384})
+_LLAMA4 = Family(
+    naming="llama4",
+    turns_neighbours=True,
+    nope=True,
+    windows="chunks",
+    experts="llama4",
+    read=b.read_llama4,
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 202_048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096 * 32,
+        "rope_theta": 5e5,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 16,
+        "interleave_moe_layer_step": 1,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "use_qk_norm": True,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    },
+)
 _GEMMA3_FAMILY = Family(
     page="gemma", scales="gemma", windows="pattern", qk_norm=True, local_rope=True, defaults=_GEMMA3
 )
@@ -283,6 +317,8 @@ _GPT: dict[str, Family] = {
             "multi_query": True,
         },
     ),
+    "Llama4ForCausalLM": _LLAMA4,
+    "Llama4ForConditionalGeneration": _LLAMA4,
     "Lfm2ForCausalLM": Family(
         page="hybrid",
         block=BlockConfig(is_gated=True),

@@ -76,7 +76,7 @@ class Attention:
         )
         block = config.block
         q_norm = k_norm = None
-        if config.family.qk_norm or block.qk_norm == "head":
+        if config.family.qk_norm or block.qk_norm in ("head", "roped"):
             q_norm = loader.vector(f"{prefix}.q_norm.weight", config.head_dim, offset=norm_offset)
             k_norm = loader.vector(f"{prefix}.k_norm.weight", config.head_dim, offset=norm_offset)
         elif block.qk_norm != "none":
@@ -84,6 +84,8 @@ class Attention:
             k_norm = loader.vector(f"{prefix}.k_norm.weight", kv_size)
         self.is_whole = config.is_whole
         layer = config.layers[index]
+        if block.qk_norm == "roped" and layer.rope is None:
+            q_norm = k_norm = None
         self.spec = AttentionSpec(
             layer=config.cache_index(index),
             num_heads=config.num_heads,
@@ -102,6 +104,8 @@ class Attention:
             sinks=loader.vector(f"{prefix}.sinks", config.num_heads)
             if config.family.has_sinks
             else None,
+            is_chunked=layer.is_chunked,
+            temperature=config.temperature if layer.rope is None else None,
         )
         self.clip = block.qkv_clip
 
@@ -191,9 +195,10 @@ class Experts:
             top_groups=routing.top_groups,
             best_of_group=routing.best_of_group,
             scale=routing.scale,
+            weighs_inputs=experts.weighs_inputs,
         )
         self.shared: SharedExpert | Mlp | None = None
-        if experts.shared_width and config.family.experts == "grouped":
+        if experts.shared_width and config.family.experts in ("grouped", "llama4"):
             name, width = f"{names.module}.shared_experts", experts.shared_width
             self.shared = Mlp(config, loader, index, name=name, width=width)
         elif experts.shared_width:
@@ -230,6 +235,7 @@ _EXPERT_NAMES = MappingProxyType(
         "mixtral": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
         "qwen": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
         "gpt-oss": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+        "llama4": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
         "grouped": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
         "qwen-shared": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
     }

@@ -87,7 +87,8 @@ def _llama3(config: RopeConfig) -> NDArray[np.float32]:
     factor = np.float32(config.factor)
     wavelength = np.float32(2 * math.pi) / inv_freq
     slow, fast = wavelength > length / low, wavelength < length / high
-    share = (length / wavelength - low) / (high - low)
+    # With equal factors, as Llama 4 has them, nothing lies between.
+    share = (length / wavelength - low) / (high - low if high > low else np.float32(1))
     blended = (1 - share) * inv_freq / factor + share * inv_freq
     kept = np.where(fast, inv_freq, blended)
     return np.asarray(np.where(slow, inv_freq / factor, kept), dtype=np.float32)

@@ -140,8 +140,8 @@ def _longrope_factors(
 
 def _check(config: RopeConfig, section: ConfigFields) -> None:
     """What would divide by zero or take the logarithm of nothing."""
-    if config.kind == "llama3" and config.high_freq_factor <= config.low_freq_factor:
-        raise section.error("high_freq_factor", "must be above low_freq_factor")
+    if config.kind == "llama3" and config.high_freq_factor < config.low_freq_factor:
+        raise section.error("high_freq_factor", "must not be below low_freq_factor")
     if config.kind == "dynamic" and (config.rotary_dim <= 2 or config.factor < 1):
         raise section.error("factor", "must be at least 1, and heads wider than 2, for dynamic")
     if config.kind in ("yarn", "longrope") and config.original_max_positions < 2:

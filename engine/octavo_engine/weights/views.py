@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from octavo_engine.errors import ModelError
+from octavo_engine.weights.checkpoint import StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
+    from octavo_engine.weights.checkpoint import Checkpoint
 
 _SPLITTABLE = ("F32", "F16", "BF16")
 
@@ -63,7 +64,7 @@ class Renamed:
 class StoredPlace:
     """Where a tensor lies in a checkpoint, and what is to be done with it."""
 
-    names: tuple[str, ...]  # several vectors make one
+    names: tuple[str, ...]  # several vectors make one; none: it is not there, and of ones
     shape: tuple[int, ...] | None = None  # as stored; None: as asked for
     row_map: NDArray[np.int32] | None = None  # of each row the stored one; of all, or of some
     part: int = 0  # of so many equal ones, one below the other
@@ -87,6 +88,9 @@ class Arranged:
         source = self._sources.get(name)
         if source is None:
             return self._checkpoint.read(name, shape)  # which will say that it is missing
+        if not source.names:
+            ones = np.ones(math.prod(shape), np.float32)
+            return StoredTensor(name, "F32", tuple(shape), ones.view(np.uint8))
         if len(source.names) > 1:
             return self._concatenated(name, source, shape)
         stored_shape = source.shape or (shape[::-1] if source.is_transposed else shape)

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from octavo_engine.state.request import EngineRequest
 
 MAX_MODEL_LEN = 192
-# One window in all layers; every other one; two of three.
-FAMILIES = ["mistral", "gemma2", "gemma3"]
-NUM_LAYERS = {"mistral": 2, "gemma2": 4, "gemma3": 6}
+# One window in all layers; every other one; two of three; chunks in two of three.
+FAMILIES = ["mistral", "gemma2", "gemma3", "llama4"]
+NUM_LAYERS = {"mistral": 2, "gemma2": 4, "gemma3": 6, "llama4": 3}
 
 
 def make_backend(family: str, dtype: Any, *, frees: bool) -> NativeBackend | TorchBackend:

@@ -74,7 +74,10 @@ def test_old_and_new_spellings_of_rope_and_dtype_are_the_same() -> None:
 
 def test_every_family_is_tried_by_a_tiny_model() -> None:
     # In a wrapper, or by another spelling.
-    same = {"Gemma3ForConditionalGeneration", "BaiChuanForCausalLM", "MPTForCausalLM"}
+    same = {
+        "Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration",
+        "BaiChuanForCausalLM", "MPTForCausalLM",
+    }  # fmt: skip
     speech = {"WhisperForConditionalGeneration"}  # of tiny_speech
     seeing = {str(seeing_model(name).config["architectures"][0]) for name in SEEING}
     assert known_architectures() | seeing | speech == set(KNOWN) - same
@@ -207,7 +210,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         ("factor", {"rope_type": "linear", "factor": 0}),
         ("factor", {"rope_type": "yarn", "factor": 1e9}),
         ("factor", {"rope_type": "dynamic", "factor": 0.5}),
-        ("high_freq_factor", {**LLAMA3_ROPE, "high_freq_factor": 1.0}),
+        ("high_freq_factor", {**LLAMA3_ROPE, "high_freq_factor": 0.5}),
         (
             "original_max_position_embeddings",
             {**LLAMA3_ROPE, "original_max_position_embeddings": -5},

@@ -119,6 +119,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Shape]] = {
          "vocab_size": 125696},
         Shape(5120, 40, 40, 40, 128, 13696, 4096, False),
     ),
+    "llama-4-scout": (
+        {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {
+            "attention_chunk_size": 8192, "attn_scale": 0.1, "attn_temperature_tuning": 4,
+            "floor_scale": 8192, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+            "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760,
+            "no_rope_layers": [], "num_attention_heads": 40, "num_experts_per_tok": 1,
+            "num_hidden_layers": 48, "num_key_value_heads": 8, "num_local_experts": 16,
+            "rms_norm_eps": 1e-5, "rope_theta": 5e5, "use_qk_norm": True, "vocab_size": 202048,
+            "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+                             "original_max_position_embeddings": 8192, "rope_type": "llama3"}}},
+        Shape(5120, 48, 40, 8, 128, 16384, 10485760, False),
+    ),
     "minicpm-2b": (
         {"architectures": ["MiniCPMForCausalLM"], "hidden_size": 2304, "intermediate_size": 5760,
          "max_position_embeddings": 4096, "num_attention_heads": 36, "num_hidden_layers": 40,

@@ -14,6 +14,7 @@ from octavo_engine.errors import ModelError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.weights.checkpoint import StoredTensor
+from tests.engine.models.chunked import CHUNKED
 from tests.engine.models.classics import ARCHITECTURES, CLASSES, CLASSICS, TWINS
 from tests.engine.models.latents import LATENTS
 from tests.engine.models.recurrent import RECURRENT
@@ -189,16 +190,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **RECURRENT,
     **LATENTS,
     **SINKS,
+    **CHUNKED,
     **{name: (twin.kind, twin.fields) for name, twin in TWINS.items()},
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
     "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next", "DeepseekV2",
-    "DeepseekV3", "Glm4Moe", "Glm4MoeLite", "GptOss",
+    "DeepseekV3", "Glm4Moe", "Glm4MoeLite", "GptOss", "Llama4Text",
 ) or name == "granite4-moe"]  # fmt: skip
 
 
 # What devices compute; the rest they refuse.
-ON_DEVICES = [name for name in FAMILIES if name not in (*LATENTS, *RECURRENT, *SINKS)]
+ON_DEVICES = [name for name in FAMILIES if name not in (*LATENTS, *RECURRENT, *SINKS, *CHUNKED)]
 
 
 class MemoryCheckpoint:
@@ -287,7 +289,7 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
         if buffer_name.endswith("e_score_correction_bias"):
             with torch.no_grad():
                 _fill(buffer_name, buffer, generator, gemma=False)
-    if kind in {own for own, _ in (CLASSICS | RECURRENT | SINKS).values()}:
+    if kind in {own for own, _ in (CLASSICS | RECURRENT | SINKS | CHUNKED).values()}:
         return _saved(name, model, architecture)
     tensors = {
         stored: part

@@ -178,6 +178,7 @@ def _emit_moe(program: _native.Program, moe: g.Moe, buffers: Mapping[g.Value, in
         moe.spec.bias,
         moe.gate_up.bias,
         moe.down.bias,
+        moe.spec.weighs_inputs,
     )
 
 
@@ -246,4 +247,6 @@ def _emit_attention(
         group=places.groups[layer],
         own_heads=cut_heads(spec.num_heads, spec.num_kv_heads, shard),
         sinks=spec.sinks,
+        is_chunked=spec.is_chunked,
+        query_scales=None if spec.temperature is None else tables.scales(spec.temperature),
     )

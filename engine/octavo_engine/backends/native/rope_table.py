@@ -1,4 +1,5 @@
-"""cos and sin of every position, computed once and shared by all layers with the same rope."""
+"""What depends on positions alone, computed once and shared by layers: cosines and sines of ropes,
+and temperatures of queries."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from octavo_engine.ops import Rope
+    from octavo_engine.ops import QueryTemperature, Rope
 
 
 class RopeTables:
@@ -18,11 +19,23 @@ class RopeTables:
     def __init__(self, num_positions: int) -> None:
         self._num_positions = num_positions
         self._tables: dict[int, tuple[Rope, NDArray[np.float32]]] = {}
+        self._scales: dict[QueryTemperature, NDArray[np.float32]] = {}
 
     def get(self, rope: Rope) -> NDArray[np.float32]:
         if id(rope) not in self._tables:  # the rope is kept too, so that its id stays its own
             self._tables[id(rope)] = (rope, cos_sin(rope, self._num_positions))
         return self._tables[id(rope)][1]
+
+    def scales(self, temperature: QueryTemperature) -> NDArray[np.float32]:
+        """Of the queries at each position."""
+        if temperature not in self._scales:
+            self._scales[temperature] = query_scales(temperature, self._num_positions)
+        return self._scales[temperature]
+
+
+def query_scales(temperature: QueryTemperature, num_positions: int) -> NDArray[np.float32]:
+    steps = np.floor((np.arange(num_positions) + 1) / temperature.floor)
+    return (1 + temperature.scale * np.log1p(steps)).astype(np.float32)
 
 
 def cos_sin(rope: Rope, num_positions: int) -> NDArray[np.float32]:

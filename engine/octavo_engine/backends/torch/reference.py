@@ -196,10 +196,12 @@ class ReferenceOps:
             tokens, places = torch.nonzero(chosen == expert, as_tuple=True)
             wide_bias = None if gate_up.bias is None else gate_up.bias[expert]
             narrow_bias = None if down.bias is None else down.bias[expert]
-            h = functional.linear(self._precision.stored(x[tokens]), wide, wide_bias)
+            own = shares[tokens, places, None]
+            taken = x[tokens] * own if spec.weighs_inputs else x[tokens]
+            h = functional.linear(self._precision.stored(taken), wide, wide_bias)
             h = self._precision.stored(self.glu(h, spec.activation))
             h = functional.linear(h, narrow, narrow_bias)
-            out.index_add_(0, tokens, shares[tokens, places, None] * h)
+            out.index_add_(0, tokens, h if spec.weighs_inputs else own * h)
         return out
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
@@ -310,6 +312,9 @@ class ReferenceOps:
             q, k = self._rotate(q, spec.rope), self._rotate(k, spec.rope)
         if spec.norm_after_rope:
             q, k = self._normed(q, spec.q_norm, spec), self._normed(k, spec.k_norm, spec)
+        if spec.temperature is not None:
+            steps = torch.floor((self._positions.double() + 1) / spec.temperature.floor)
+            q = q * (1 + spec.temperature.scale * steps.log1p()).to(q.dtype)[:, None, None]
         return q, k, v
 
     def _normed(self, x: Tensor, weight: Tensor | None, spec: AttentionSpec) -> Tensor:
@@ -341,6 +346,8 @@ class ReferenceOps:
         first = 0
         if spec.window is not None:  # memory before the window may be gone: do not read it
             first = max(0, int(own_positions.min()) - spec.window + 1)
+            if spec.is_chunked:
+                first = int(own_positions.min()) // spec.window * spec.window
         table = step.block_tables[self._kv.groups[spec.layer], step.rows[index]]
         first_block = first // BLOCK_SIZE
         blocks = torch.from_numpy(table[first_block : -(-length // BLOCK_SIZE)]).long()
@@ -353,7 +360,10 @@ class ReferenceOps:
         distance = own_positions[:, None] - positions  # [tokens, length - first]
         visible = distance >= 0
         if spec.window is not None:
-            visible &= distance < spec.window
+            if spec.is_chunked:
+                visible &= positions >= (own_positions // spec.window * spec.window)[:, None]
+            else:
+                visible &= distance < spec.window
         rounded = self._precision.multiplied
         scores = torch.einsum("thd,shd->hts", rounded(q[own]), k) * spec.scale
         if spec.soft_cap is not None:
