@@ -343,8 +343,40 @@ CASES = [
         "kvTiers needs device: cpu",
     ),
     Case(
-        "one rank of layers", engine(pipelineParallelSize=1), engine(pipelineParallelSize=2),
-        "above 1 needs several ranks",
+        "stages",
+        engine(pipelineParallelSize=2, executor="mp"),
+        engine(pipelineParallelSize=2),
+        "needs device: cpu and executor: mp",
+    ),
+    Case(
+        "stages on a CPU",
+        engine(pipelineParallelSize=2, executor="mp", device="auto"),
+        engine(pipelineParallelSize=2, executor="mp", device="torch"),
+        "needs device: cpu and executor: mp",
+    ),
+    Case(
+        "stages of whole layers",
+        engine(pipelineParallelSize=2, tensorParallelSize=1, executor="mp"),
+        engine(pipelineParallelSize=2, tensorParallelSize=2, executor="mp"),
+        "cannot be combined",
+    ),
+    Case(
+        "cores on a CPU",
+        engine(dataParallelSize=2, device="cpu"),
+        engine(dataParallelSize=2, device="sim"),
+        "needs device: cpu",
+    ),
+    Case(
+        "KV tiers of one stage",
+        engine(kvTiers={"hostMemory": "1Gi"}, dataParallelSize=2),
+        engine(kvTiers={"hostMemory": "1Gi"}, pipelineParallelSize=2, executor="mp"),
+        "kvTiers needs device: cpu",
+    ),
+    Case(
+        "a disk of one core",
+        engine(kvTiers={"disk": {}}, dataParallelSize=1),
+        engine(kvTiers={"disk": {}}, dataParallelSize=2),
+        "needs dataParallelSize: 1",
     ),
     Case("one host", engine(executor="mp"), engine(executor="ray"), "use mp or uni"),
     Case(

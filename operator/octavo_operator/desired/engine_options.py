@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from octavo_operator.objects.quantities import parse_quantity, plain, whole
+from octavo_operator.spec.engine import DATA_ARG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,8 +53,12 @@ def engine_options(
     if tiers.disk_size is not None:
         options["kv-disk-path"] = kv_disk_path
         options["kv-disk-size"] = _gib(tiers.disk_size)
-    if engine.tensor_parallel_size > 1:
-        options["tensor-parallel-size"] = engine.tensor_parallel_size
+    processes = {
+        "tensor-parallel-size": engine.tensor_parallel_size,
+        "pipeline-parallel-size": engine.pipeline_parallel_size,
+        DATA_ARG: engine.data_parallel_size,
+    }
+    options.update({name: count for name, count in processes.items() if count > 1})
     if engine.executor != "uni":
         options["distributed-executor-backend"] = engine.executor
     if (room := deployment.room_for_adapters) is not None:

@@ -219,30 +219,47 @@ def _check_supported(deployment: LLMDeployment) -> None:
             "ray needs a Ray cluster, which this operator does not create; use uni, or run "
             "octavo serve on your own Ray cluster and give its URL to the router",
         )
-    ranks = engine.tensor_parallel_size
-    if ranks > 1 and (deployment.device != "cpu" or engine.executor != "mp"):
-        raise _unsupported(
-            "spec.engine.tensorParallelSize",
-            f"of {ranks} needs device: cpu and executor: mp; use 1 and more replicas elsewhere",
-        )
-    if ranks > 1 and deployment.room_for_adapters is not None:
-        raise _unsupported(
-            "spec.engine.tensorParallelSize",
-            f"of {ranks} cannot be combined with adapters; use 1 and more replicas",
-        )
+    _check_parallel(deployment)
     if not engine.kv_tiers.is_empty and (
-        deployment.device == "cuda" or ranks > 1 or not engine.prefix_caching
+        deployment.device == "cuda" or engine.num_ranks > 1 or not engine.prefix_caching
     ):
         raise _unsupported(
             "spec.engine.kvTiers",
-            "needs device: cpu, torch or sim, tensorParallelSize: 1 and prefixCaching; leave it "
-            "out",
+            "needs device: cpu, torch or sim, tensorParallelSize: 1, pipelineParallelSize: 1 and "
+            "prefixCaching; leave it out",
         )
-    if engine.pipeline_parallel_size > 1:
+    if engine.kv_tiers.disk_size is not None and engine.data_parallel_size > 1:
+        raise _unsupported(
+            "spec.engine.kvTiers.disk",
+            "needs dataParallelSize: 1; leave it out, or use more replicas in its place",
+        )
+
+
+def _check_parallel(deployment: LLMDeployment) -> None:
+    engine = deployment.engine
+    for name, size in (
+        ("tensorParallelSize", engine.tensor_parallel_size),
+        ("pipelineParallelSize", engine.pipeline_parallel_size),
+    ):
+        path = f"spec.engine.{name}"
+        if size > 1 and (deployment.device != "cpu" or engine.executor != "mp"):
+            raise _unsupported(
+                path,
+                f"of {size} needs device: cpu and executor: mp; use 1 and more replicas elsewhere",
+            )
+        if size > 1 and deployment.room_for_adapters is not None:
+            raise _unsupported(
+                path, f"of {size} cannot be combined with adapters; use 1 and more replicas"
+            )
+    if engine.tensor_parallel_size > 1 and engine.pipeline_parallel_size > 1:
         raise _unsupported(
             "spec.engine.pipelineParallelSize",
-            f"of {engine.pipeline_parallel_size} needs several ranks that follow each other, which "
-            "this version's engine does not have; use 1 and more replicas",
+            "above 1 cannot be combined with tensorParallelSize above 1; set one of them to 1",
+        )
+    if engine.data_parallel_size > 1 and deployment.device != "cpu":
+        raise _unsupported(
+            "spec.engine.dataParallelSize",
+            f"of {engine.data_parallel_size} needs device: cpu; use 1 and more replicas elsewhere",
         )
 
 

@@ -42,6 +42,7 @@ RESERVED_ARGS: Mapping[str, str] = {
     "kv-cache-memory-bytes": "spec.engine.kvCacheMemory",
     "enable-prefix-caching": "spec.engine.prefixCaching",
     "tensor-parallel-size": "spec.engine.tensorParallelSize",
+    "pipeline-parallel-size": "spec.engine.pipelineParallelSize",
     "distributed-executor-backend": "spec.engine.executor",
     "shutdown-timeout": "spec.rollout.drainTimeout",
     "num-threads": "spec.resources.limits.cpu",
@@ -51,6 +52,7 @@ RESERVED_ARGS: Mapping[str, str] = {
     "api-key": "a Secret through spec.engine.env, as OCTAVO_API_KEY",
 }
 TIER_ARGS = ("kv-offloading-size", "kv-disk-path", "kv-disk-size")  # of spec.engine.kvTiers
+DATA_ARG = "data-parallel-size"  # of spec.engine.dataParallelSize, which came after it
 RESERVED_ENV = frozenset(("OCTAVO_POD_UID", "OCTAVO_CONFIG", "OCTAVO_HOST", "OCTAVO_PORT"))
 
 
@@ -94,11 +96,17 @@ class EngineSpec:
     prefix_caching: bool = True
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     executor: Executor = "uni"
     startup_timeout_s: float | None = None  # None: from the memory that weights may fill
     image: str = ""  # "": the operator's for the device
     args: Mapping[str, str] = field(default_factory=dict)  # flag without dashes → value
     env: tuple[EnvVar, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that hold the model once."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,7 @@ def read_engine(fields: FieldReader) -> EngineSpec:
         prefix_caching=fields.flag("prefixCaching", default=True),
         tensor_parallel_size=fields.integer("tensorParallelSize", 1, least=1, most=64),
         pipeline_parallel_size=fields.integer("pipelineParallelSize", 1, least=1, most=64),
+        data_parallel_size=fields.integer("dataParallelSize", 1, least=1, most=64),
         executor=fields.choice("executor", get_args(Executor), "uni"),
         startup_timeout_s=fields.maybe_duration("startupTimeout", least_s=10, most_s=86400),
         image=fields.text("image", longest=512, pattern=r"(\S+)?", form="an image without spaces"),
@@ -151,6 +160,8 @@ def read_engine(fields: FieldReader) -> EngineSpec:
     )
     for name, value in engine.args.items():
         path = f"{fields.at('args')}.{name[:80]}"
+        if name == DATA_ARG and engine.data_parallel_size > 1:
+            raise SpecInvalid(path, "is set by spec.engine.dataParallelSize; use one of the two")
         if name in TIER_ARGS and not engine.kv_tiers.is_empty:
             raise SpecInvalid(path, "is set by spec.engine.kvTiers; use one of the two")
         _check_argument_name(name, path)

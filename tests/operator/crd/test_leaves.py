@@ -21,7 +21,6 @@ from octavo_operator.decide.canary import CanaryState, Sample
 from octavo_operator.decide.plan import Target, plan_capacity
 from octavo_operator.decide.rollout import RevisionGroup
 from octavo_operator.desired import desired_objects, revision_of
-from octavo_operator.errors import SpecInvalid
 from octavo_operator.settings import OPTIONAL_KINDS, OperatorSettings
 from tests.fakes.deployments import make_deployment, with_images
 from tests.fakes.random_specs import leaves, spec_schema, template_fields
@@ -39,6 +38,7 @@ KEY_REF = {"name": "a", "key": "b"}
 AROUND: dict[str, dict[str, Any]] = {
     "engine.env": {"engine": {"env": [{"name": "A", "value": "1"}]}},
     "engine.tensorParallelSize": {"engine": {"executor": "mp"}},
+    "engine.pipelineParallelSize": {"engine": {"executor": "mp"}},
     "engine.env.[].valueFrom": {"engine": {"env": [{"name": "A"}]}},
     "engine.env.[].valueFrom.secretKeyRef": {
         "engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": KEY_REF}}]}
@@ -83,6 +83,8 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "engine.kvTiers.disk.existingClaim": (PODS, "a", "b"),
     "engine.prefixCaching": (PODS, True, False),
     "engine.tensorParallelSize": (PODS, 1, 2),
+    "engine.pipelineParallelSize": (PODS, 1, 2),
+    "engine.dataParallelSize": (PODS, 1, 2),
     "engine.executor": (PODS, "uni", "mp"),
     "engine.startupTimeout": (PODS, "5m", "10m"),
     "engine.image": (PODS, "host/a:1", "host/a:2"),
@@ -174,16 +176,12 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
         PODS, [{"name": "a", "emptyDir": {}}], [{"name": "a", "hostPath": {"path": "/a"}}],
     ),
 }  # fmt: skip
-# Refused in words, for as long as nothing can carry them out: the leaf, and what would need it.
-REFUSED: dict[str, Any] = {
-    "engine.pipelineParallelSize": 2,
-}
 
 
 def test_the_table_has_every_leaf_and_no_other():
     known = {".".join(path) for path in leaves(spec_schema())}
     known |= {f"podTemplate.{path}" for path in template_fields()}
-    assert known == CHANGES.keys() | REFUSED.keys()
+    assert known == CHANGES.keys()
 
 
 @pytest.mark.parametrize("leaf", CHANGES)
@@ -193,13 +191,6 @@ def test_a_leaf_changes_what_it_is_for_and_back(leaf: str):
     after = consequences(placed(leaf, second))
     assert {part for part, value in before.items() if after[part] != value} == set(parts.split())
     assert consequences(placed(leaf, first)) == before
-
-
-@pytest.mark.parametrize("leaf", REFUSED)
-def test_what_nothing_can_carry_out_is_refused(leaf: str):
-    with pytest.raises(SpecInvalid) as refused:
-        make_deployment(placed(leaf, REFUSED[leaf]))
-    assert refused.value.reason == "Unsupported"
 
 
 def placed(leaf: str, value: Any, base: dict[str, Any] = BASE) -> dict[str, Any]:

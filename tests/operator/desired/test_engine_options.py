@@ -41,6 +41,23 @@ def test_the_engine_reads_the_file_of_each_sample(name: str):
     assert server.shutdown_timeout_s == deployment.rollout.drain_timeout_s
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (1, 1, 1)),
+        ({"executor": "mp", "tensorParallelSize": 2, "dataParallelSize": 3}, (2, 1, 3)),
+        ({"executor": "mp", "pipelineParallelSize": 4}, (1, 4, 1)),
+        ({"args": {"data-parallel-size": 2}}, (1, 1, 1)),  # an argument of the command
+    ],
+)
+def test_ranks_stages_and_cores_arrive(fields: dict[str, Any], expected: tuple[int, int, int]):
+    spec = {"model": {"uri": "demo://smollm2"}, "engine": fields}
+    engine, _ = read(config_text(make_deployment(spec)))
+    assert expected == (
+        engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.data_parallel_size,
+    )  # fmt: skip
+
+
 def test_every_typed_field_arrives():
     spec = {
         "model": {"uri": "demo://smollm2", "servedName": "a", "aliases": ["b"]},

@@ -179,7 +179,24 @@ def test_another_version_is_not_guessed_at():
             {"engine": {"tensorParallelSize": 2, "executor": "mp", "device": "sim"}},
             "of 2 needs device: cpu and executor: mp",
         ),
-        ({"engine": {"pipelineParallelSize": 2}}, "pipelineParallelSize of 2 needs several ranks"),
+        (
+            {"engine": {"pipelineParallelSize": 2}},
+            "pipelineParallelSize of 2 needs device: cpu and executor: mp",
+        ),
+        (
+            {
+                "engine": {"pipelineParallelSize": 2, "executor": "mp"},
+                "adapters": [{"name": "a", "uri": "hf://a/b"}],
+            },
+            "pipelineParallelSize of 2 cannot be combined with adapters",
+        ),
+        (
+            {
+                "engine": {"dataParallelSize": 2},
+                "resources": {"limits": {"nvidia.com/gpu": 1}},
+            },
+            "dataParallelSize of 2 needs device: cpu",
+        ),
         *(
             ({"engine": {"kvTiers": {"hostMemory": "1Gi"}, **fields}}, "kvTiers needs device: cpu")
             for fields in (
