@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -103,3 +103,25 @@ def _copied(sampling: SamplingBatch) -> SamplingBatch:
     """All but masks, which are somebody's work under way."""
     masks, sampling = sampling.masks, dataclasses.replace(sampling, masks=None)
     return dataclasses.replace(copy.deepcopy(sampling), masks=masks)
+
+
+class PipelinedBackend(LaunchingBackend):
+    """The same with stages: every step has all its tokens, and no sequence is in two but with
+    chunks of its prompt."""
+
+    def __init__(self, num_blocks: int, num_stages: int, **options: Any) -> None:
+        super().__init__(num_blocks, **options)
+        self.num_stages = num_stages
+        self.most_under_way = 0
+        self._rows: deque[set[int]] = deque()  # that sample, of the steps under way
+
+    def launch(self, step: BackendStep, sampling: SamplingBatch) -> Launched:
+        assert step.awaited is None and sampling.awaited is None
+        rows = set(sampling.rows[sampling.targets < 0].tolist())
+        self._rows.append(rows)
+        self.most_under_way = max(self.most_under_way, len(self._rows))
+        return super().launch(step, sampling)
+
+    def compute_until(self, wanted: Launched) -> None:
+        super().compute_until(wanted)
+        self._rows.popleft()

@@ -135,6 +135,15 @@ class LaunchesSteps(Protocol):
 
 
 @runtime_checkable
+class PipelinesSteps(LaunchesSteps, Protocol):
+    """A backend whose stages compute one step each at a time. A step must have all its tokens: it
+    does not know what steps under way sample."""
+
+    @property
+    def num_stages(self) -> int: ...
+
+
+@runtime_checkable
 class HoldsStates(Protocol):
     """A backend that computes recurrent states."""
 

@@ -1,5 +1,6 @@
-"""Steps launched one ahead: while a batch computes, the next one is planned, built and sent behind
-it, so that the device finds its next work before it is done with the last.
+"""Steps launched ahead: while a batch computes, the next one is planned, built and sent behind it,
+so that the device finds its next work before it is done with the last. On a pipeline there are as
+many under way as it has stages.
 
      host    plan 1 ─ launch 1 ─ plan 2 ─ launch 2 ─ wait for 1 ─ report 1 ─ plan 3 ─ launch 3 ─ …
      device             └─ compute 1 ──────────────────┘└─ compute 2 ─────────────────┘└─ …
@@ -43,13 +44,16 @@ class Ahead:
         executor: LaunchesBatches,
         heartbeat: Heartbeat,
         *,
+        max_under_way: int = 2,
         now: Callable[[], float],
     ) -> None:
+        """`max_under_way`: batches launched and not reported, the one to be reported included."""
         self.laps: Laps | None = None  # while steps are recorded
         self._scheduler = scheduler
         self._executor = executor
         self._heartbeat = heartbeat
         self._now = now
+        self._max_under_way = max_under_way
         self._flights: deque[Flight] = deque()
         self._planned: ScheduledBatch | None = None  # and not launched yet
         self._landed_at = 0.0  # the last one
@@ -60,13 +64,13 @@ class Ahead:
         return bool(self._flights)
 
     def turn(self, outputs: list[SequenceOutput]) -> ScheduledBatch:
-        """Launch the next batch, then add what came of the one before. Returns what was launched,
-        which is empty when there is nothing to do."""
+        """Launch the next batch, then add what came of the oldest if there are as many under way as
+        there may be. Returns what was launched, which is empty when there is nothing to do."""
         # First of all: which sequences give way depends on it, and none under way can.
-        now: float | None = self._scheduler.expire()
-        if self._flights and not self._scheduler.can_plan_ahead():
+        now = self._scheduler.expire()
+        while self._flights and not self._scheduler.can_plan_ahead():
             self._report(outputs)
-            now = None
+            now = self._scheduler.expire()
         try:
             batch = self._planned = self._scheduler.schedule(now)
             self._mark("schedule")
@@ -74,14 +78,14 @@ class Ahead:
             launched_at = self._now()
             under_way = None if batch.is_empty else self._executor.launch(batch)
         except Exception:
-            if self._flights:  # that one is not to blame, and its tokens are wanted
+            while self._flights:  # those are not to blame, and their tokens are wanted
                 self._report(outputs)
             raise
         if not batch.is_empty:
             ahead.launch(batch)
             self._flights.append(Flight(batch, under_way, launched_at))
         self._planned = None
-        if len(self._flights) > (not batch.is_empty):
+        if len(self._flights) >= (1 if batch.is_empty else self._max_under_way):
             self._report(outputs)
         return batch
 

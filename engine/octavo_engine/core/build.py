@@ -13,6 +13,7 @@ from octavo_engine.backends.backend import (
     DraftsByHeads,
     EncodesAudio,
     LaunchesSteps,
+    PipelinesSteps,
     TakesAdapters,
 )
 from octavo_engine.backends.media import TakesMedia
@@ -301,14 +302,16 @@ def _assemble(
         windows=backend.cache_layout.windows,
         states=states,
         max_under_way=_max_under_way(config, backend),
+        num_stages=backend.num_stages if isinstance(backend, PipelinesSteps) else 1,
         cache_key=cache_key,
         speculation=_speculation(config, backend),
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
         media=media_limits(config, backend),
         now=now,
     )
-    launches = executor if _runs_ahead(config, executor) else None
-    engine = Engine(scheduler, executor, launches=launches, now=now)
+    launches = executor if _runs_ahead(config, backend, executor) else None
+    under_way = _max_under_way(config, backend)
+    engine = Engine(scheduler, executor, launches=launches, max_under_way=under_way, now=now)
     if isinstance(backend, EncodesAudio) and backend.feature_shape is not None:
         num_slots = _audio_slots(config, backend)
         backend.prepare_audio(num_slots)
@@ -387,14 +390,16 @@ def _make_adapters(
 
 def _max_under_way(config: EngineConfig, backend: Backend) -> int:
     """Batches that may be planned and not reported yet."""
-    may_launch = isinstance(backend, LaunchesSteps) and config.async_scheduling is not False
-    return 2 if may_launch else 1
+    if not isinstance(backend, LaunchesSteps) or config.async_scheduling is False:
+        return 1
+    return backend.num_stages if isinstance(backend, PipelinesSteps) else 2
 
 
-def _runs_ahead(config: EngineConfig, executor: UniExecutor) -> bool:
+def _runs_ahead(config: EngineConfig, backend: Backend, executor: UniExecutor) -> bool:
     """Raises ConfigError if that was asked for and cannot be."""
     if config.async_scheduling is None:
-        return executor.launch_gains and config.speculation is None
+        knows_tokens = isinstance(backend, PipelinesSteps)  # so that more can be guessed
+        return executor.launch_gains and (knows_tokens or config.speculation is None)
     if config.async_scheduling and not executor.can_launch:
         raise ConfigError(
             f"--async-scheduling is of --device cuda and plugin; --device {config.device} computes "

@@ -60,15 +60,19 @@ class Engine:
         executor: Executor,
         *,
         launches: LaunchesBatches | None = None,
+        max_under_way: int = 2,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`launches` is the executor again if steps are to be launched one ahead."""
+        """`launches` is the executor again if steps are to be launched ahead, and `max_under_way`
+        how many of them there may be."""
         self.scheduler = scheduler
         self.executor = executor
         self.heartbeat = Heartbeat(now)
         self._ahead: Ahead | None = None
         if launches is not None:
-            self._ahead = Ahead(scheduler, launches, self.heartbeat, now=now)
+            self._ahead = Ahead(
+                scheduler, launches, self.heartbeat, max_under_way=max_under_way, now=now
+            )
         self.last_step_was_empty = False
         self.profile: StepProfile | None = None
         self._now = now

@@ -7,7 +7,7 @@ nothing of requests, grammars or tokens to come.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -191,12 +191,25 @@ class TensorLeader(LeadingBackend):
         super()._on_lost(rank, error)
 
 
+class LaunchedStep(NamedTuple):
+    """A step on its way through the stages."""
+
+    leader: PipelineLeader
+    number: int
+    step: BackendStep
+    sampling: SamplingBatch
+
+    def wait(self) -> Sampled:
+        return self.leader.finish(self.number, self.step, self.sampling)
+
+
 class PipelineLeader(LeadingBackend):
     """Of stages, of which it is the last. A stage may compute for as long as a step takes, so none
     is given up but one that ends, or whose process is not heard of."""
 
     def __init__(self, backend: NativeBackend, processes: RankProcesses) -> None:
         self._rows: StageRows | None = None
+        self._num_launched = self._num_taken = 0
         super().__init__(backend, processes)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
@@ -205,11 +218,36 @@ class PipelineLeader(LeadingBackend):
         self._rows = StageRows(place_of(config, 0), files, limits, columns)
         super().prepare(limits, num_blocks)
 
+    @property
+    def launch_waits(self) -> bool:
+        return False
+
+    @property
+    def num_stages(self) -> int:
+        return self._processes.size
+
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        return self.launch(step, sampling).wait()
+
+    def launch(self, step: BackendStep, sampling: SamplingBatch) -> LaunchedStep:
+        """The first stages compute it while steps before it are finished here."""
+        plan = StepPlan.of(step).encode()
+        self._tell(Command.STEP, plan)
+        self._num_launched += 1
+        # NOTE: as the others read it: the runner's tables may change meanwhile.
+        return LaunchedStep(self, self._num_launched, StepPlan.decode(plan).step(), sampling)
+
+    def finish(self, number: int, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        """The last stage's part of the launched step of that number, from 1 on; what came of those
+        before it, if nobody waited for them, is dropped. Raises WorkerLost."""
         rows = self._rows
         assert rows is not None, "prepare() comes first"
-        self._tell(Command.STEP, StepPlan.of(step).encode())
-        self._wait(lambda: rows.take(step, LOOK_S))
+        while self._num_taken < number:
+            self._wait(lambda: rows.arrived(LOOK_S))
+            self._num_taken += 1
+            if self._num_taken < number:
+                rows.drop()
+        rows.put_into(step)
         if self.laps is not None:
             self.laps.mark("stages")
         return self._backend.execute(step, sampling)

@@ -40,19 +40,24 @@ class StageRows:
         max_bytes = 4 * columns * limits.max_tokens
         self._columns = columns
         self._incoming = self._outgoing = None
+        self._arrived: bytes | None = None
         if not place.is_first:
             self._incoming = _native.Ring(1, 2, files[place.stage - 1], max_bytes)
         if not place.is_last:
             self._outgoing = _native.Ring(0, 2, files[place.stage], max_bytes)
 
-    def take(self, step: BackendStep, patience_s: float = math.inf) -> bool:
-        """Give the step the rows that the stage before it left; False if none have come within that
-        time. The first stage needs none. Raises StepRefused."""
-        if self._incoming is None:
-            return True
-        data = self._incoming.take_within(patience_s)
+    def arrived(self, patience_s: float = math.inf) -> bool:
+        """Whether what the stage before left of the next step came within that time; of the first
+        stage nothing needs to."""
+        if self._incoming is not None and self._arrived is None:
+            self._arrived = self._incoming.take_within(patience_s)
+        return self._incoming is None or self._arrived is not None
+
+    def put_into(self, step: BackendStep) -> None:
+        """Give the step the rows that arrived. Raises StepRefused."""
+        data, self._arrived = self._arrived, None
         if data is None:
-            return False
+            return  # of the first stage
         num_tokens = len(step.token_ids)
         if len(data) != 4 * num_tokens * self._columns:
             raise StepRefused(
@@ -60,7 +65,10 @@ class StageRows:
             )
         step.inputs = np.frombuffer(data, np.float32).reshape(num_tokens, self._columns)
         step.input_rows = np.arange(num_tokens, dtype=np.int32)
-        return True
+
+    def drop(self) -> None:
+        """What arrived is of a step that was given up."""
+        self._arrived = None
 
     def give(self, rows: NDArray[np.float32] | None) -> None:
         """To the next stage; None: the step was refused. Waits until there is room."""

@@ -113,7 +113,8 @@ class RankWorker:
         rows = None
         try:
             if self._rows is not None:
-                self._rows.take(step)
+                self._rows.arrived()
+                self._rows.put_into(step)
             rows = backend.logits(step)
         except StepRefused:
             pass  # and so it is by this one

@@ -1,4 +1,4 @@
-"""One step ahead: when a batch may be planned while the one before it is still under way.
+"""Steps ahead: when a batch may be planned while those before it are still under way.
 
 Committed and in-flight tokens are counted separately: `num_computed_tokens` and `token_ids` change
 only when a batch is reported, `num_ahead` counts what a batch under way computes, and the next is
@@ -8,6 +8,11 @@ token that the host must know before the next can be chosen (a grammar's,
 memory away, to preempt or to suspend it.
 A device works in the order of its launches, so blocks may change owners meanwhile: the new owner
 writes after all that still read or write there.
+
+On a pipeline of stages (`num_stages`) a batch is computed in parts, each by another process, and
+what it samples is known only when it is reported. So no sequence is in two batches under way, but
+for chunks of a prompt: all tokens of a batch are known, grammars and guesses need no care, and the
+sequences that decode are dealt out evenly over as many batches as there are stages.
 
 An end is found one batch late. What was computed beyond it is dropped when its batch is reported,
 as it is for a sequence that was aborted.

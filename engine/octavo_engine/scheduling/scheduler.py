@@ -67,9 +67,10 @@ class Scheduler:
     memory; the last running sequence in policy order then gives its blocks up and waits again.
 
     Call schedule() and update() in turn: a batch is computed and reported before the next is
-    planned, or one batch later, by the rules of `scheduling.ahead`: at most `max_under_way` batches
-    are planned and not reported. If computing a batch fails as a whole, update() it with every
-    entry failed; no other sequence was touched by it.
+    planned, or some batches later, by the rules of `scheduling.ahead`: at most `max_under_way`
+    batches are planned and not reported, which `num_stages` processes compute one after another.
+    If computing a batch fails as a whole, update() it with every entry failed; no other sequence
+    was touched by it.
 
     `windows` are those of the groups of the model's layers (`caches.CacheLayout`); `states` are
     there if some layers have recurrent states.
@@ -83,6 +84,7 @@ class Scheduler:
         windows: List[int | None] = (None,),
         states: StateSnapshots | None = None,
         max_under_way: int = 1,
+        num_stages: int = 1,
         cache_key: bytes = b"",
         speculation: SpeculationConfig | None = None,
         num_adapter_slots: int = 0,
@@ -91,6 +93,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.windows = windows
+        self._num_stages = num_stages
         self.kv = KVManager(
             num_blocks,
             windows=windows,
@@ -284,11 +287,16 @@ class Scheduler:
         Returns what is left of the step's tokens."""
         shares, budget = self.shares, self.config.max_num_batched_tokens
         is_shared, is_limited = self._is_foreground_running(), shares.is_limited
+        is_piped, most = self._num_stages > 1, budget
+        if is_piped:
+            most = min(budget, self._share_of_decodes())
         # Hot path: once per running sequence. Preemption shortens the list from its end meanwhile.
         for sequence in self.running:
             start = sequence.num_computed_tokens + sequence.num_ahead
             if sequence.grammar is not None and sequence.grammar.is_busy:
                 continue  # its mask is late: it sits out
+            if sequence.num_ahead and sequence.wants_prompt_scores:
+                continue  # how far its prompt is scored is known once that is reported
             rest = len(sequence.token_ids) - start
             if rest > 1 or start < sequence.media_end:
                 if sequence.grammar is not None and not self._grow_to_end(sequence, batch):
@@ -300,6 +308,8 @@ class Scheduler:
                 else:
                     prefills.regular.append(sequence)
                 continue
+            if is_piped and (rest <= 0 or len(batch.sequences) == most):
+                continue  # it is under way, or is left to the next batch
             if budget == 0:
                 break
             if is_shared and sequence.is_background and not self._background.pay_row():
@@ -323,6 +333,14 @@ class Scheduler:
         batch.num_logits = [1] * num_decodes
         batch.samples = [True] * num_decodes
         return budget
+
+    def _share_of_decodes(self) -> int:
+        """How many sequences that decode go into one of the batches that stages compute at once."""
+        num_decodes = 0
+        # Hot path: once per running sequence.
+        for sequence in self.running:
+            num_decodes += len(sequence.token_ids) - sequence.num_launched_tokens <= 1
+        return -(-num_decodes // self._num_stages)
 
     def _schedule_drafts(self, batch: ScheduledBatch, max_tokens: int) -> int:
         """Add guesses to the sequences that decode. Returns how many."""
@@ -370,6 +388,8 @@ class Scheduler:
         memory away."""
         if self._suspending or self._must_background_yield() or self._displaced() is not None:
             return False
+        if self._num_stages > 1:
+            return self._has_blocks_for_next()
         num_growing = 0
         # Hot path: once per running sequence.
         for sequence in self.running:
@@ -378,6 +398,17 @@ class Scheduler:
             start = sequence.num_computed_tokens + sequence.num_ahead
             num_growing += start == len(sequence.block_table) * BLOCK_SIZE
         return num_growing * self.kv.num_groups <= self.kv.num_available
+
+    def _has_blocks_for_next(self) -> bool:
+        """Whether all sequences that are not under way could get the blocks that their tokens need:
+        then none is preempted, which one under way cannot be."""
+        num_missing = 0
+        # Hot path: once per running sequence.
+        for sequence in self.running:
+            length = len(sequence.token_ids)
+            if length > sequence.num_admitted_tokens and length > sequence.num_launched_tokens:
+                num_missing += max(0, -(-length // BLOCK_SIZE) - len(sequence.block_table))
+        return num_missing * self.kv.num_groups <= self.kv.num_available
 
     def update(
         self, batch: ScheduledBatch, result: StepResult, step_s: float

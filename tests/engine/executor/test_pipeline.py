@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.async_engine import AsyncEngine
+from octavo_engine.core.build import build_engine
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.process.process_client import ProcessClient
 from octavo_engine.core.process.supervision import Timing
@@ -27,10 +30,13 @@ from tests.engine.executor.test_ranks import (
     until,
     workers_of,
 )
+from tests.engine.models.tiny import tiny_model
 from tests.fakes.generate import generate
 from tests.fakes.process import serving
+from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
 pytestmark = pytest.mark.slow
@@ -53,20 +59,67 @@ pytestmark = pytest.mark.slow
     ids=["2 stages", "3 stages float32", "2 stages int8 speculation"],
 )
 def test_answers_are_those_of_one_process(size: int, options: dict[str, Any]) -> None:
-    config = CONFIG.replace(pipeline_parallel_size=size, **options)
+    few = 15 * 368_640  # bytes: a step of several has fewer blocks than it comes to want
+    config = CONFIG.replace(
+        pipeline_parallel_size=size,
+        kv_cache_memory_bytes=few * (1 + ("dtype" in options)),
+        **options,
+    )
     alone = config.replace(pipeline_parallel_size=1, pipeline_layer_partition=None)
     with LLM.from_config(alone) as llm:
         expected = all_answers(llm)
     with LLM.from_config(config) as llm:
         assert len(workers_of()) == size - 1
         assert all_answers(llm) == expected
-        if "dtype" not in options:
+        if size == 2:
             assert llm._engine.scheduler.stats().preemptions  # type: ignore[attr-defined]
         llm._engine.sleep(on=True)
         llm._engine.sleep(on=False)
         assert facts(llm.generate(PROMPT, GREEDY, use_tqdm=False)[0]) == expected[0]
     assert not workers_of()
     llm.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["granite4-moe", "qwen3-next", "gemma3", "deepseek-v3", "gpt-oss", "bloom"]
+)
+def test_families_over_processes(name: str, tmp_path: Path) -> None:
+    """Recurrent states with snapshots, windows, latent vectors, experts; random weights."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_model(name).config))
+    config = EngineConfig(
+        model=str(tmp_path),
+        device="cpu",
+        load_format="dummy",
+        max_model_len=320,
+        num_threads=2,
+        kv_cache_memory_bytes=8 << 20,
+        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=96),
+    )
+    found = []
+    for size in (1, 2):
+        engine, _ = build_engine(config.replace(pipeline_parallel_size=size))
+        answers: dict[str, Any] = {}
+        for number in range(8):
+            prompt = [token % 250 for token in make_prompt(280, first=number % 2)]
+            engine.add(
+                make_request(
+                    prompt,
+                    request_id=str(number),
+                    max_tokens=12,
+                    temperature=1.0,
+                    seed=number,
+                    logprobs=1,
+                )
+            )
+        while engine.has_work:
+            for output in engine.step().outputs:
+                answer = answers.setdefault(output.request_id, [])
+                answer += [*output.token_ids, *output.logprobs]
+                assert output.finish_reason in (None, "length")
+        assert engine.stats().prefix_hits
+        engine.close()
+        found.append(answers)
+    assert found[0] == found[1]
 
 
 def test_a_stage_that_is_killed_is_named() -> None:
