@@ -1,381 +1,141 @@
-"""Safetensors whose matrices are quantised, read through the layout that config.json names."""
+"""Safetensors whose matrices are quantised, read through the layouts that config.json names."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from octavo_engine.errors import ModelError
 from octavo_engine.weights.bitsandbytes import FOUR_BIT_PARTS, FOUR_BIT_TYPES, BitsAndBytes4
-from octavo_engine.weights.checkpoint import Scales, StoredTensor
-from octavo_engine.weights.integer_blocks import (
-    BLOCK,
-    q4_1_blocks,
-    q8_0_blocks,
-    unpack_bits,
-    unpack_words,
-)
+from octavo_engine.weights.by_module import ByModule, modules_of
+from octavo_engine.weights.compressed_tensors import compressed_tensors_layout, read_block, refused
+from octavo_engine.weights.four_bit_floats import Nvfp4
+from octavo_engine.weights.layouts import AWQ, GPTQ, AsBlocks, BitsAndBytes8, Float8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import TypeAlias
 
-    from numpy.typing import NDArray
-
+    from octavo_engine.weights.checkpoint import StoredTensor
+    from octavo_engine.weights.layouts import Layout
     from octavo_engine.weights.safetensors import SafetensorsCheckpoint
 
-_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which of a word's eight columns each nibble holds
+    AnyLayout: TypeAlias = Layout | ByModule
+
 _GPTQ_BITS = (2, 3, 4, 8)
 _COMPANIONS = (
     ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape",
     ".weight_g_idx", ".input_scale", ".input_zero_point", ".weight_scale_inv",
-    ".SCB", ".weight_format", *FOUR_BIT_PARTS,
+    ".SCB", ".weight_format", ".weight_global_scale", ".input_global_scale", ".weight_scale_2",
+    *FOUR_BIT_PARTS,
 )  # fmt: skip
-
-
-class Integers(NamedTuple):
-    """A matrix [rows, columns] from 0 to 2^bits - 1; scale and zero by [rows, groups]."""
-
-    q: NDArray[np.uint8]
-    scales: NDArray[np.float32]
-    zeros: NDArray[Any]
-    column_map: NDArray[np.int32] | None = None  # as in StoredTensor
-
-
-class Layout(Protocol):
-    """How one kind of checkpoint stores its matrices."""
-
-    suffix: str  # of the tensor that holds a module's values
-    scale: str  # of the tensor that only a quantized one has
-
-    def read(
-        self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
-    ) -> StoredTensor: ...
 
 
 class QuantizedCheckpoint:
     """A checkpoint's tensors under plain names, integer matrices as Q4_1 and Q8_0."""
 
-    def __init__(self, inner: SafetensorsCheckpoint, layout: Layout) -> None:
+    def __init__(self, inner: SafetensorsCheckpoint, layout: AnyLayout) -> None:
         self._inner = inner
-        self._layout = layout
         names = frozenset(inner.names())
-        suffix = layout.suffix
-        modules = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-        if suffix == ".weight":  # as for matrices that were left alone
-            modules = {module for module in modules if module + layout.scale in names}
-        self._modules = {f"{module}.weight": module for module in modules}
-        hidden = {module + part for module in modules for part in (*_COMPANIONS, suffix)}
+        if isinstance(layout, ByModule):
+            found = layout.find_all(inner)
+        else:
+            found = dict.fromkeys(modules_of(layout, names), layout)
+        self._modules = {f"{module}.weight": (module, own) for module, own in found.items()}
+        hidden = {
+            module + part for module, own in found.items() for part in (*_COMPANIONS, own.suffix)
+        }
         self._names = (names - hidden) | self._modules.keys()
-        if isinstance(layout, BitsAndBytes4):
-            layout.log_size(inner, modules)
+        for kind in {id(own): own for own in found.values()}.values():
+            if isinstance(kind, (BitsAndBytes4, Nvfp4)):
+                kind.log_size(inner, [module for module, own in found.items() if own is kind])
 
     def names(self) -> Iterable[str]:
         return self._names
 
     def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        module = self._modules.get(name)
-        if module is None:
+        place = self._modules.get(name)
+        if place is None:
             return self._inner.read(name, shape)
-        return self._layout.read(self._inner, name, module, shape)
+        module, layout = place
+        return layout.read(self._inner, name, module, shape)
 
     @property
     def total_bytes(self) -> int:
         return self._inner.total_bytes
 
 
-class _IntegerLayout(Protocol):
-    """How one kind of checkpoint stores integers."""
-
-    bits: int
-    suffix: str
-
-    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers: ...
-
-
-class _AsBlocks:
-    """Integers with scales and zero points for groups of columns, as blocks of Q4_1 or Q8_0."""
-
-    def __init__(
-        self,
-        layout: _IntegerLayout,
-        input_dtype: Literal["int8"] | None = None,
-        *,
-        scale: str = ".weight_scale",
-    ) -> None:
-        self._layout = layout
-        self.scale = scale
-        self._input_dtype = input_dtype
-        self.suffix = layout.suffix
-
-    def read(
-        self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
-    ) -> StoredTensor:
-        q, scales, zeros, column_map = self._layout.integers(checkpoint, module)
-        if q.shape != tuple(shape):
-            raise checkpoint.error(
-                name, f"has shape {list(q.shape)}; the model's config asks for {list(shape)}"
-            )
-        rows, columns = q.shape
-        groups = scales.shape[1] if scales.ndim == 2 else 0
-        if len(scales) != rows or groups < 1 or columns % (groups * BLOCK):
-            raise checkpoint.error(
-                name,
-                f"has scales of shape {list(scales.shape)} for {rows} x {columns} values; "
-                f"groups must be multiples of {BLOCK} columns",
-            )
-        if zeros.shape != scales.shape:
-            raise checkpoint.error(
-                name, f"has zero points of shape {list(zeros.shape)} for scales of {scales.shape}"
-            )
-        if self._layout.bits <= 4:  # 2 and 3 bits too: a block of 4 holds their values exactly
-            dtype, data = "Q4_1", q4_1_blocks(q, scales, zeros)
-        elif (zeros != 128).any():
-            raise checkpoint.error(name, "has 8-bit integers with zero points; symmetric are read")
-        else:
-            dtype, data = "Q8_0", q8_0_blocks((q ^ 128).view(np.int8), scales)
-        return StoredTensor(
-            name, dtype, tuple(shape), data,
-            column_map=column_map, input_dtype=self._input_dtype,
-        )  # fmt: skip
-
-
-class _GPTQ:
-    suffix = ".qweight"
-
-    def __init__(self, bits: int, zero_offset: int) -> None:
-        self.bits = bits
-        self._zero_offset = zero_offset  # what the first version of the format left out
-
-    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
-        q = self._unpacked(checkpoint, f"{module}.qweight", is_transposed=True)
-        zeros = self._unpacked(checkpoint, f"{module}.qzeros")
-        zeros = zeros + np.uint8(self._zero_offset) & np.uint8(2**self.bits - 1)
-        scales = checkpoint.numbers(f"{module}.scales", 2)
-        if f"{module}.g_idx" in checkpoint.names():
-            return _sorted(checkpoint, f"{module}.g_idx", Integers(q, scales.T, zeros.T))
-        return Integers(q, scales.T, zeros.T)
-
-    def _unpacked(
-        self, checkpoint: SafetensorsCheckpoint, name: str, *, is_transposed: bool = False
-    ) -> NDArray[np.uint8]:
-        words = checkpoint.array(name, ("I32",), 2)
-        if is_transposed:
-            words = np.ascontiguousarray(words.T)
-        if words.shape[1] * 32 % self.bits:
-            raise checkpoint.error(
-                name, f"has {words.shape[1]} words in a line, which values of {self.bits} bits "
-                "do not fill"
-            )  # fmt: skip
-        return (unpack_bits if self.bits == 3 else unpack_words)(words, self.bits)
-
-
-class _AWQ:
-    suffix = ".qweight"
-    bits = 4
-
-    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
-        q, zeros = (
-            self._in_order(unpack_words(checkpoint.array(f"{module}.{part}", ("I32",), 2), 4))
-            for part in ("qweight", "qzeros")
-        )
-        scales = checkpoint.numbers(f"{module}.scales", 2)
-        return Integers(np.ascontiguousarray(q.T), scales.T, zeros.T)
-
-    def _in_order(self, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        eights = values.reshape(len(values), -1, 8)
-        ordered = np.empty_like(eights)
-        ordered[..., _AWQ_COLUMNS] = eights
-        return ordered.reshape(values.shape)
-
-
-class _PackQuantized:
-    suffix = ".weight_packed"
-
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
-
-    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
-        names = checkpoint.names()
-        q = unpack_words(checkpoint.array(f"{module}.weight_packed", ("I32",), 2), self.bits)
-        scales = checkpoint.numbers(f"{module}.weight_scale", 2)
-        zeros: NDArray[Any] = np.full(scales.shape, 2 ** (self.bits - 1), np.uint8)
-        if f"{module}.weight_zero_point" in names:
-            words = checkpoint.array(f"{module}.weight_zero_point", ("I32",), 2)
-            zeros = unpack_words(np.ascontiguousarray(words.T), self.bits).T[: len(q)]
-        if f"{module}.weight_g_idx" in names:
-            return _sorted(checkpoint, f"{module}.weight_g_idx", Integers(q, scales, zeros))
-        return Integers(q, scales, zeros)
-
-
-class _IntQuantized:
-    suffix = ".weight"
-    bits = 8
-
-    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
-        q = checkpoint.array(f"{module}.weight", ("I8",), 2).view(np.uint8) ^ np.uint8(128)
-        scales = checkpoint.numbers(f"{module}.weight_scale", 2)
-        return Integers(q, scales, np.full(scales.shape, 128, np.uint8))
-
-
-class _BitsAndBytes8:
-    """A row's largest magnitude, SCB, is its 127. Columns of outliers are among the integers."""
-
-    suffix = ".weight"
-    bits = 8
-
-    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
-        q = checkpoint.array(f"{module}.weight", ("I8",), 2).view(np.uint8) ^ np.uint8(128)
-        scales = checkpoint.numbers(f"{module}.SCB", 1)[:, None] / np.float32(127)
-        return Integers(q, scales, np.full(scales.shape, 128, np.uint8))
-
-
-class _Float8:
-    """Floats of 8 bits with a scale for the matrix, for each row, or for each block."""
-
-    suffix = ".weight"
-
-    def __init__(self, scale: str, block: tuple[int, int] | None) -> None:
-        self.scale = scale
-        self._block = block
-
-    def read(
-        self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
-    ) -> StoredTensor:
-        values = checkpoint.array(name, ("F8_E4M3",), 2)
-        if values.shape != tuple(shape):
-            raise checkpoint.error(
-                name, f"has shape {list(values.shape)}; the model's config asks for {list(shape)}"
-            )
-        if (values & 127 == 127).any():
-            raise checkpoint.error(name, "has values that are not numbers")
-        rows, columns = values.shape
-        scale_name = module + self.scale
-        factors = checkpoint.numbers(scale_name, len(checkpoint.entry(scale_name).shape))
-        block = self._block
-        if block is None:
-            block = (rows, columns) if factors.size == 1 else (1, columns)
-            factors = factors.reshape(-1, 1)
-        if factors.shape != (-(-rows // block[0]), -(-columns // block[1])):
-            raise checkpoint.error(
-                scale_name,
-                f"has shape {list(factors.shape)}, which does not make scales for "
-                f"{rows} x {columns} values in blocks of {block[0]} x {block[1]}",
-            )
-        return StoredTensor(
-            name, "F8_E4M3", tuple(shape), values.reshape(-1),
-            scales=Scales(factors, *block), input_dtype="fp8",
-        )  # fmt: skip
-
-
-def _sorted(checkpoint: SafetensorsCheckpoint, name: str, integers: Integers) -> Integers:
-    """With each group's columns side by side; `name` says which column is in which group."""
-    groups = checkpoint.array(name, ("I32",), 1)
-    q, scales, zeros, _ = integers
-    if scales.ndim != 2 or len(groups) != q.shape[1] or q.shape[1] % scales.shape[1]:
-        raise checkpoint.error(
-            name, f"has {len(groups)} groups of columns for values of shape {list(q.shape)} and "
-            f"scales of {list(scales.shape)}"
-        )  # fmt: skip
-    in_order = np.arange(len(groups)) // (len(groups) // scales.shape[1])
-    if (groups == in_order).all() or (groups == -1).all():  # -1: made ready, and not used
-        return integers
-    order = np.argsort(groups, kind="stable")
-    if (groups[order] != in_order).any():
-        raise checkpoint.error(name, "must put as many columns into each group as into the others")
-    place = np.empty(len(groups), np.int32)
-    place[order] = np.arange(len(groups), dtype=np.int32)
-    return Integers(np.ascontiguousarray(q[:, order]), scales, zeros, place)
-
-
-def layout_of(config: object) -> Layout:
+def layout_of(config: object) -> AnyLayout:
     """The layout that config.json's quantization_config describes; ModelError if it is not read."""
     if not isinstance(config, dict):
-        raise _refused(f"{config!r:.40}")
+        raise refused(f"{config!r:.40}")
     method = config.get("quant_method")
     bits = config.get("bits", config.get("w_bit"))
     match method:
         case "gptq" if bits in _GPTQ_BITS:
-            return _AsBlocks(_GPTQ(bits, 0 if config.get("checkpoint_format") == "gptq_v2" else 1))
+            return AsBlocks(GPTQ(bits, 0 if config.get("checkpoint_format") == "gptq_v2" else 1))
         case "auto-round":
             return _auto_round(config)
         case "awq" if bits == 4 and str(config.get("version", "gemm")).lower() == "gemm":
-            return _AsBlocks(_AWQ())
+            return AsBlocks(AWQ())
         case "bitsandbytes":
             return _bitsandbytes(config)
         case "fp8":
             return _float8(config)
         case "compressed-tensors":
-            return _compressed_tensors(config)
-    raise _refused(f"quant_method {method!r:.40} with {bits!r:.20} bits")
+            return compressed_tensors_layout(config)
+        case "modelopt":
+            return _modelopt(config)
+    raise refused(f"quant_method {method!r:.40} with {bits!r:.20} bits")
 
 
-def _auto_round(config: Mapping[str, Any]) -> Layout:
+def _auto_round(config: Mapping[str, Any]) -> AnyLayout:
     """AutoRound packs as GPTQ or AWQ do; modules that it left alone have plain weights."""
     bits, packing = config.get("bits"), config.get("packing_format", "auto_round:auto_gptq")
+    if config.get("data_type", "int") != "int":
+        raise refused(f"auto-round of data_type {config.get('data_type')!r:.20}")
+    widths: tuple[int, ...] = ()
+    if packing in ("auto_round:auto_awq", "auto_round:awq"):
+        widths = (4,)
+    elif packing in ("auto_round:auto_gptq", "auto_round:gptq"):
+        widths = _GPTQ_BITS
+    if bits not in widths:
+        raise refused(f"auto-round of packing_format {packing!r:.40} with {bits!r:.20} bits")
     extra = config.get("extra_config")
-    modules = [m for m in extra.values() if isinstance(m, dict)] if isinstance(extra, dict) else []
-    if any(module.get("bits", bits) not in (bits, 16, 32) for module in modules):
-        raise _refused(f"auto-round with {bits!r:.20} bits and others in extra_config")
-    if config.get("data_type", "int") == "int":
-        if packing in ("auto_round:auto_gptq", "auto_round:gptq") and bits in _GPTQ_BITS:
-            return _AsBlocks(_GPTQ(bits, 1))
-        if packing in ("auto_round:auto_awq", "auto_round:awq") and bits == 4:
-            return _AsBlocks(_AWQ())
-    raise _refused(f"auto-round of packing_format {packing!r:.40} with {bits!r:.20} bits")
+    own = {
+        str(name): module.get("bits", bits)
+        for name, module in (extra.items() if isinstance(extra, dict) else ())
+        if isinstance(module, dict)
+    }
+    if any(width not in (*widths, 16, 32) for width in own.values()):
+        raise refused(f"auto-round with {bits!r:.20} bits and others in extra_config")
+    layouts: dict[Any, Layout] = {
+        width: AsBlocks(AWQ() if len(widths) == 1 else GPTQ(width, 1))
+        for width in {bits, *own.values()}
+        if width in widths
+    }
+    return ByModule(tuple(layouts.values()), lambda name: layouts.get(own.get(name, bits)))
 
 
 def _bitsandbytes(config: Mapping[str, Any]) -> Layout:
     if config.get("load_in_8bit"):
-        return _AsBlocks(_BitsAndBytes8(), scale=".SCB")
+        return AsBlocks(BitsAndBytes8(), scale=".SCB")
     kind = config.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' own default
     if config.get("load_in_4bit") and kind in FOUR_BIT_TYPES:
         return BitsAndBytes4(kind)
-    raise _refused(f"bitsandbytes with bnb_4bit_quant_type {kind!r:.20}")
+    raise refused(f"bitsandbytes with bnb_4bit_quant_type {kind!r:.20}")
 
 
 def _float8(config: Mapping[str, Any]) -> Layout:
     block = config.get("weight_block_size")
     if block is None:
-        return _Float8(".weight_scale", None)
-    return _Float8(".weight_scale_inv", _block(block))
+        return Float8(".weight_scale", None)
+    return Float8(".weight_scale_inv", read_block(block))
 
 
-def _block(value: object) -> tuple[int, int]:
-    if isinstance(value, str):  # such as "128x128"
-        value = [int(size) if size.isdigit() else size for size in value.split("x")]
-    match value:
-        case [int(rows), int(columns)] if rows >= 1 and columns >= BLOCK and columns % BLOCK == 0:
-            return rows, columns
-    raise _refused(f"blocks of {value!r:.40}")
-
-
-def _compressed_tensors(config: Mapping[str, Any]) -> Layout:
-    groups = config.get("config_groups")
-    kinds = [kind for kind in groups.values() if isinstance(kind, dict)] if isinstance(
-        groups, dict
-    ) else []  # fmt: skip
-    schemes = [scheme for kind in kinds if isinstance(scheme := kind.get("weights"), dict)]
-    found = {(scheme.get("type"), scheme.get("num_bits")) for scheme in schemes}
-    kind = config.get("format")
-    if len(schemes) == len(kinds):
-        if kind == "pack-quantized" and found in ({("int", 4)}, {("int", 8)}):
-            return _AsBlocks(_PackQuantized(4 if ("int", 4) in found else 8))
-        if kind == "int-quantized" and found == {("int", 8)}:
-            has_inputs = all(isinstance(kind.get("input_activations"), dict) for kind in kinds)
-            return _AsBlocks(_IntQuantized(), "int8" if has_inputs else None)
-        if kind == "float-quantized" and found == {("float", 8)}:
-            blocks = {str(scheme.get("block_structure")) for scheme in schemes}
-            if len(blocks) == 1:
-                block = schemes[0].get("block_structure")
-                return _Float8(".weight_scale", None if block is None else _block(block))
-    raise _refused(f"compressed-tensors of format {kind!r:.40}")
-
-
-def _refused(what: str) -> ModelError:
-    return ModelError(
-        f"config.json: quantization_config: {what} is not supported; there are: gptq with 2, 3, 4 "
-        "and 8 bits, awq (gemm) with 4, auto-round packed as one of these, bitsandbytes int8, "
-        "nf4 and fp4, fp8, compressed-tensors pack-quantized with 4 and 8, int-quantized and "
-        "float-quantized with 8, mxfp4; or use the original model, or a GGUF file of it"
-    )
+def _modelopt(config: Mapping[str, Any]) -> Layout:
+    """TensorRT Model Optimizer's."""
+    match config.get("quant_algo"):
+        case "FP8":
+            return Float8(".weight_scale", None)
+        case "NVFP4":
+            return Nvfp4(".weight", ".weight_scale_2", divides=False)
+    raise refused(f"modelopt with quant_algo {config.get('quant_algo')!r:.20}")

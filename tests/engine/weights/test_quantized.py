@@ -131,6 +131,30 @@ def test_gptq_of_two_and_three_bits(tmp_path: Path, bits: int, method: str) -> N
     np.testing.assert_array_equal(to_float32(stored), values(m))
 
 
+def test_modules_of_auto_round_may_have_bits_of_their_own(tmp_path: Path) -> None:
+    four, eight = random_matrix(4), random_matrix(8)
+    eight["zeros"][:] = 128
+    tensors = {
+        **gptq(four, 4, four["zeros"] - 1),
+        **{
+            name.replace("w.", "big."): tensor
+            for name, tensor in gptq(eight, 8, eight["zeros"] - 1).items()
+        },
+        "small.weight": np.ones((4, 8), np.float16),
+    }
+    extra = {"big": {"bits": 8}, "small": {"bits": 16}}
+    config = {"quant_method": "auto-round", "bits": 4, "extra_config": extra}
+    checkpoint = opened(tmp_path, tensors, config)
+    np.testing.assert_array_equal(read(checkpoint), values(four))
+    stored = checkpoint.read("big.weight", (ROWS, COLUMNS))
+    assert stored.dtype == "Q8_0"
+    scales = eight["scales"].astype(np.float32).repeat(GROUP, axis=1)
+    np.testing.assert_array_equal(
+        to_float32(stored), (eight["q"].astype(np.float32) - 128) * scales
+    )
+    assert checkpoint.read("small.weight", (4, 8)).dtype == "F16"
+
+
 def test_words_that_values_of_three_bits_do_not_fill_name_themselves(tmp_path: Path) -> None:
     tensors = {"w.qweight": np.ones((4, 24), np.int32), "w.qzeros": np.ones((1, 3), np.int32)}
     checkpoint = opened(tmp_path, tensors, {"quant_method": "gptq", "bits": 3})
@@ -206,7 +230,7 @@ def test_int_quantized(tmp_path: Path) -> None:
         {"quant_method": "gptq", "bits": 5},
         {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exllamav2"},
         {"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"},
-        {"quant_method": "auto-round", "bits": 4, "extra_config": {"w": {"bits": 8}}},
+        {"quant_method": "auto-round", "bits": 4, "extra_config": {"w": {"bits": 5}}},
         {"quant_method": "awq", "bits": 4, "version": "gemv"},
         {"quant_method": "fp8", "weight_block_size": [128, 8]},
         {"quant_method": "fp8", "weight_block_size": "8"},
