@@ -72,8 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A first build takes many minutes: here it counts against no test's time limit."""
     fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if fixtures & {"node", "image", "alone"} and not session.config.option.collectonly:
+    if session.config.option.collectonly:
+        return
+    if fixtures & {"node", "image", "alone"}:
         cluster().build(images.NAMES)
+    elif "bundle" in fixtures:
+        cluster().archives(images.NAMES)
 
 
 @pytest.fixture(scope="session")

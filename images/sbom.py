@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     for archive in args.archives:
         with opened(archive) as image:
             document = bill(image)
-        path = args.to / f"{_file_name(document)}.cdx.json"
+        path = args.to / f"{file_name(document)}.cdx.json"
         path.write_text(json.dumps(document, indent=2) + "\n")
         print(f"{path}: {len(document['components'])} components")
     return 0
@@ -117,7 +117,7 @@ def _order(component: Mapping[str, str]) -> tuple[str, str]:
     return component["name"].lower(), component["version"]
 
 
-def _file_name(document: Mapping[str, Any]) -> str:
+def file_name(document: Mapping[str, Any]) -> str:
     return str(document["metadata"]["component"]["name"].rpartition("/")[2])
 
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "operator": "run the operator that reconciles LLMDeployments",
     "quantize": "write a model with 8- or 4-bit weights",
     "fetch": "download a model's files into a folder",
+    "bundle": "pack images, chart and models into one file, and load it without the internet",
     "doctor": "check what this machine supports and what is missing",
 }
 

@@ -37,9 +37,12 @@ def why_not() -> str:
 def install_missing() -> None:
     if reason := why_not():
         raise ClusterError(reason)
-    packages = missing()
-    if not packages:
-        return
+    if packages := missing():
+        install(*packages)
+
+
+def install(*packages: str) -> None:
+    """As root on Debian. Raises ClusterError."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
     for command in (["apt-get", "update", "--quiet"], install):

@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -22,6 +22,8 @@ from octavo.fetch.errors import FetchError, FetchReason, Passing, of_status
 
 # (method, URL, headers) → the headers that prove who asks. For the first origin only.
 Sign = Callable[[str, str, Mapping[str, str]], Mapping[str, str]]
+# An iterable is iterated again after a redirect, and needs a content-length among the headers.
+Body = bytes | Iterable[bytes]
 
 MAX_REDIRECTS = 5
 MAX_TEXT_BYTES = 32 * 2**20  # of listings and manifests
@@ -99,7 +101,7 @@ class Http:
         headers: Mapping[str, str] | None = None,
         sign: Sign | None = None,
         method: str = "GET",
-        body: bytes | None = None,
+        body: Body | None = None,
     ) -> HttpResponse:
         """Whatever the status. Raises Passing where nobody answers, FetchError for a redirect that
         may not be followed."""
@@ -168,7 +170,7 @@ class Http:
             raise Passing(
                 f"{_host(url)} cannot be reached: {_say(error)}; check address, DNS and proxy"
             ) from None
-        except FetchError:
+        except BaseException:
             connection.close()
             raise
         fields = {name.lower(): value for name, value in response.getheaders()}

@@ -58,7 +58,7 @@ class Oci:
         is_local = re.match(r"(localhost|127\.0\.0\.1)(:|$)", host) is not None
         self._base = f"{'http' if is_local else 'https'}://{self._host}/v2/{self._name}"
         self._http = http
-        self._basic = _basic(host, credentials)
+        self._basic = basic_credentials(host, credentials)
         self._authorization = ""
         self._where = f"oci://{host}/{self._name}"
 
@@ -175,7 +175,7 @@ def _first(index: dict[str, Any], where: str) -> str:
     raise FetchError(FetchReason.FAILED, f"{where} is an index without manifests")
 
 
-def _basic(host: str, credentials: Credentials) -> str:
+def basic_credentials(host: str, credentials: Credentials) -> str:
     """USER:PASSWORD in base64, or ''."""
     user, password = credentials.get("OCI_USERNAME"), credentials.get("OCI_PASSWORD")
     if user and password:

@@ -147,6 +147,12 @@ HELP: Mapping[str, CommandHelp] = {
             "octavo quantize ./my-model --to int8 --output my-model-int8",
         )
     ),
+    "bundle": CommandHelp(
+        (
+            "octavo bundle create --release build/release --model smollm2",
+            "octavo bundle load octavo-0.1.0.bundle --registry registry.local:5000",
+        )
+    ),
     "fetch": CommandHelp(
         (
             "octavo fetch demo://smollm2",

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from octavo.cli import COMMANDS
+from octavo.commands import bundle
 from octavo.commands.bench import KINDS
 from octavo.options.vllm_flags import ALWAYS_SO, IGNORED, RENAMED, REPLACED
 from octavo_operator.spec import LLMDeployment
@@ -43,7 +44,8 @@ def flags_of(command: str) -> frozenset[str]:
     """From its --help, and that of its own sub-commands."""
     main = import_module(f"octavo.commands.{command.replace('-', '_')}").main
     said = _said(main, command, [])
-    for sub in KINDS if command == "bench" else ():
+    subs = {"bench": tuple(KINDS), "bundle": tuple(bundle.COMMANDS)}
+    for sub in subs.get(command, ()):
         said += _said(main, command, [sub])
     known = set(_FLAG.findall(said))
     if command == "serve":

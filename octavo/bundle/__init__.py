@@ -1,0 +1,1 @@
+"""`octavo bundle`: images, chart, SBOMs and models as one OCI image layout."""

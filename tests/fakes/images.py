@@ -1,0 +1,66 @@
+"""Small images, a chart and SBOMs, as the build writes them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION = "0.1.0"
+
+
+def tar_of(files: dict[str, bytes], path: Path | None = None, mode: str = "w") -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode=mode) as tar:  # type: ignore[call-overload]
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw.getvalue())
+    return raw.getvalue()
+
+
+def docker_archive(path: Path, name: str, *, layer_of: bytes = b"", wrong: bool = False) -> Path:
+    """As `docker save` writes an image of two layers; the first is the same in all images."""
+    base = tar_of({"etc/base": b"base" * 1000})
+    own = tar_of({"opt/octavo/name": layer_of or name.encode()})
+    ids = [f"sha256:{hashlib.sha256(each).hexdigest()}" for each in (base, own)]
+    if wrong:
+        ids[1] = f"sha256:{'0' * 64}"
+    config = {
+        "architecture": "amd64", "os": "linux", "config": {"User": "65532:65532"},
+        "rootfs": {"type": "layers", "diff_ids": ids},
+    }  # fmt: skip
+    manifest = [{"Config": "c.json", "RepoTags": [name], "Layers": ["0.tar", "1.tar"]}]
+    tar_of(
+        {
+            "manifest.json": json.dumps(manifest).encode(),
+            "c.json": json.dumps(config).encode(),
+            "0.tar": base,
+            "1.tar": own,
+        },
+        path,
+    )
+    return path
+
+
+def release(folder: Path) -> Path:
+    """What `make release` leaves, as far as a bundle takes it."""
+    for name in ("engine-cpu", "router", "operator"):
+        docker_archive(folder / "images" / f"{name}.tar", f"docker.io/octavo/{name}:e2e")
+        component = {"type": "container", "name": f"octavo/{name}", "version": VERSION}
+        bill = {"bomFormat": "CycloneDX", "metadata": {"component": component}, "components": []}
+        path = folder / "sbom" / f"{name}.cdx.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(bill))
+    metadata = f"apiVersion: v2\nname: octavo\nversion: {VERSION}\nappVersion: {VERSION}\n"
+    chart = {"octavo/Chart.yaml": metadata.encode(), "octavo/values.yaml": b"{}\n"}
+    tar_of(chart, folder / f"octavo-{VERSION}.tgz", "w:gz")
+    return folder
