@@ -120,9 +120,9 @@ class ModelConfig:
     def cache_index(self, layer: int, *, of_state: bool = False) -> int:
         """Of a layer's cache among all: of its state where it has keys and values besides."""
         first = sum(len(self._caches_of(before)) for before in self.layers[:layer])
-        own = self._caches_of(self.layers[layer])
         if not of_state:
-            return first
+            return first  # behind the last layer, how many there are
+        own = self._caches_of(self.layers[layer])
         return first + next(i for i, spec in enumerate(own) if isinstance(spec, StateSpec))
 
     def _caches_of(self, layer: LayerConfig) -> list[CacheSpec]:
