@@ -83,7 +83,7 @@ void Program::embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, 
                      : of == cpu::EmbedOf::Positions ? limits_.max_positions
                                                      : limits_.num_types;
     limit = std::min(limit, cut.total_rows - offset);
-    if (of == cpu::EmbedOf::Tokens && !table.is_cut()) {
+    if (of == cpu::EmbedOf::Tokens && !table.is_cut() && !limits_.is_input) {
         limits_.input_cols = to.matrix.cols;
     }
     instructions_.push_back(
@@ -95,7 +95,7 @@ void Program::input(int dst) {
     const Buffer& to = at("input", dst);
     check_dtype("input", "dst", to.matrix.dtype, Dtype::F32);
     check_rows("input", to.rows, Rows::Tokens);
-    check(limits_.input_cols == 0, "input: the step's rows are taken already");
+    check(!limits_.is_input, "input: the step's rows are taken already");
     limits_.input_cols = to.matrix.cols;
     limits_.is_input = true;
     instructions_.push_back(

@@ -321,7 +321,8 @@ void Program::embed_rows(const Embed& embed, const Step& step, int64_t count, in
     const Range rows = split(count, share.worker, share.workers);
     if (!embed.is_cut) {
         team_.kernels().embed(args, rows.begin, rows.end);
-        if (args.of == cpu::EmbedOf::Tokens && !step.input_rows.empty()) {
+        const bool is_replaced = args.of == cpu::EmbedOf::Tokens && !limits_.is_input;
+        if (is_replaced && !step.input_rows.empty()) {
             take_inputs(args.dst, step, rows);
         }
         return;

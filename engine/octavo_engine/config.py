@@ -38,7 +38,7 @@ KernelChoice = Literal["auto", "triton", "plain"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
 ExecutorBackend = Literal["auto", "uni", "mp"]
 Quantization = Literal["auto", "none", "int8", "int4"]
-SpeculationMethod = Literal["ngram", "suffix", "draft_model", "medusa"]
+SpeculationMethod = Literal["ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
 KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
@@ -229,7 +229,7 @@ class SpeculationConfig:
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
-    model: str = ""  # the draft model or heads, as --model names one
+    model: str = ""  # the draft model or heads, as --model names one; of mtp: none
     revision: str | None = None  # of them
     quantization: Quantization = "auto"  # of their weights
 
@@ -240,11 +240,12 @@ class SpeculationConfig:
         given = _json_object(flag, text)
         method = given.get("method", "draft_model" if "model" in given else None)
         method = method if isinstance(method, str) else None
+        method = _SAME_METHODS.get(method, method) if method else None
         if method in _OTHER_METHODS:
             raise ConfigError(f"{flag}: method {method} is not supported: {_OTHER_METHODS[method]}")
         if method not in _SPECULATION_FIELDS:
             raise ConfigError(
-                f'{flag} must have a method, "ngram", "suffix", "draft_model" or "medusa", or the '
+                f"{flag} must have a method, one of {', '.join(_SPECULATION_FIELDS)}, or the "
                 f"model that drafts; got method {method!r:.60}"
             )
         known = _SPECULATION_FIELDS[method]
@@ -256,7 +257,7 @@ class SpeculationConfig:
                 )
             _check_speculation_field(flag, name, value)
         given["method"] = method
-        if method in ("draft_model", "medusa") and not given.get("model"):
+        if "model" in known and not given.get("model"):
             raise ConfigError(f"{flag}: method {method} needs the field model")
         if method == "suffix" and "num_speculative_tokens" not in given:  # as in vLLM
             depth = given.get("suffix_decoding_max_tree_depth", SUFFIX_DEPTH)
@@ -287,14 +288,17 @@ _SPECULATION_FIELDS = {
     "suffix": ("method", "num_speculative_tokens", *_SUFFIX_FIELDS),
     "draft_model": _DRAFT_FIELDS,
     "medusa": _DRAFT_FIELDS,
+    "eagle": _DRAFT_FIELDS,
+    "eagle3": _DRAFT_FIELDS,
+    "mtp": ("method", "num_speculative_tokens", "quantization"),
 }
+# vLLM's other names.
+_SAME_METHODS = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "glm4_moe_lite_mtp": "mtp"}
 _USE_OTHERS = "use a draft model, the method medusa or the method ngram"
 _OTHER_METHODS = {
-    "eagle": f"its heads are not computed; {_USE_OTHERS}",
-    "eagle3": f"its heads are not computed; {_USE_OTHERS}",
     "mlp_speculator": f"its heads are not computed; {_USE_OTHERS}",
-    "mtp": f"a model's own prediction layers are not computed; {_USE_OTHERS}",
-    "deepseek_mtp": f"a model's own prediction layers are not computed; {_USE_OTHERS}",
+    "qwen3_next_mtp": "nothing is speculated with a model that has layers with recurrent states; "
+    "leave --speculative-config out",
 }
 
 
@@ -540,6 +544,13 @@ class EngineConfig:
         speculation = self.speculation
         is_draft = speculation is not None and speculation.method == "draft_model"
         return speculation if is_draft else None
+
+    @property
+    def draft_head(self) -> SpeculationConfig | None:
+        """Where a head guesses from hidden states, whose layers are in the cache."""
+        speculation = self.speculation
+        is_head = speculation is not None and speculation.method in ("eagle", "eagle3", "mtp")
+        return speculation if is_head else None
 
     @property
     def heads(self) -> SpeculationConfig | None:

@@ -181,7 +181,10 @@ class ExpertsSpec:
     weighs_inputs: bool = False  # weights multiply what an expert takes, not what it gives
 
 
-HIDDEN = "hidden"  # what models keep: the rows that become logits, as the output head takes them
+# What models keep. The rows that become logits, as the output head takes them:
+HIDDEN = "hidden"
+# What a head that drafts is to go on from, of the rows that become logits:
+STATE = "state"
 
 
 def layer_output(index: int) -> str:
@@ -364,11 +367,19 @@ class LatentOps(Ops, Protocol):
         with q, [heads * (nope | rope)] columns: [T, num_heads * value_dim]."""
 
 
-class VisionOps(EncoderOps, Protocol):
-    """What towers are composed of besides."""
+class InputOps(Protocol):
+    """What takes rows from outside."""
 
     def input(self, columns: int) -> Value:
-        """Rows that the step brings: [T, columns]."""
+        """Rows that the step brings: [T, columns]. Embeddings are those of the tokens then."""
+
+
+class VisionOps(EncoderOps, InputOps, Protocol):
+    """What towers are composed of."""
+
+
+class DraftOps(Ops, InputOps, Protocol):
+    """What heads that draft are composed of."""
 
 
 class Model(Protocol):

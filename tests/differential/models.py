@@ -6,16 +6,17 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from octavo_engine.backends.draft_part import DraftPart
+from octavo_engine.backends.draft_part import DraftHeadPart, DraftPart
 from octavo_engine.backends.head_files import HeadsPart
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.draft_head import DraftHeadConfig
 from octavo_engine.models.medusa import MedusaConfig
 from octavo_engine.weights.dummy import SCALE, DummyCheckpoint
 from tests.fakes.talkative import VOCAB
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.backends.backend import Backend
+    from octavo_engine.models.draft_head import DraftHeadKind
 
 MAX_MODEL_LEN = 512
 _SHAPE: dict[str, Any] = {
@@ -83,7 +85,9 @@ class TinyModel:
     family: str
     formats: tuple[tuple[str, Any], ...] = ()  # arguments of NativeBackend
 
-    methods: ClassVar[tuple[str, ...]] = ("ngram", "suffix", "draft_model", "medusa")
+    methods: ClassVar[tuple[str, ...]] = (
+        "ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp",
+    )  # fmt: skip
 
     def engine(self, settings: Settings) -> LLM:
         config = EngineConfig(
@@ -110,12 +114,32 @@ class TinyModel:
         return NativeBackend(
             config,
             LoudCheckpoint(),
+            draft_head=any_head(settings, config),
             max_model_len=MAX_MODEL_LEN,
             num_threads=num_threads,
             draft=draft,
             heads=heads,
             **dict(self.formats),
         )
+
+
+def any_head(settings: EngineConfig, model: ModelConfig) -> DraftHeadPart | None:
+    """With weights that know nothing; that of eagle3 drafts every third token only."""
+    speculation = settings.draft_head
+    if speculation is None:
+        return None
+    kind = cast("DraftHeadKind", speculation.method)
+    count = model.num_layers
+    ids = np.arange(0, VOCAB, 3, dtype=np.int32) if kind == "eagle3" else None
+    head = DraftHeadConfig(
+        kind=kind,
+        layers=dataclasses.replace(model, layers=model.layers[-1:]),
+        model=model,
+        kept=(1, 2, count) if kind == "eagle3" else (count,),
+        num_tokens=VOCAB if ids is None else len(ids),
+        has_own_output=kind == "eagle3",
+    )
+    return DraftHeadPart(head, LoudCheckpoint(2), ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +201,7 @@ def any_speculation(rng: Random, methods: Sequence[str]) -> str:
             "suffix_decoding_max_spec_factor": rng.choice([0.5, 1.0, 3.0]),
             "suffix_decoding_min_token_prob": rng.choice([0.0, 0.4]),
         }
-    else:
+    elif fields["method"] != "mtp":
         fields["model"] = rng.choice(["same", "other"])
     return json.dumps(fields)
 

@@ -84,6 +84,8 @@ def test_speculation_reads_as_vllms() -> None:
     assert speculation('{"method": "medusa", "model": "m"}') == SpeculationConfig(
         method="medusa", model="m"
     )
+    for name in ("mtp", "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"):
+        assert speculation(f'{{"method": "{name}"}}') == SpeculationConfig(method="mtp")
     assert speculation('{"method": "suffix"}') == SpeculationConfig(
         method="suffix", num_speculative_tokens=24
     )
@@ -99,9 +101,12 @@ def test_speculation_reads_as_vllms() -> None:
     [
         ("ngram", "--speculative-config is not valid JSON"),
         ("[]", "--speculative-config must be a JSON object"),
-        ("{}", "must have a method, \"ngram\", \"suffix\", \"draft_model\" or \"medusa\", or"),
+        ("{}", "must have a method, one of ngram, suffix, draft_model, medusa, eagle, eagle3, mt"),
         ('{"method": "guess"}', "must have a method, .* got method 'guess'"),
-        ('{"method": "eagle3", "model": "m"}', "method eagle3 is not supported: its heads are not"),
+        ('{"method": "mlp_speculator", "model": "m"}', "method mlp_speculator is not supported: i"),
+        ('{"method": "qwen3_next_mtp"}', "layers with recurrent states; leave --speculative-conf"),
+        ('{"method": "eagle3"}', "method eagle3 needs the field model"),
+        ('{"method": "mtp", "model": "m"}', "a field model, which the method mtp does not take"),
         ('{"method": "suffix", "suffix_decoding_max_tree_depth": 0}', "from 1 to 1024; got 0"),
         ('{"method": "suffix", "suffix_decoding_max_tree_depth": 2.5}', "a whole number; got 2.5"),
         ('{"method": "suffix", "suffix_decoding_min_token_prob": "a"}', "a number; got 'a'"),

@@ -176,6 +176,31 @@ class DraftsTokens(Protocol):
 
 
 @runtime_checkable
+class DraftsFromStates(Protocol):
+    """A backend that can hold a head which drafts from hidden states, and has layers of its own in
+    the same blocks."""
+
+    @property
+    def has_draft_head(self) -> bool: ...
+
+    def token_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Copies of what the last step left of some of its tokens: [tokens, columns]."""
+
+    def draft_from(
+        self,
+        step: BackendStep,
+        states: NDArray[np.float32],
+        sampling: SamplingBatch,
+        *,
+        is_first: bool,
+    ) -> tuple[Sampled, NDArray[np.float32]]:
+        """Compute a step of positions, each with the token behind it and a state: the model's in a
+        first pass, else the head's. Sample its logits; returns the head's states of their rows,
+        too. First passes may be as large as `draft_limits` says, others as there are sequences;
+        copies and adapters are not looked at."""
+
+
+@runtime_checkable
 class DraftsByHeads(Protocol):
     """A backend that can hold heads, which draft from the hidden states of a step."""
 

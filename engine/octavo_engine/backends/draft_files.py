@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from octavo_engine.weights.source import ModelFiles
 
 
+_HEADS = "a set of heads"
+
+
 def open_weights(config: EngineConfig, model: ModelConfig, files: ModelFiles) -> Checkpoint:
     """The model's weights under our names."""
     checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
@@ -31,9 +34,9 @@ def open_weights(config: EngineConfig, model: ModelConfig, files: ModelFiles) ->
 def check_draft_device(config: EngineConfig, *, is_fallback: bool = False) -> None:
     """Raises ConfigError where a draft model or heads are named that the device does not compute,
     or transformers, the fallback."""
-    if config.draft is None and config.heads is None:
+    if config.draft is None and config.draft_head is None and config.heads is None:
         return
-    what = "a draft model" if config.heads is None else "a set of heads"
+    what = "a draft model" if config.draft else "a draft head" if config.draft_head else _HEADS
     if is_fallback:
         raise ConfigError(
             f"--speculative-config: a model that transformers computes does not take {what}; use "

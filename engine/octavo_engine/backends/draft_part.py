@@ -1,4 +1,5 @@
-"""A draft model beside the model that it drafts for, with its layers behind in the cache."""
+"""A draft model, or a head with layers, beside the model that it drafts for: its layers lie behind
+the model's in the cache."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from octavo_engine.caches import group_layers
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from octavo_engine.caches import CacheLayout
     from octavo_engine.config import Quantization
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.draft_head import DraftHeadConfig
     from octavo_engine.ops import (
         AttentionSpec,
         Heads,
@@ -32,6 +37,20 @@ class DraftPart(NamedTuple):
     config: ModelConfig
     checkpoint: Checkpoint
     quantization: Quantization = "auto"
+
+
+class DraftHeadPart(NamedTuple):
+    """What a backend loads a head with layers from."""
+
+    config: DraftHeadConfig
+    checkpoint: Checkpoint
+    token_ids: NDArray[np.int32] | None = None  # that it has logits for; None: all
+    quantization: Quantization = "auto"
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's."""
+        return self.config.model.vocab_size
 
 
 class LaterLayers:
@@ -65,6 +84,9 @@ def forward_later(model: Model, ops: Ops, first_layer: int) -> Value:
     return model.forward(cast("Ops", LaterLayers(ops, first_layer)))
 
 
-def layout_with(config: ModelConfig, draft: DraftPart | None) -> CacheLayout:
-    """Of the model's layers, and behind them those of its draft model."""
-    return group_layers([*config.caches(), *(draft.config.caches() if draft else ())])
+def layout_with(
+    config: ModelConfig, draft: DraftPart | None, draft_head: DraftHeadPart | None = None
+) -> CacheLayout:
+    """Of the model's layers, and behind them those of its draft model or head."""
+    own = draft.config if draft else draft_head.config.layers if draft_head else None
+    return group_layers([*config.caches(), *(own.caches() if own else ())])

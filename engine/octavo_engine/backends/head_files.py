@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from octavo_engine.backends.draft_files import check_draft_device
+from octavo_engine.backends.spread import spread
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.medusa import MedusaConfig
 from octavo_engine.weights.open import open_checkpoint
@@ -37,11 +38,7 @@ class HeadsPart(NamedTuple):
 
     def spread(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The logits over the model's vocabulary: what a head does not know, it does not draft."""
-        if self.token_ids is None:
-            return logits
-        whole = np.full((len(logits), self.config.vocab_size), -np.inf, np.float32)
-        whole[:, self.token_ids] = logits
-        return whole
+        return spread(logits, self.token_ids, self.config.vocab_size)
 
 
 def open_heads(config: EngineConfig, model: ModelConfig) -> HeadsPart | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.draft_files import check_draft_device, open_draft, open_weights
+from octavo_engine.backends.draft_head_files import open_draft_head
 from octavo_engine.backends.head_files import open_heads
 from octavo_engine.backends.vision_part import VisionPart
 from octavo_engine.errors import ConfigError
@@ -170,6 +171,7 @@ def _build_native(
         stage=stage,
         draft=open_draft(config, model),
         heads=open_heads(config, model),
+        draft_head=open_draft_head(config, model, files),
     )
     if place is None and stage is None:
         _load_media(config, files, backend)
@@ -203,6 +205,7 @@ def _build_torch(
         progress=progress,
         draft=open_draft(config, model),
         heads=open_heads(config, model),
+        draft_head=open_draft_head(config, model, files),
     )
     _load_media(config, files, backend)
     return backend

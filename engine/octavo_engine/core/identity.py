@@ -80,15 +80,18 @@ def identify(config: EngineConfig, files: ModelFiles | None) -> ModelIdentity:
 
 
 def _draft_facts(config: EngineConfig) -> list[Any] | None:
-    """Of the draft model's files, if one is named. Raises ModelError."""
-    draft = config.draft
+    """Of what has layers in the cache beside the model's. Raises ModelError."""
+    draft = config.draft or config.draft_head
     if draft is None:
         return None
+    if draft.method == "mtp":  # its files are the model's
+        return [draft.method, draft.quantization]
     from octavo_engine.weights.fingerprint import fingerprint
     from octavo_engine.weights.source import resolve_model
 
     files = resolve_model(draft.model, revision=draft.revision)
-    return [files.config, fingerprint(files.path), draft.quantization]
+    facts = [files.config, fingerprint(files.path), draft.quantization]
+    return facts if draft.method == "draft_model" else [draft.method, *facts]
 
 
 def _speech(files: ModelFiles, implementation: Implementation) -> SpeechInfo | None:

@@ -110,16 +110,16 @@ class StepInputs:
         return built
 
     def draft_step(
-        self, rows: Ints, firsts: Ints, counts: Ints, wants: NDArray[np.bool_]
+        self, rows: Ints, firsts: Ints, counts: Ints, wants: NDArray[np.bool_], *, ahead: int = 0
     ) -> tuple[BackendStep, SamplingBatch]:
         """The tokens [first, first + count) of some rows, for the draft model. Those that want it
-        sample the token behind their last one."""
+        sample the token behind their last one. All tokens are those so many places `ahead`."""
         seq_starts = _offsets(counts)
         positions = _ranges(firsts, counts, seq_starts)
         token_rows = np.repeat(rows, counts)
         ends = firsts + counts
         step = BackendStep(
-            token_ids=self.token_ids[token_rows, positions],
+            token_ids=self.token_ids[token_rows, positions + ahead],
             positions=positions,
             slots=self._slots(token_rows, positions),
             seq_starts=seq_starts,
@@ -133,7 +133,7 @@ class StepInputs:
         sampling = SamplingBatch(
             table=self.table,
             rows=rows[wants],
-            positions=ends[wants],
+            positions=ends[wants] + ahead,
             targets=self._no_targets[: np.count_nonzero(wants)],
             history=self.token_ids,
             fills=self.fills,

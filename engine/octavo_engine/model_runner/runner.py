@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo_engine.backends.backend import (
     DraftsByHeads,
+    DraftsFromStates,
     DraftsTokens,
     LaunchesSteps,
     TakesAdapters,
@@ -18,6 +19,7 @@ from octavo_engine.model_runner.drafter import Drafter
 from octavo_engine.model_runner.head_drafter import HeadDrafter
 from octavo_engine.model_runner.inputs import StepInputs
 from octavo_engine.model_runner.media_rows import MediaRows
+from octavo_engine.model_runner.state_drafter import StateDrafter
 from octavo_engine.model_runner.verify import accept_drafts
 from octavo_engine.profile import Lapped
 from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK
@@ -82,10 +84,12 @@ class ModelRunner:
             has_states=bool(backend.cache_layout.states),
             processors=processors,
         )
-        self._drafter: Drafter | HeadDrafter | None = None
+        self._drafter: Drafter | StateDrafter | HeadDrafter | None = None
         if isinstance(backend, DraftsTokens) and backend.has_draft:
             has_windows = any(window is not None for window in backend.cache_layout.windows)
             self._drafter = Drafter(backend, self.inputs, limits, has_windows=has_windows)
+        if isinstance(backend, DraftsFromStates) and backend.has_draft_head:
+            self._drafter = StateDrafter(backend, self.inputs, limits)
         if isinstance(backend, DraftsByHeads) and backend.num_heads:
             self._drafter = HeadDrafter(backend, self.inputs)
         self._media: MediaRows | None = None

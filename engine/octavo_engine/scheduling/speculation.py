@@ -197,7 +197,7 @@ def _grow_to(
 
 
 def make_speculation(config: SpeculationConfig) -> Speculation:
-    """Guesses from the text itself or recent answers, or proposals of a draft model or of heads."""
+    """Guesses from the text itself or recent answers, or proposals of a draft model or heads."""
     if config.method == "ngram":
         return Speculation(lambda _: NgramGuesser(config))
     if config.method == "suffix":
@@ -206,7 +206,7 @@ def make_speculation(config: SpeculationConfig) -> Speculation:
             lambda sequence: SuffixGuesser(config, memories.of(sequence)), learn=memories.learn
         )
     drafting = DraftGain(config.num_speculative_tokens)
-    has_layers = config.method == "draft_model"
+    has_layers = config.method != "medusa"
     return Speculation(lambda _: drafting.guesser(), drafting, has_draft_layers=has_layers)
 
 

@@ -14,6 +14,7 @@ from octavo_engine.backends.backend import draft_limits
 from octavo_engine.backends.draft_part import forward_later, layout_with
 from octavo_engine.backends.native.audio import NativeAudio, feature_shape, slot_bytes
 from octavo_engine.backends.native.compiled import compile_forward
+from octavo_engine.backends.native.draft_head import NativeDraftHead
 from octavo_engine.backends.native.emit import CachePlaces
 from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.heads import NativeMedusa
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.backend import BackendLimits, BackendStep
-    from octavo_engine.backends.draft_part import DraftPart
+    from octavo_engine.backends.draft_part import DraftHeadPart, DraftPart
     from octavo_engine.backends.head_files import HeadsPart
     from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.native.emit import CompiledProgram
@@ -70,6 +71,14 @@ class _Loaded(NamedTuple):
     model: Model
     draft_model: Model | None
     heads: NativeMedusa | None
+    draft_head: NativeDraftHead | None
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What is read of a step beside its logits."""
+        if self.draft_head is not None:
+            return self.draft_head.part.config.kept_names
+        return () if self.heads is None else (HIDDEN,)
 
 
 def _load_draft(draft: DraftPart, team: _native.Team, dtype: Dtype, max_model_len: int) -> Model:
@@ -131,8 +140,9 @@ class NativeBackend:
         stage: StagePlace | None = None,
         draft: DraftPart | None = None,
         heads: HeadsPart | None = None,
+        draft_head: DraftHeadPart | None = None,
     ) -> None:
-        self.cache_layout = layout_with(config, draft)
+        self.cache_layout = layout_with(config, draft, draft_head)
         _check_head_dims(self.cache_layout)
         self.config = config
         self.dtype = dtype
@@ -173,7 +183,8 @@ class NativeBackend:
         self._sites = loader.sites
         draft_model = None if draft is None else _load_draft(draft, team, dtype, max_model_len)
         medusa = None if heads is None else NativeMedusa(heads, team, dtype)
-        self._loaded: _Loaded | None = _Loaded(team, model, draft_model, medusa)
+        head = draft_head and NativeDraftHead(draft_head, model, team, dtype, max_model_len)
+        self._loaded: _Loaded | None = _Loaded(team, model, draft_model, medusa, head)
         self.media: MediaEncoder | None = None
         self._compiled: CompiledProgram | None = None
         self._compiled_draft: CompiledProgram | None = None
@@ -216,9 +227,9 @@ class NativeBackend:
         return self._in_memory.draft_model is not None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        _, model, draft_model, heads = self._in_memory
+        _, model, draft_model, heads, draft_head = self._in_memory
         try:
-            keep: Collection[str] = () if heads is None else (HIDDEN,)
+            keep: Collection[str] = self._in_memory.kept
             cut = None
             if self._cut is not None:
                 keep, cut = layer_names(self.config.num_layers), self._cut.apply
@@ -234,6 +245,10 @@ class NativeBackend:
                 self._compiled_draft = self._compile(
                     lambda ops: forward_later(draft_model, ops, first_layer), draft_limits(limits)
                 )
+            if draft_head is not None:
+                first = draft_limits(limits)
+                others = dataclasses.replace(first, max_tokens=limits.max_seqs)
+                draft_head.prepare(self._compile, first, others)
             self._num_blocks, self._num_slots = num_blocks, limits.num_state_slots
             self.restore_kv()
         except MemoryError as error:
@@ -351,6 +366,30 @@ class NativeBackend:
         )
         rows = program.read(logits, len(step.logit_rows))
         return sample_rows(self._in_memory.team, rows, sampling)
+
+    @property
+    def has_draft_head(self) -> bool:
+        return self._in_memory.draft_head is not None
+
+    def token_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        assert self._compiled is not None, "prepare() comes first"
+        program, kept = self._compiled.program, self._compiled.kept
+        count = int(tokens.max(initial=-1)) + 1
+        found = [program.read(kept[name], count)[tokens] for name in self._in_memory.kept]
+        return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+    def draft_from(
+        self,
+        step: BackendStep,
+        states: NDArray[np.float32],
+        sampling: SamplingBatch,
+        *,
+        is_first: bool,
+    ) -> tuple[Sampled, NDArray[np.float32]]:
+        team, head = self._in_memory.team, self._in_memory.draft_head
+        assert head is not None and self._kv is not None, "made without a head"
+        logits, own = head.run(self._kv, step, states, is_first=is_first)
+        return sample_rows(team, logits, sampling), own
 
     @property
     def num_heads(self) -> int:

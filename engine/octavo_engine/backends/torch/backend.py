@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from octavo_engine.backends.adapters import match_sites
-from octavo_engine.backends.draft_part import forward_later, layout_with
+from octavo_engine.backends.draft_part import LaterLayers, forward_later, layout_with
 from octavo_engine.backends.encoder_step import encoder_step
 from octavo_engine.backends.sampled import sample_rows
+from octavo_engine.backends.spread import spread
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.media import ReferenceVisionOps, TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
@@ -18,13 +19,15 @@ from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchS
 from octavo_engine.backends.torch.reference import (
     CrossStep,
     PagedKV,
+    ReferenceDraftOps,
     ReferenceOps,
     TorchPart,
     block_values,
 )
+from octavo_engine.models.draft_head import build_draft_head
 from octavo_engine.models.medusa import MedusaHeads
 from octavo_engine.models.registry import build_model
-from octavo_engine.ops import HIDDEN
+from octavo_engine.ops import HIDDEN, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,13 +38,14 @@ if TYPE_CHECKING:
     from octavo_engine import _native
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
     from octavo_engine.backends.backend import BackendLimits, BackendStep
-    from octavo_engine.backends.draft_part import DraftPart
+    from octavo_engine.backends.draft_part import DraftHeadPart, DraftPart
     from octavo_engine.backends.head_files import HeadsPart
     from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.draft_head import DraftHead
     from octavo_engine.models.vision_config import MediaConfig
-    from octavo_engine.ops import CrossOps, EncoderDecoder, Model
+    from octavo_engine.ops import CrossOps, DraftOps, EncoderDecoder, Model
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
     from octavo_engine.weights.checkpoint import Checkpoint
@@ -62,9 +66,10 @@ class TorchBackend:
         progress: Callable[[int, int], None] | None = None,
         draft: DraftPart | None = None,
         heads: HeadsPart | None = None,
+        draft_head: DraftHeadPart | None = None,
     ) -> None:
         self.config = config
-        self.cache_layout = layout_with(config, draft)
+        self.cache_layout = layout_with(config, draft, draft_head)
         self.precision = precision or Precision()
         self._num_threads = num_threads
         loader = TorchLoader(checkpoint, self.precision, progress)
@@ -82,6 +87,15 @@ class TorchBackend:
             self._heads = MedusaHeads(heads.config, head_loader, heads.num_heads)
             head_loader.finish()
         self._hidden: Tensor | None = None  # of the last step's rows of logits
+        self._draft_head_part = draft_head
+        self._draft_head: DraftHead | None = None
+        if draft_head is not None:
+            head_loader = TorchLoader(draft_head.checkpoint, self.precision)
+            self._draft_head = build_draft_head(
+                draft_head.config, head_loader, self._model, max_model_len
+            )
+            head_loader.finish()
+        self._token_states: Tensor | None = None  # of the last step's tokens
         self._sites = loader.sites
         self._adapters: dict[int, TorchAdapter] = {}  # by slot
         self.media: MediaEncoder | None = None
@@ -135,6 +149,32 @@ class TorchBackend:
         return self._sample(np.ascontiguousarray(logits.float().numpy()), sampling)
 
     @property
+    def has_draft_head(self) -> bool:
+        return self._draft_head is not None
+
+    def token_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        assert self._token_states is not None, "no step was computed"
+        return self._token_states[torch.from_numpy(tokens).long()].float().numpy()
+
+    def draft_from(
+        self,
+        step: BackendStep,
+        states: NDArray[np.float32],
+        sampling: SamplingBatch,
+        *,
+        is_first: bool,
+    ) -> tuple[Sampled, NDArray[np.float32]]:
+        head, part = self._draft_head, self._draft_head_part
+        assert head is not None and part is not None and self._kv is not None, "made without a head"
+        with torch.inference_mode():
+            reference = ReferenceDraftOps(step, self._kv, self.precision, states)
+            ops = cast("DraftOps", LaterLayers(reference, self.config.num_layers))
+            logits = head.first(ops) if is_first else head.next(ops)
+            own = reference.kept[STATE].float().numpy()
+        found = np.ascontiguousarray(logits.float().numpy())
+        return self._sample(spread(found, part.token_ids, part.vocab_size), sampling), own
+
+    @property
     def num_heads(self) -> int:
         return 0 if self._heads is None else self._heads.num_heads
 
@@ -170,8 +210,13 @@ class TorchBackend:
                 ops = ReferenceOps(step, self._kv, self.precision, self._adapters, cross)
             else:
                 ops = self._ops(step, self._kv)
+            head = self._draft_head_part
+            if head is not None:
+                ops.wanted = head.config.kept_names
             logits = self._model.forward(ops)
             self._hidden = ops.kept.get(HIDDEN)
+            if head is not None:
+                self._token_states = torch.cat([ops.kept[name] for name in ops.wanted], dim=-1)
             return np.ascontiguousarray(logits.float().numpy())
 
     def _ops(self, step: BackendStep, kv: PagedKV) -> ReferenceOps:
@@ -253,6 +298,7 @@ class TorchBackend:
         self._model = None
         self._draft_model = None
         self._heads = None
+        self._draft_head = None
         self._memory = None
         self.media = None
         self._kv = None

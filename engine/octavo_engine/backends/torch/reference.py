@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from octavo_engine.caches import LatentSpec
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.ops import HIDDEN, STATE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from typing import Literal
 
     from numpy.typing import NDArray
@@ -137,6 +138,7 @@ class ReferenceOps:
             self._input_rows = torch.from_numpy(step.input_rows).long()
             self._inputs = torch.from_numpy(step.inputs)
         self.kept: dict[str, Tensor] = {}
+        self.wanted: Collection[str] = (HIDDEN, STATE)  # what is kept
         self._row_slots: Tensor | None = None  # of the rows of values, as far as it got
         if step.adapters is not None:
             counts = np.diff(step.seq_starts)
@@ -242,7 +244,8 @@ class ReferenceOps:
         return x[self._logit_rows]
 
     def keep(self, name: str, x: Tensor) -> Tensor:
-        self.kept[name] = x
+        if name in self.wanted:
+            self.kept[name] = x
         return x
 
     def attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
@@ -437,6 +440,20 @@ class ReferenceOps:
             "hts,sr->thr", self._precision.multiplied(weights), keys[:, : spec.rank]
         )
         return sums / weights.sum(-1).T[..., None]
+
+
+class ReferenceDraftOps(ReferenceOps):
+    """DraftOps over one step and its states."""
+
+    def __init__(
+        self, step: BackendStep, kv: PagedKV, precision: Precision, states: NDArray[np.float32]
+    ) -> None:
+        super().__init__(step, kv, precision)
+        self._states = torch.from_numpy(states).to(precision.dtype)
+
+    def input(self, columns: int) -> Tensor:
+        assert self._states.shape[1] == columns
+        return self._states
 
 
 def choose_experts(scores: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
