@@ -8,6 +8,7 @@ from octavo_engine.weights.bitsandbytes import FOUR_BIT_PARTS, FOUR_BIT_TYPES, B
 from octavo_engine.weights.by_module import ByModule, modules_of
 from octavo_engine.weights.compressed_tensors import compressed_tensors_layout, read_block, refused
 from octavo_engine.weights.four_bit_floats import Nvfp4
+from octavo_engine.weights.hqq import HQQ_PARTS, Hqq
 from octavo_engine.weights.layouts import AWQ, GPTQ, AsBlocks, BitsAndBytes8, Float8
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _COMPANIONS = (
     ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape",
     ".weight_g_idx", ".input_scale", ".input_zero_point", ".weight_scale_inv",
     ".SCB", ".weight_format", ".weight_global_scale", ".input_global_scale", ".weight_scale_2",
-    *FOUR_BIT_PARTS,
+    *FOUR_BIT_PARTS, *HQQ_PARTS,
 )  # fmt: skip
 
 
@@ -82,6 +83,8 @@ def layout_of(config: object) -> AnyLayout:
             return _float8(config)
         case "compressed-tensors":
             return compressed_tensors_layout(config)
+        case "hqq":
+            return Hqq()
         case "modelopt":
             return _modelopt(config)
     raise refused(f"quant_method {method!r:.40} with {bits!r:.20} bits")

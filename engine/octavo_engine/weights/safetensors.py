@@ -33,7 +33,7 @@ _BITS = {
 
 _NUMPY = {
     "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I8": "i1",
-    "U8": "u1", "F8_E4M3": "u1",
+    "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1",
 }  # fmt: skip
 
 
@@ -131,16 +131,20 @@ class SafetensorsCheckpoint:
         return StoredTensor(name, entry.dtype, entry.shape, file.data(name))
 
     def entry(self, name: str) -> TensorEntry:
-        return self._owner[name].entries[name]
+        return self._file_of(name).entries[name]
+
+    def _file_of(self, name: str) -> SafetensorsFile:
+        file = self._owner.get(name)
+        if file is None:
+            raise ModelError(f"tensor {name} is missing from {self._where}")
+        return file
 
     def data(self, name: str) -> NDArray[np.uint8]:
         return self._owner[name].data(name)
 
     def array(self, name: str, dtypes: tuple[str, ...], num_dims: int) -> NDArray[Any]:
         """A tensor of one of these dtypes as it is; bf16 as the words that hold it."""
-        file = self._owner.get(name)
-        if file is None:
-            raise ModelError(f"tensor {name} is missing from {self._where}")
+        file = self._file_of(name)
         entry = file.entries[name]
         if entry.dtype not in dtypes:
             raise self.error(name, f"has dtype {entry.dtype}; it must be {' or '.join(dtypes)}")
