@@ -38,7 +38,9 @@ KernelChoice = Literal["auto", "triton", "plain"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
 ExecutorBackend = Literal["auto", "uni", "mp"]
 Quantization = Literal["auto", "none", "int8", "int4"]
-SpeculationMethod = Literal["ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp"]
+SpeculationMethod = Literal[
+    "ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "mtp"
+]
 ModelImpl = Literal["auto", "octavo", "transformers"]
 KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 KVCacheDType = Literal["auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
@@ -288,15 +290,15 @@ _SPECULATION_FIELDS = {
     "suffix": ("method", "num_speculative_tokens", *_SUFFIX_FIELDS),
     "draft_model": _DRAFT_FIELDS,
     "medusa": _DRAFT_FIELDS,
+    "mlp_speculator": _DRAFT_FIELDS,
     "eagle": _DRAFT_FIELDS,
     "eagle3": _DRAFT_FIELDS,
     "mtp": ("method", "num_speculative_tokens", "quantization"),
 }
+HEADS_WITHOUT_LAYERS = ("medusa", "mlp_speculator")  # in the cache
 # vLLM's other names.
 _SAME_METHODS = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "glm4_moe_lite_mtp": "mtp"}
-_USE_OTHERS = "use a draft model, the method medusa or the method ngram"
 _OTHER_METHODS = {
-    "mlp_speculator": f"its heads are not computed; {_USE_OTHERS}",
     "qwen3_next_mtp": "nothing is speculated with a model that has layers with recurrent states; "
     "leave --speculative-config out",
 }
@@ -556,7 +558,7 @@ class EngineConfig:
     def heads(self) -> SpeculationConfig | None:
         """Where heads guess, which have no layers in the cache."""
         speculation = self.speculation
-        is_heads = speculation is not None and speculation.method == "medusa"
+        is_heads = speculation is not None and speculation.method in HEADS_WITHOUT_LAYERS
         return speculation if is_heads else None
 
     @property

@@ -18,6 +18,7 @@ from octavo_engine.core.offline.llm import LLM
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.draft_head import DraftHeadConfig
 from octavo_engine.models.medusa import MedusaConfig
+from octavo_engine.models.mlp_speculator import MlpSpeculatorConfig
 from octavo_engine.weights.dummy import SCALE, DummyCheckpoint
 from tests.fakes.talkative import VOCAB
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.backends.backend import Backend
+    from octavo_engine.config import SpeculationConfig
     from octavo_engine.models.draft_head import DraftHeadKind
 
 MAX_MODEL_LEN = 512
@@ -86,7 +88,7 @@ class TinyModel:
     formats: tuple[tuple[str, Any], ...] = ()  # arguments of NativeBackend
 
     methods: ClassVar[tuple[str, ...]] = (
-        "ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp",
+        "ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "mtp",
     )  # fmt: skip
 
     def engine(self, settings: Settings) -> LLM:
@@ -108,9 +110,7 @@ class TinyModel:
         if settings.draft is not None:  # the model itself, or one that knows nothing
             draft = DraftPart(config, LoudCheckpoint(0 if settings.draft.model == "same" else 1))
         if settings.heads is not None:
-            count = settings.heads.num_speculative_tokens
-            sizes = {"hidden_size": config.hidden_size, "vocab_size": VOCAB, "num_heads": count}
-            heads = HeadsPart(MedusaConfig.from_hf(sizes), LoudCheckpoint(), count)
+            heads = any_heads(settings.heads, config)
         return NativeBackend(
             config,
             LoudCheckpoint(),
@@ -121,6 +121,16 @@ class TinyModel:
             heads=heads,
             **dict(self.formats),
         )
+
+
+def any_heads(speculation: SpeculationConfig, model: ModelConfig) -> HeadsPart:
+    """With weights that know nothing."""
+    count, size = speculation.num_speculative_tokens, model.hidden_size
+    if speculation.method == "mlp_speculator":
+        sizes = {"emb_dim": size, "inner_dim": 48, "vocab_size": VOCAB, "n_predict": count}
+        return HeadsPart(MlpSpeculatorConfig.from_hf(sizes), LoudCheckpoint(), count)
+    sizes = {"hidden_size": size, "vocab_size": VOCAB, "num_heads": count}
+    return HeadsPart(MedusaConfig.from_hf(sizes), LoudCheckpoint(), count)
 
 
 def any_head(settings: EngineConfig, model: ModelConfig) -> DraftHeadPart | None:

@@ -212,9 +212,15 @@ class DraftsByHeads(Protocol):
         """Copies of what these rows of the last step's logits were made from: [rows, hidden]."""
 
     def draft_head(
-        self, head: int, hidden: NDArray[np.float32], sampling: SamplingBatch
-    ) -> Sampled:
-        """Compute one head for up to MAX_SPECULATION hidden states, and sample its logits."""
+        self,
+        head: int,
+        states: NDArray[np.float32],
+        tokens: NDArray[np.int32],
+        sampling: SamplingBatch,
+    ) -> tuple[Sampled, NDArray[np.float32]]:
+        """Compute one head for up to MAX_SPECULATION states, each with the token that the one
+        before drafted or the model sampled. Sample its logits; returns the states of the next head,
+        too."""
 
 
 @runtime_checkable

@@ -27,11 +27,12 @@ class _Place(NamedTuple):
     row: int
     position: int
     num_wanted: int
-    hidden: int  # which of the hidden states it is drafted from
+    state: int  # which of the states it is drafted from
 
 
 class HeadDrafter:
-    """Head k drafts the token that is k + 1 places behind the one that was sampled.
+    """Head k drafts the token that is k + 1 places behind the one that was sampled, from the state
+    that was sampled from or that of the head before.
 
     It needs nothing of earlier steps, so a sequence can be drafted for in any step in which it
     samples. Draft tokens are drawn with the numbers of their positions, as the model's own will be.
@@ -49,11 +50,11 @@ class HeadDrafter:
         places = self._places(batch, result)
         if not places:
             return
-        hidden = self._backend.hidden_rows(built.last_rows[[place.entry for place in places]])
+        states = self._backend.hidden_rows(built.last_rows[[place.entry for place in places]])
         result.draft_tokens = len(places)
         for head in range(self._backend.num_heads):
             result.draft_passes += 1
-            places = self._draft(head, places, hidden, result.proposed)
+            places, states = self._draft(head, places, states, result.proposed)
             if not places:
                 break
         result.draft_s = time.perf_counter() - started
@@ -62,34 +63,34 @@ class HeadDrafter:
         self,
         head: int,
         places: list[_Place],
-        hidden: NDArray[np.float32],
+        states: NDArray[np.float32],
         proposed: dict[int, list[int]],
-    ) -> list[_Place]:
-        """One head's tokens. Returns the places of the next one's."""
+    ) -> tuple[list[_Place], NDArray[np.float32]]:
+        """One head's tokens. Returns the places of the next one's, and its states."""
         rows = np.array([place.row for place in places], np.int32)
+        positions = np.array([place.position for place in places], np.int32)
         sampling = SamplingBatch(
             table=self._inputs.table,
             rows=rows,
-            positions=np.array([place.position for place in places], np.int32),
+            positions=positions,
             targets=np.full(len(places), -1, np.int32),
             history=self._inputs.token_ids,
             fills=self._inputs.fills,
         )
-        states = hidden[[place.hidden for place in places]]
-        sampled = self._backend.draft_head(head, states, sampling)
+        states = states[[place.state for place in places]]
+        tokens = self._inputs.token_ids[rows, positions - 1]
+        sampled, states = self._backend.draft_head(head, states, tokens, sampling)
         following = []
-        for place, token, status in zip(
-            places, sampled.tokens.tolist(), sampled.status.tolist(), strict=True
-        ):
+        drawn = zip(places, sampled.tokens.tolist(), sampled.status.tolist(), strict=True)
+        for index, (place, token, status) in enumerate(drawn):
             if status != SAMPLED_OK:
                 continue
             self._inputs.token_ids[place.row, place.position] = token
             proposed.setdefault(place.entry, []).append(token)
             if place.num_wanted > 1:
-                following.append(
-                    place._replace(position=place.position + 1, num_wanted=place.num_wanted - 1)
-                )
-        return following
+                position, num_wanted = place.position + 1, place.num_wanted - 1
+                following.append(_Place(place.entry, place.row, position, num_wanted, index))
+        return following, states
 
     def _places(self, batch: ScheduledBatch, result: StepResult) -> list[_Place]:
         """Of the entries that sampled a token which more can follow: as many as a step has room for

@@ -14,7 +14,7 @@ from octavo_engine.models.fields import ConfigFields
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo_engine.ops import Loader, Value, VisionOps
+    from octavo_engine.ops import DraftOps, Loader, Value
 
 MAX_HEADS = 64
 
@@ -76,7 +76,7 @@ class MedusaHeads:
     def num_heads(self) -> int:
         return len(self._blocks)
 
-    def forward(self, ops: VisionOps, head: int) -> Value:
+    def forward(self, ops: DraftOps, head: int) -> Value:
         """One head's logits of hidden states that the step brings."""
         x = ops.input(self.config.hidden_size)
         for layer in self._blocks[head]:

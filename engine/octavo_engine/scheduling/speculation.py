@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.config import BLOCK_SIZE, HEADS_WITHOUT_LAYERS
 from octavo_engine.scheduling.ngrams import NgramGuesser
 from octavo_engine.scheduling.proposals import DraftGain
 from octavo_engine.scheduling.suffixes import AnswerMemories, SuffixGuesser
@@ -206,7 +206,7 @@ def make_speculation(config: SpeculationConfig) -> Speculation:
             lambda sequence: SuffixGuesser(config, memories.of(sequence)), learn=memories.learn
         )
     drafting = DraftGain(config.num_speculative_tokens)
-    has_layers = config.method != "medusa"
+    has_layers = config.method not in HEADS_WITHOUT_LAYERS
     return Speculation(lambda _: drafting.guesser(), drafting, has_draft_layers=has_layers)
 
 

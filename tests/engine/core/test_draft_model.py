@@ -234,7 +234,7 @@ def config_for(folder: Path, **changes: Any) -> EngineConfig:
         ({"vocab_size": 300}, {}, "has 300 tokens and the model 256: choose a draft model of the"),
         ({"max_position_embeddings": 32}, {}, "is for 32 tokens and the model is served with 64"),
         ({}, {"device": "cuda"}, "computed by --device cpu and torch only; with --device cuda use"),
-        ({}, {"tensor_parallel_size": 2}, "a draft model needs --tensor-parallel-size 1"),
+        ({}, {"tensor_parallel_size": 2}, "a draft model is not computed with --tensor"),
     ],
 )
 def test_a_draft_model_that_does_not_fit_is_refused(

@@ -193,7 +193,7 @@ def test_files_as_vllm_reads_them(form: str, prefix: str, tmp_path: Path) -> Non
     medusa.prepare(3, is_fused=True, activation_bits=16)
     for head in range(4):
         expected = reference_logits(values, weights, head, hidden)
-        got = medusa.logits(head, hidden)
+        got, _ = medusa.logits(head, hidden, np.zeros(3, np.int32))
         assert got.shape == expected.shape and np.array_equal(got == -np.inf, expected == -np.inf)
         known = np.isfinite(expected)
         np.testing.assert_allclose(got[known], expected[known], atol=0.02 * expected[known].max())
@@ -215,7 +215,9 @@ def test_heads_cut_to_some_tokens_may_be_stored_cut(tmp_path: Path) -> None:
         medusa = backend._in_memory.heads
         assert medusa is not None
         medusa.prepare(1, is_fused=True, activation_bits=16)
-        logits.append(medusa.logits(1, np.ones((1, 64), np.float32)).copy())
+        logits.append(
+            medusa.logits(1, np.ones((1, 64), np.float32), np.zeros(1, np.int32))[0].copy()
+        )
         backend.close()
     assert np.array_equal(logits[0], logits[1])
 
@@ -226,7 +228,7 @@ def test_heads_cut_to_some_tokens_may_be_stored_cut(tmp_path: Path) -> None:
         ({"vocab_size": 300}, {}, "their vocab_size is 300 and the model's 256"),
         ({"hidden_size": 32}, {}, "their hidden_size is 32 and the model's 64"),
         ({}, {"device": "cuda"}, "a set of heads is computed by --device cpu and torch only"),
-        ({}, {"tensor_parallel_size": 2}, "a set of heads needs --tensor-parallel-size 1"),
+        ({}, {"tensor_parallel_size": 2}, "a set of heads is not computed with --tensor"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(

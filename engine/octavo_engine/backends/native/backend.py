@@ -17,7 +17,7 @@ from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.draft_head import NativeDraftHead
 from octavo_engine.backends.native.emit import CachePlaces
 from octavo_engine.backends.native.facts import timed
-from octavo_engine.backends.native.heads import NativeMedusa
+from octavo_engine.backends.native.heads import NativeHeadSet
 from octavo_engine.backends.native.kv_format import (
     check_kv_format,
     make_kv_cache,
@@ -70,7 +70,7 @@ class _Loaded(NamedTuple):
     team: _native.Team
     model: Model
     draft_model: Model | None
-    heads: NativeMedusa | None
+    heads: NativeHeadSet | None
     draft_head: NativeDraftHead | None
 
     @property
@@ -86,6 +86,25 @@ def _load_draft(draft: DraftPart, team: _native.Team, dtype: Dtype, max_model_le
     model = build_model(draft.config, loader, max_model_len)
     loader.finish()
     return model
+
+
+def _load_drafts(
+    team: _native.Team,
+    model: Model,
+    dtype: Dtype,
+    max_model_len: int,
+    draft: DraftPart | None,
+    heads: HeadsPart | None,
+    draft_head: DraftHeadPart | None,
+) -> _Loaded:
+    """The model with what drafts for it."""
+    return _Loaded(
+        team,
+        model,
+        draft and _load_draft(draft, team, dtype, max_model_len),
+        heads and NativeHeadSet(heads, team, dtype),
+        draft_head and NativeDraftHead(draft_head, model, team, dtype, max_model_len),
+    )
 
 
 def _check_head_dims(layout: CacheLayout) -> None:
@@ -120,6 +139,9 @@ class NativeBackend:
     heads; all must be prepared for the same, and compute the same steps together. With a `stage`
     it has some layers and their caches; what it computes of a step is the next stage's input.
     """
+
+    laps: Laps | None = None  # while steps are recorded
+    _audio: NativeAudio | None = None
 
     def __init__(
         self,
@@ -181,18 +203,15 @@ class NativeBackend:
         if activation_bits == 8:
             loader.check_integers()
         self._sites = loader.sites
-        draft_model = None if draft is None else _load_draft(draft, team, dtype, max_model_len)
-        medusa = None if heads is None else NativeMedusa(heads, team, dtype)
-        head = draft_head and NativeDraftHead(draft_head, model, team, dtype, max_model_len)
-        self._loaded: _Loaded | None = _Loaded(team, model, draft_model, medusa, head)
+        self._loaded: _Loaded | None = _load_drafts(
+            team, model, dtype, max_model_len, draft, heads, draft_head
+        )
         self.media: MediaEncoder | None = None
         self._compiled: CompiledProgram | None = None
         self._compiled_draft: CompiledProgram | None = None
         self._kv: _native.KVCache | None = None
         self._states: _native.StateCache | None = None
         self._num_blocks = self._num_slots = 0
-        self.laps: Laps | None = None  # while steps are recorded
-        self._audio: NativeAudio | None = None
 
     @property
     def name(self) -> str:
@@ -402,11 +421,16 @@ class NativeBackend:
         return program.read(kept[HIDDEN], int(logit_rows.max(initial=-1)) + 1)[logit_rows]
 
     def draft_head(
-        self, head: int, hidden: NDArray[np.float32], sampling: SamplingBatch
-    ) -> Sampled:
+        self,
+        head: int,
+        states: NDArray[np.float32],
+        tokens: NDArray[np.int32],
+        sampling: SamplingBatch,
+    ) -> tuple[Sampled, NDArray[np.float32]]:
         team, heads = self._in_memory.team, self._in_memory.heads
         assert heads is not None, "made without heads"
-        return sample_rows(team, heads.logits(head, hidden), sampling)
+        logits, following = heads.logits(head, states, tokens)
+        return sample_rows(team, logits, sampling), following
 
     def pack_adapter(self, files: AdapterFiles) -> _native.PackedAdapter:
         assert self._adapters is not None, "made without adapters"

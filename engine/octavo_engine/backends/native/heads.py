@@ -8,9 +8,10 @@ import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.backends.head_files import build_heads
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
-from octavo_engine.models.medusa import MedusaHeads
+from octavo_engine.ops import STATE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.graph import Dtype
 
 
-class NativeMedusa:
-    """MedusaHeads in csrc."""
+class NativeHeadSet:
+    """Heads in csrc."""
 
     def __init__(self, part: HeadsPart, team: _native.Team, dtype: Dtype) -> None:
         self.part = part
         self._team = team
         loader = NativeLoader(part.checkpoint, team, dtype, quantization=part.quantization)
-        self._heads = MedusaHeads(part.config, loader, part.num_heads)
+        self._heads = build_heads(part, loader)
         loader.finish()
         self._programs: list[CompiledProgram] = []
         # Nothing attends: memory that is never written is none.
@@ -46,18 +47,22 @@ class NativeMedusa:
                 limits,
                 is_fused=is_fused,
                 activation_bits=activation_bits,
+                keep=(STATE,),
             )
 
         self._programs = [compiled(head) for head in range(self._heads.num_heads)]
 
-    def logits(self, head: int, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Over the model's vocabulary; valid until the head runs again."""
-        program, logits, _, _ = self._programs[head]
-        count = len(hidden)
+    def logits(
+        self, head: int, states: NDArray[np.float32], tokens: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Over the model's vocabulary, and the states of the next head; valid until the head runs
+        again."""
+        program, logits, _, kept = self._programs[head]
+        count = len(states)
         nothing, ramp = np.zeros(count, np.int32), np.arange(count + 1, dtype=np.int32)
         program.run(
             self._kv,
-            nothing,
+            tokens,
             nothing,
             nothing[None],
             ramp,
@@ -66,6 +71,7 @@ class NativeMedusa:
             np.zeros((1, 1, 1), np.int32),
             nothing[:0],
             input_rows=ramp[:-1],
-            inputs=hidden,
+            inputs=states,
         )
-        return self.part.spread(program.read(logits, count))
+        following = program.read(kept[STATE], count) if STATE in kept else states
+        return self.part.spread(program.read(logits, count)), following

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 
 from octavo_engine.backends.adapters import match_sites
+from octavo_engine.backends.backend import BackendStep
 from octavo_engine.backends.draft_part import LaterLayers, forward_later, layout_with
 from octavo_engine.backends.encoder_step import encoder_step
+from octavo_engine.backends.head_files import build_heads
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.spread import spread
 from octavo_engine.backends.torch.loader import TorchLoader
-from octavo_engine.backends.torch.media import ReferenceVisionOps, TorchMediaEncoder
+from octavo_engine.backends.torch.media import TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchStates
 from octavo_engine.backends.torch.reference import (
@@ -25,7 +27,6 @@ from octavo_engine.backends.torch.reference import (
     block_values,
 )
 from octavo_engine.models.draft_head import build_draft_head
-from octavo_engine.models.medusa import MedusaHeads
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops import HIDDEN, STATE
 
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
     from octavo_engine import _native
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
-    from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.draft_part import DraftHeadPart, DraftPart
-    from octavo_engine.backends.head_files import HeadsPart
+    from octavo_engine.backends.head_files import Heads, HeadsPart
     from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
@@ -81,10 +82,10 @@ class TorchBackend:
             self._draft_model = build_model(draft.config, draft_loader, max_model_len)
             draft_loader.finish()
         self._heads_part = heads
-        self._heads: MedusaHeads | None = None
+        self._heads: Heads | None = None
         if heads is not None:
             head_loader = TorchLoader(heads.checkpoint, self.precision)
-            self._heads = MedusaHeads(heads.config, head_loader, heads.num_heads)
+            self._heads = build_heads(heads, head_loader)
             head_loader.finish()
         self._hidden: Tensor | None = None  # of the last step's rows of logits
         self._draft_head_part = draft_head
@@ -183,13 +184,20 @@ class TorchBackend:
         return self._hidden[torch.from_numpy(logit_rows).long()].float().numpy()
 
     def draft_head(
-        self, head: int, hidden: NDArray[np.float32], sampling: SamplingBatch
-    ) -> Sampled:
+        self,
+        head: int,
+        states: NDArray[np.float32],
+        tokens: NDArray[np.int32],
+        sampling: SamplingBatch,
+    ) -> tuple[Sampled, NDArray[np.float32]]:
         assert self._heads is not None and self._heads_part is not None, "made without heads"
+        assert self._kv is not None, "prepare() comes first"
         with torch.inference_mode():
-            logits = self._heads.forward(ReferenceVisionOps(hidden, self.precision), head)
-        spread = self._heads_part.spread(np.ascontiguousarray(logits.float().numpy()))
-        return self._sample(spread, sampling)
+            ops = ReferenceDraftOps(_rows_step(tokens), self._kv, self.precision, states)
+            logits = self._heads.forward(cast("DraftOps", ops), head)
+            following = ops.kept[STATE].float().numpy() if STATE in ops.kept else states
+        whole = self._heads_part.spread(np.ascontiguousarray(logits.float().numpy()))
+        return self._sample(whole, sampling), following
 
     def _sample(self, logits: NDArray[np.float32], sampling: SamplingBatch) -> Sampled:
         from octavo_engine import _native
@@ -304,3 +312,20 @@ class TorchBackend:
         self._kv = None
         self._states = None
         self._team = None
+
+
+def _rows_step(tokens: NDArray[np.int32]) -> BackendStep:
+    """Of rows by themselves, in which nothing attends."""
+    count = len(tokens)
+    nothing = np.zeros(count, np.int32)
+    return BackendStep(
+        token_ids=tokens,
+        positions=nothing,
+        slots=nothing[None],
+        seq_starts=np.arange(count + 1, dtype=np.int32),
+        seq_lens=np.ones(count, np.int32),
+        rows=nothing,
+        block_tables=np.zeros((1, 1, 1), np.int32),
+        logit_rows=nothing[:0],
+        copies=np.zeros((0, 3), np.int32),
+    )
