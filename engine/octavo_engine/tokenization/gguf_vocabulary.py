@@ -162,6 +162,7 @@ class _Vocabulary:
         tokens = self._tokens
         if is_gemma:
             tokens = [_UNDERSCORE * len(t) if t and not t.strip(" ") else t for t in tokens]
+            self._tokens = tokens  # some files say that these too are matched whole
         scores: Sequence[float] = self._numbers("scores")
         if is_gemma:
             scores = range(0, -len(tokens), -1)

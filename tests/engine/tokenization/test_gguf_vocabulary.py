@@ -53,13 +53,16 @@ def test_control_tokens_are_special_and_flags_are_obeyed():
     assert tokenizer.decode([7, 2], skip_special_tokens=True) == "ab"
 
 
-def test_gemma_spells_runs_of_spaces_out_and_ranks_merges_by_position():
+@pytest.mark.parametrize("kind_of_run", [1, 4])  # text, or matched whole
+def test_gemma_spells_runs_of_spaces_out_and_ranks_merges_by_position(kind_of_run):
     tokens = ["<pad>", "<bos>", "a", "\u2581", "b", "  ", "ab"]
-    metadata = spm(tokens, scores=[0.0] * 7, types=[3, 3, 1, 1, 1, 1, 1], bos_token_id=1)
+    types = [3, 3, 1, 1, 1, kind_of_run, 1]
+    metadata = spm(tokens, scores=[0.0] * 7, types=types, bos_token_id=1)
     metadata["general.architecture"] = "gemma3"
     tokenizer = gguf_tokenizer(metadata, "m.gguf")
     assert tokens_of(tokenizer, "ab  a") == ["<bos>", "ab", "\u2581\u2581", "a"]
     assert tokenizer.decode(tokenizer.encode("ab  a").ids) == "ab  a"
+    assert tokenizer.get_vocab_size() == len(tokens)
 
 
 def bpe(pre, tokens, merges):
