@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo_router.config.plugins import installed_policies
 from octavo_router.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -132,6 +133,9 @@ def _check_routing(config: CheckedSettings) -> None:
     ]
     named += [(f"routing.shadows[{n}]", name) for n, name in enumerate(routing.shadows)]
     for where, name in named:
+        if name in known:
+            continue
+        known |= installed_policies().keys()
         if name not in known:
             raise ConfigInvalid(where, f"there is no policy {name!r}{nearest(name, known)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_router.config.plugins import installed_policies
 from octavo_router.config.settings import POLICIES, ProfileConfig, RouterConfig, RoutingConfig
 from octavo_router.errors import ConfigInvalid
 from octavo_router.residency.underway import PyUnderway
@@ -13,6 +14,7 @@ from octavo_router.routing.filters import FILTERS
 from octavo_router.routing.hashing import ConsistentHash, SessionHash
 from octavo_router.routing.health import EndpointHealth
 from octavo_router.routing.plain_policies import LeastLoad, PowerOfTwo, RandomChoice, RoundRobin
+from octavo_router.routing.plugins import load_policy
 from octavo_router.routing.policies import Policies, Policy
 from octavo_router.routing.prefill_decode import PrefillDecode
 from octavo_router.routing.prefix_load import PrefixLoad
@@ -88,12 +90,12 @@ def build_shadows(config: RoutingConfig, underway: api.Underway, rng: Random) ->
 
 
 def policy_names(config: RoutingConfig) -> list[str]:
-    """What `build_policy` knows: those built in, and the configuration's profiles."""
-    return [*POLICIES, *(profile.name for profile in config.profiles)]
+    """What `build_policy` knows: built in, profiles of the configuration, and of packages."""
+    return [*POLICIES, *(profile.name for profile in config.profiles), *installed_policies()]
 
 
 def build_policy(name: str, config: RoutingConfig, underway: api.Underway, rng: Random) -> Policy:
-    """A built-in policy, or a profile of the configuration."""
+    """A profile of the configuration, a built-in policy, or one of an installed package."""
     for profile in config.profiles:
         if profile.name == name:
             return _profile(profile, rng)
@@ -130,6 +132,8 @@ def build_policy(name: str, config: RoutingConfig, underway: api.Underway, rng: 
                 balance_factor=config.balance_factor,
                 balance_slack=config.balance_slack,
             )
+    if (point := installed_policies().get(name)) is not None:
+        return load_policy(point, prefix_load)
     known = ", ".join(policy_names(config))
     raise ConfigInvalid("routing.policy", f"no policy {name!r}; there are {known}")
 
