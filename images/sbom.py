@@ -26,10 +26,10 @@ _DISTRIBUTION = re.compile(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', re.M)
 Component = dict[str, Any]
 
 
-def bill(image: Image) -> dict[str, Any]:
-    """The whole document."""
+def bill(image: Image, *, name: str = "", version: str = "") -> dict[str, Any]:
+    """The whole document, by default with the image's own name and version."""
     components = [*sorted(_python(image), key=_order), *sorted(_debian(image), key=_order)]
-    name, _, version = image.tags[0].rpartition(":") if image.tags else ("image", "", "")
+    own_name, _, own_version = image.tags[0].rpartition(":") if image.tags else ("image", "", "")
     identity = uuid.uuid5(uuid.NAMESPACE_URL, " ".join(image.layers))
     return {
         "bomFormat": "CycloneDX",
@@ -40,8 +40,8 @@ def bill(image: Image) -> dict[str, Any]:
             "component": {
                 "type": "container",
                 "bom-ref": image.layers[-1],
-                "name": name,
-                "version": version,
+                "name": name or own_name,
+                "version": version or own_version,
             }
         },
         "components": components,

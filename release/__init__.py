@@ -1,1 +1,1 @@
-"""What `make wheels` and `make audit` run: artefacts in build/dist, without Docker."""
+"""What `make release`, `make wheels` and `make audit` run: artefacts in build, without Docker."""

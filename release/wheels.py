@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -111,12 +112,30 @@ def build_wheel(target: Target, to: Path, isas: str) -> Path:
     )  # fmt: skip
     (wheel,) = raw.glob("*.whl")
     check_wheel(wheel, target)
-    # Repairing adds the libraries that are missing, which are none, and gives the name.
+    # Repairing adds the libraries that are missing, which are none, and gives the name. auditwheel
+    # knows the platforms of this processor by name; for another it finds the oldest that will do.
+    is_for_here = target.machine == os.uname().machine
+    for old in to.glob(f"octavo-*-{_python_tag()}-manylinux_*_{target.machine}.whl"):
+        old.unlink()
     _run(
-        ["auditwheel", "repair", "--plat", target.platform, "--only-plat", "--wheel-dir", to, wheel]
-    )
-    (made,) = to.glob(f"octavo-*{target.platform}.whl")
+        ["auditwheel", "repair", "--plat", target.platform if is_for_here else "auto",
+         "--only-plat", "--wheel-dir", to, wheel]
+    )  # fmt: skip
+    (made,) = to.glob(f"octavo-*-{_python_tag()}-manylinux_*_{target.machine}.whl")
+    check_platform(made, target)
     return made
+
+
+def check_platform(wheel: Path, target: Target) -> None:
+    """Raises SystemExit where the name promises less than the oldest glibc that we support."""
+    found = re.search(rf"-manylinux_2_(\d+)_{target.machine}\.whl$", wheel.name)
+    if found is None or int(found[1]) > GLIBC[1]:
+        raise SystemExit(f"{wheel.name} needs a newer glibc than {target.platform}")
+
+
+def _python_tag() -> str:
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return f"{tag}-{tag}"
 
 
 def check_wheel(wheel: Path, target: Target) -> None:
@@ -141,12 +160,13 @@ def elf_machine(header: bytes) -> int:
     return int.from_bytes(header[18:20], "little")
 
 
-def try_wheel(wheel: Path, folder: Path) -> str:
-    """Installs it into an empty environment and returns an answer that its server streamed."""
+def try_install(archive: Path, folder: Path, **more: str) -> str:
+    """Installs a wheel or sdist into an empty environment, and returns an answer that its server
+    streamed. `more`: the environment of the installation."""
     _run(["venv", "--clear", folder])
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, str(wheel)], check=True)
+    subprocess.run([*pip, str(archive)], check=True, env={**os.environ, **more})
     octavo = str(folder / "bin" / "octavo")
     # No path of the clone: the wheel alone has to be enough.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -223,7 +243,7 @@ def _run(module: Sequence[object], environ: dict[str, str] | None = None) -> Non
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m release.wheels", description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "build" / "dist", metavar="DIR")
-    parser.add_argument("--machine", nargs="+", choices=sorted(TARGETS), default=["x86_64"])
+    parser.add_argument("--machine", nargs="+", choices=sorted(TARGETS), default=list(TARGETS))
     parser.add_argument("--isas", default="all", help="instruction sets, as OCTAVO_ISAS")
     parser.add_argument(
         "--no-try", action="store_true", help="do not install the wheel for this machine and ask it"
@@ -234,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         wheel = build_wheel(TARGETS[machine], args.to.resolve(), args.isas)
         print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
         if machine == os.uname().machine and not args.no_try:
-            answer = try_wheel(wheel, ROOT / "build" / "zig" / "try")
+            answer = try_install(wheel, ROOT / "build" / "zig" / "try")
             print(f"installed into an empty environment, it streamed: {answer!r}")
 
 

@@ -55,7 +55,7 @@ def test_the_machine_of_this_python_is_known():
 
 def test_make_installs_the_tools_that_are_needed():
     makefile = (wheels.ROOT / "Makefile").read_text()
-    (recipe,) = re.findall(r"^wheels:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    (recipe,) = re.findall(r"^release-tools:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     for tool in wheels.TOOLS:
         assert tool in recipe
     project = tomllib.loads((wheels.ROOT / "pyproject.toml").read_text())

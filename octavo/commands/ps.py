@@ -18,13 +18,19 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     from octavo.local.home import Home
+    from octavo.models.server_load import loads_of
     from octavo.models.servers import resident_bytes, running_servers
     from octavo.models.table import age_text, columns, size_text
 
     home = Home.find(os.environ)
     servers, owner = running_servers(home), home.owner()
+    loads = loads_of([each.url for each in servers], os.environ)
     if args.json:
-        fields = [asdict(each) | {"memory": resident_bytes(each.pid)} for each in servers]
+        fields = [
+            asdict(each)
+            | {"memory": resident_bytes(each.pid), "load": None if load is None else asdict(load)}
+            for each, load in zip(servers, loads, strict=True)
+        ]
         platform = None if owner is None else asdict(owner)
         print(json.dumps({"servers": fields, "up": platform}, indent=2))
         return 0
@@ -33,12 +39,13 @@ def main(prog: str, argv: Sequence[str]) -> int:
         return 0
     rows = [
         (
-            str(each.pid), ", ".join(each.models), each.state, each.url,
+            str(each.pid), ", ".join((load and load.models) or each.models), each.state,
+            load.text if load else "no answer", each.url,
             size_text(resident_bytes(each.pid)), age_text(each.since),
         )
-        for each in servers
+        for each, load in zip(servers, loads, strict=True)
     ]  # fmt: skip
     if owner is not None:
-        rows.append((str(owner.pid), "octavo up", "", owner.url, "", ""))
-    print(columns(("PID", "MODEL", "STATE", "URL", "MEMORY", "SINCE"), rows))
+        rows.append((str(owner.pid), "octavo up", "", "", owner.url, "", ""))
+    print(columns(("PID", "MODEL", "STATE", "REQUESTS", "URL", "MEMORY", "SINCE"), rows))
     return 0

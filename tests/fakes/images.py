@@ -27,15 +27,18 @@ def tar_of(files: dict[str, bytes], path: Path | None = None, mode: str = "w") -
     return raw.getvalue()
 
 
-def docker_archive(path: Path, name: str, *, layer_of: bytes = b"", wrong: bool = False) -> Path:
+def docker_archive(
+    path: Path, name: str, *, user: str = "65532:65532", wrong: bool = False
+) -> Path:
     """As `docker save` writes an image of two layers; the first is the same in all images."""
     base = tar_of({"etc/base": b"base" * 1000})
-    own = tar_of({"opt/octavo/name": layer_of or name.encode()})
+    own = tar_of({"opt/octavo/name": name.encode()})
     ids = [f"sha256:{hashlib.sha256(each).hexdigest()}" for each in (base, own)]
     if wrong:
         ids[1] = f"sha256:{'0' * 64}"
     config = {
-        "architecture": "amd64", "os": "linux", "config": {"User": "65532:65532"},
+        "architecture": "amd64", "os": "linux", 
+        "config": {"User": user, "Labels": {"org.opencontainers.image.version": VERSION}},
         "rootfs": {"type": "layers", "diff_ids": ids},
     }  # fmt: skip
     manifest = [{"Config": "c.json", "RepoTags": [name], "Layers": ["0.tar", "1.tar"]}]

@@ -77,8 +77,13 @@ def test_ps_shows_a_server(home, monkeypatch, capsys):
         )  # fmt: skip
         with urllib.request.urlopen(f"{shown['url']}/ready") as answer:
             assert answer.status == 200
+        load = shown["load"]
+        assert load["models"] == ["modelled"]
+        assert (load["running"], load["waiting"], load["kv_usage"]) == (0, 0, 0.0)
         assert cli.main(("ps",)) == 0
-        assert "modelled" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "modelled" in out
+        assert " 0 running, KV 0% " in out
     finally:
         server.terminate()
         server.stderr.close()

@@ -1,0 +1,266 @@
+"""All that a release has, made and then tried, in build/release: `python -m release.make`.
+
+Wheels, sdist, images as OCI layouts, their SBOMs, the chart, checksums and a signature. What was
+made is installed, rendered or read again before it is signed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from e2e.cluster import images
+from e2e.cluster.choose import cluster
+from images.archive import opened
+from images.sbom import bill
+from octavo.bundle.blobs import REFERENCE, BlobContent
+from octavo.bundle.contents import IMAGE_VALUES, digest_values
+from octavo.bundle.layout import LayoutReader, OciLayout
+from release import checksums, version, wheels
+from tests.tools.build import tool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from octavo.bundle.blobs import Descriptor
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+USER: Final = "65532:65532"
+# scikit-build-core's own entry point; `build` would bring an environment to call it in.
+SDIST: Final = (
+    "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is made, and where."""
+
+    to: Path
+    version: str
+    machines: tuple[str, ...] = tuple(wheels.TARGETS)
+    isas: str = "all"
+
+
+def make_wheels(plan: Plan) -> None:
+    """One for each processor; that for this one has to stream an answer."""
+    for machine in plan.machines:
+        wheel = wheels.build_wheel(wheels.TARGETS[machine], plan.to, plan.isas)
+        if machine == os.uname().machine:
+            answer = wheels.try_install(wheel, ROOT / "build" / "zig" / "try")
+            print(f"{wheel.name}, installed into an empty environment, streamed {answer!r}")
+        else:
+            print(f"{wheel.name} was compiled and checked, but not run: it is for {machine}")
+
+
+def make_sdist(plan: Plan) -> None:
+    """It is compiled, for this machine alone, in an empty environment."""
+    subprocess.run([sys.executable, "-c", SDIST, str(plan.to)], check=True, cwd=ROOT)
+    sdist = plan.to / f"octavo-{plan.version}.tar.gz"
+    check_sdist(sdist)
+    answer = wheels.try_install(sdist, ROOT / "build" / "zig" / "try-sdist", OCTAVO_ISAS="host")
+    print(f"{sdist.name}, compiled in an empty environment, streamed {answer!r}")
+
+
+def check_sdist(sdist: Path) -> None:
+    """Raises SystemExit where sources are missing, or what is built is among them."""
+    with tarfile.open(sdist) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    wanted = {"pyproject.toml", "LICENSE", "README.md", "csrc/CMakeLists.txt", "octavo/cli.py"}
+    if missing := sorted(wanted - names):
+        raise SystemExit(f"{sdist.name} lacks {', '.join(missing)}")
+    if built := sorted(name for name in names if name.endswith((".so", ".pyc", ".whl"))):
+        raise SystemExit(f"{sdist.name} has {built[0]}, which is built and not a source")
+
+
+def make_images(plan: Plan) -> None:
+    """Of engine, router and operator, with an SBOM for each, for this machine's processor."""
+    archives = dict(zip(images.NAMES, cluster().archives(images.NAMES), strict=True))
+    write_images(plan, archives)
+    print(
+        "The images are for this machine's processor: a build runs programs of the image. Run "
+        "`make release` on the other processor for the others; engine-cuda is built with Docker "
+        "(docs/images.md)."
+    )
+
+
+def write_images(plan: Plan, archives: Mapping[str, Path]) -> None:
+    for folder in ("images", "sbom"):
+        (plan.to / folder).mkdir(exist_ok=True)
+    for name, archive in archives.items():
+        with tempfile.TemporaryDirectory(dir=plan.to.parent) as scratch:
+            layout = OciLayout(Path(scratch))
+            image = layout.add_docker_archive(archive, f"octavo/{name}:{plan.version}")
+            path = plan.to / "images" / image_file(name, plan.version, image)
+            layout.write(path)
+        check_image(path, plan.version)
+        with opened(archive) as read:
+            document = bill(read, name=f"octavo/{name}", version=plan.version)
+        sbom = plan.to / "sbom" / f"{name}.cdx.json"
+        sbom.write_text(json.dumps(document, indent=2) + "\n")
+        print(f"{path.name}: {image.digest}, {len(document['components'])} components")
+
+
+def image_file(name: str, number: str, image: Descriptor) -> str:
+    system, processor = image.platform["os"], image.platform["architecture"]
+    return f"octavo-{name}-{number}-{system}-{processor}.oci.tar"
+
+
+def check_image(path: Path, number: str) -> Descriptor:
+    """Each digest, of the layers also unpacked, and what the image says of itself. Raises
+    BundleError or SystemExit."""
+    reader = LayoutReader(path)
+    reader.verify()
+    (image,) = reader.manifests
+    config_part, *layers = reader.parts(image)
+    config = json.loads(reader.blob(config_part).whole())
+    found = [_digest_unpacked(reader.blob(layer)) for layer in layers]
+    if found != config["rootfs"]["diff_ids"]:
+        raise SystemExit(f"{path.name}: its layers are not those of its configuration")
+    labels = config["config"].get("Labels") or {}
+    if (label := labels.get("org.opencontainers.image.version")) != number:
+        raise SystemExit(f"{path.name} has the version {label}, not {number}")
+    if config["config"].get("User") != USER:
+        raise SystemExit(f"{path.name} runs as {config['config'].get('User') or 'root'}")
+    return image
+
+
+def make_chart(plan: Plan) -> None:
+    """Packed by Helm, without times; linted and rendered with the images' digests."""
+    with tempfile.TemporaryDirectory(dir=plan.to.parent) as scratch:
+        _helm("package", ROOT / "charts" / "octavo", f"--destination={scratch}")
+        (packed,) = Path(scratch).glob("octavo-*.tgz")
+        chart = plan.to / packed.name
+        chart.write_bytes(without_times(packed.read_bytes()))
+    if chart.name != f"octavo-{plan.version}.tgz":
+        raise SystemExit(f"the chart is {chart.name}, the version is {plan.version}")
+    check_chart(chart, sorted((plan.to / "images").glob("*.oci.tar")))
+
+
+def check_chart(chart: Path, archives: Sequence[Path]) -> None:
+    """Raises SystemExit where Helm finds a fault, or an image's digest does not arrive in a pod."""
+    described = [image for path in archives for image in LayoutReader(path).manifests]
+    values = {"images": {"registry": "registry.example"}, **digest_values(described)}
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "values.yaml"
+        file.write_text(yaml.safe_dump(values))
+        _helm("lint", "--strict", chart, f"--values={file}")
+        rendered = _helm("template", "octavo", chart, f"--values={file}")
+    for image in described:
+        repository = image.annotations[REFERENCE].rpartition(":")[0]
+        assert repository in IMAGE_VALUES
+        if f"registry.example/{repository}@{image.digest}" not in rendered:
+            raise SystemExit(f"{chart.name} does not use the digest of {repository}")
+    print(f"{chart.name} is linted, and rendered with the digests of {len(described)} images")
+
+
+def without_times(archive: bytes) -> bytes:
+    """The same bytes for the same files."""
+    target = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(archive)) as old,
+        gzip.GzipFile("", "wb", fileobj=target, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as new,
+    ):
+        for info in sorted(old.getmembers(), key=lambda member: member.name):
+            info.mtime, info.pax_headers = 0, {}
+            new.addfile(info, old.extractfile(info))
+    return target.getvalue()
+
+
+def finish(plan: Plan, key: Path) -> None:
+    """Checksums and signature, compared with the files."""
+    if not key.exists():
+        print(f"{key} was made. Keep it away from the artefacts; {key}.pub is for everybody.")
+        checksums.make_key(key)
+    checksums.sign(plan.to, key)
+    if found := checksums.problems(plan.to, key.with_name(f"{key.name}.pub")):
+        raise SystemExit("\n".join(found))
+
+
+STEPS: Final[Mapping[str, Callable[[Plan], None]]] = {
+    "wheels": make_wheels,
+    "sdist": make_sdist,
+    "images": make_images,
+    "chart": make_chart,
+}
+
+
+def _helm(*words: object) -> str:
+    done = subprocess.run(
+        [tool("helm"), *map(str, words)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"helm {words[0]} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _digest_unpacked(layer: BlobContent) -> str:
+    found = hashlib.sha256()
+    assert layer.path is not None
+    with layer.path.open("rb") as file:
+        file.seek(layer.offset)
+        with gzip.GzipFile(fileobj=io.BytesIO(file.read(layer.size))) as unpacked:
+            while block := unpacked.read(2**20):
+                found.update(block)
+    return f"sha256:{found.hexdigest()}"
+
+
+def _show(folder: Path, seconds: Mapping[str, float]) -> None:
+    print(f"\n{folder}:")
+    for name in [*checksums.files_of(folder), checksums.SUMS, checksums.SIGNATURE]:
+        print(f"  {name:60} {(folder / name).stat().st_size / 1e6:9.1f} MB")
+    print(", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m release.make", description=__doc__)
+    parser.add_argument("--to", type=Path, default=ROOT / "build" / "release", metavar="DIR")
+    parser.add_argument(
+        "--only", nargs="+", choices=STEPS, default=list(STEPS), help="these steps; others stay"
+    )
+    parser.add_argument(
+        "--machine", nargs="+", choices=sorted(wheels.TARGETS), default=list(wheels.TARGETS)
+    )
+    parser.add_argument("--isas", default="all", help="instruction sets, as OCTAVO_ISAS")
+    parser.add_argument(
+        "--key",
+        type=Path,
+        default=Path(os.environ.get("RELEASE_KEY", ROOT / "release.key")),
+        help="signs; made where it is missing",
+    )
+    args = parser.parse_args(arguments)
+    named = version.versions(ROOT)
+    if found := version.problems(named, None):
+        raise SystemExit("\n".join(found))
+    if set(args.only) == set(STEPS):
+        shutil.rmtree(args.to, ignore_errors=True)
+    args.to.mkdir(parents=True, exist_ok=True)
+    plan = Plan(args.to.resolve(), named["pyproject.toml"], tuple(args.machine), args.isas)
+    seconds = {}
+    for name in [name for name in STEPS if name in args.only]:
+        print(f"--- {name}", flush=True)
+        started = time.monotonic()
+        STEPS[name](plan)
+        seconds[name] = time.monotonic() - started
+    finish(plan, args.key)
+    _show(plan.to, seconds)
+
+
+if __name__ == "__main__":
+    main()
