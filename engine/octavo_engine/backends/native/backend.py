@@ -153,7 +153,7 @@ class NativeBackend:
         shard = Shard() if place is None else place.shard
         self._shard = shard
         assert place is None or stage is None, "layers are shared or spread, not both"
-        rank, num_ranks = shard if stage is None else stage[:2]
+        rank, num_ranks = shard if stage is None else stage.on_host
         team = make_team(num_threads, isa, rank=rank, num_ranks=num_ranks)
         self.isa = team.isa
         self.ranks: _native.Ranks | None = None
@@ -204,12 +204,13 @@ class NativeBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        """Of all ranks or stages together: their memory is one host's."""
+        """Of all ranks or stages of a host together; of the largest stage where each has a host."""
         layouts = [self.cache_layout]
         if self._cut is not None:
             bounds = self._cut.bounds
             layouts = [self._layout_of(range(*pair)) for pair in pairwise(bounds)]
-        return sum(
+        combine = max if self._cut is not None and self._cut.place.has_host else sum
+        return combine(
             layout.page_bytes(
                 lambda spec: sum(
                     self.kv_format.bytes_of(own_cache(spec, self.config.num_heads, shard))
