@@ -103,9 +103,11 @@ def _plan_cut(
     team: _native.Team,
     dtype: Dtype,
     max_model_len: int,
-    stage: StagePlace,
-) -> StageCut:
-    """From the model written down without its matrices."""
+    stage: StagePlace | None,
+) -> StageCut | None:
+    """From the model written down without its matrices; None of one that is whole."""
+    if stage is None:
+        return None
     loader = NativeLoader(checkpoint, team, dtype, only=())
     model = build_model(config, loader, max_model_len)
     loader.finish()
@@ -163,9 +165,7 @@ class NativeBackend:
         self._adapters: _native.AdapterSlots | None = None
         if adapters is not None:
             self._adapters = _native.AdapterSlots(adapters.num_slots, adapters.max_rank, dtype)
-        self._cut: StageCut | None = None
-        if stage is not None:
-            self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
+        self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
         loader = NativeLoader(
             checkpoint,
             team,
