@@ -361,6 +361,11 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # processes that share each layer
     pipeline_parallel_size: int = 1  # processes that have some layers each, one after another
     pipeline_layer_partition: str | None = None  # layers of each; default: equal work
+    nnodes: int = 1  # hosts of one engine, a stage on each
+    node_rank: int = 0  # which of them this is; 0 serves requests
+    master_addr: str = "127.0.0.1"  # of node 0, where it listens for the others
+    master_port: int = 29501
+    node_key_file: str | None = None  # what all of them share
     data_parallel_size: int = 1  # cores behind one API, each with the whole model
     data_parallel_rank: int = 0  # which of them these settings are for; set by the engine
     distributed_executor_backend: ExecutorBackend = "auto"  # auto: mp if there are several ranks
@@ -470,6 +475,22 @@ class EngineConfig:
                "--pipeline-layer-partition goes with --pipeline-parallel-size",
                self.pipeline_layer_partition)  # fmt: skip
         self._check_data_parallelism()
+        self._check_nodes()
+
+    def _check_nodes(self) -> None:
+        size = self.nnodes
+        _check(size >= 1, "--nnodes must be at least 1", size)
+        _check(0 <= self.node_rank < size, "--node-rank must be below --nnodes", self.node_rank)
+        _check(1 <= self.master_port <= 65535, "--master-port must be from 1 to 65535",
+               self.master_port)  # fmt: skip
+        if size == 1:
+            return
+        _check(self.pipeline_parallel_size == size, "--nnodes has a stage on each host: it must be "
+               "--pipeline-parallel-size", f"{size} and {self.pipeline_parallel_size}")  # fmt: skip
+        _check(self.data_parallel_size == 1, "--nnodes needs --data-parallel-size 1",
+               self.data_parallel_size)  # fmt: skip
+        _check(self.node_key_file is not None, "--nnodes needs --node-key-file: a file that "
+               "all hosts have", None)  # fmt: skip
 
     def _check_ranks(self, flag: str, size: int) -> None:
         """Raises ConfigError for what several ranks of one model do not do."""

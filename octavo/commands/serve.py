@@ -36,7 +36,23 @@ def main(prog: str, argv: Sequence[str]) -> int:
     if args.print_config:
         print(render_config(config, server, settings))
         return 0
+    if config.node_rank:
+        return _compute(config, server)
     return _serve(config, server)
+
+
+def _compute(config: EngineConfig, settings: ServerSettings) -> int:
+    """A stage for the engine on another host."""
+    from octavo_common.logs import set_up_logging
+    from octavo_engine.core.build import resolve
+    from octavo_engine.executor.node import run_node
+
+    set_up_logging(settings.log_format, settings.log_level)
+    files = resolve(config)
+    assert files is not None, "stages are computed by --device cpu, which has a model's files"
+    with contextlib.suppress(KeyboardInterrupt):
+        run_node(config, files)
+    return 0
 
 
 def _serve(config: EngineConfig, settings: ServerSettings) -> int:

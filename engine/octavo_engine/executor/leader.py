@@ -18,6 +18,7 @@ from octavo_engine.backends.step_plan import StepPlan, max_plan_bytes
 from octavo_engine.errors import WorkerLost
 from octavo_engine.executor import messages
 from octavo_engine.executor.commands import BARRIER_PATIENCE_S, Command
+from octavo_engine.executor.rank_nodes import RankNodes
 from octavo_engine.executor.rank_processes import RankProcesses
 from octavo_engine.executor.stage_rows import StageRows, place_of
 
@@ -48,7 +49,11 @@ def start_ranks(
     is_pipeline = local.pipeline_parallel_size > 1
     if is_pipeline:
         place_of(local, 0)  # before processes are started for what cannot be
-    processes = RankProcesses(local, patience_s)
+    processes: RankProcesses
+    if local.nnodes > 1:
+        processes = RankNodes(local, patience_s, files)
+    else:
+        processes = RankProcesses(local, patience_s)
     try:
         if is_pipeline:
             backend = build_rank(local, files, stage=place_of(local, 0), progress=progress)
@@ -107,9 +112,14 @@ class LeadingBackend(ABC):
         slot_bytes = 1 + max_plan_bytes(limits, num_groups)
         size = self._processes.size
         self._ring = _native.Ring(0, size, self._processes.ring_file, slot_bytes)
-        self._processes.send(messages.PrepareWorker(limits, num_blocks, slot_bytes))
+        row_bytes = self._row_bytes(limits)
+        self._processes.send(messages.PrepareWorker(limits, num_blocks, slot_bytes, row_bytes))
         self._backend.prepare(limits, num_blocks)
         self._processes.expect(messages.WorkerPrepared)
+
+    def _row_bytes(self, limits: BackendLimits) -> int:
+        """Of the most rows that go between stages."""
+        return 4 * self._backend.config.hidden_size * limits.max_tokens
 
     @abstractmethod
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
@@ -215,7 +225,7 @@ class PipelineLeader(LeadingBackend):
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         config, columns = self._processes.config, self._backend.config.hidden_size
         files = self._processes.row_files
-        self._rows = StageRows(place_of(config, 0), files, limits, columns)
+        self._rows = StageRows(place_of(config, 0), files, self._row_bytes(limits), columns)
         super().prepare(limits, num_blocks)
 
     @property

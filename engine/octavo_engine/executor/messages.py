@@ -23,17 +23,20 @@ class StartWorker(msgspec.Struct, tag=True, frozen=True):
     config: EngineConfig
     rank: int
     size: int
+    ring: tuple[int, int]  # which reader of the ring it is, of so many with rank 0
     patience_s: float  # at barriers
     log_level: int
     log_format: str
 
 
 class PrepareWorker(msgspec.Struct, tag=True, frozen=True):
-    """To a rank that has loaded: be ready for steps. They come through a ring of such slots."""
+    """To a rank that has loaded: be ready for steps. They come through a ring of such slots, and a
+    step's rows from stage to stage in messages of `row_bytes` at most."""
 
     limits: BackendLimits
     num_blocks: int
     slot_bytes: int
+    row_bytes: int = 0
 
 
 class WorkerLoaded(msgspec.Struct, tag=True, frozen=True):
@@ -62,7 +65,7 @@ M = TypeVar("M")
 
 MAX_MESSAGE = 1 << 20  # bytes; settings are a few KB
 # ValueError: text that is no UTF-8. OctavoError: settings that break their own rules.
-_NO_MESSAGE = (msgspec.MsgspecError, OctavoError, ValueError, OverflowError, RecursionError)
+NO_MESSAGE = (msgspec.MsgspecError, OctavoError, ValueError, OverflowError, RecursionError)
 
 
 class BrokenMessage(Exception):
@@ -89,5 +92,5 @@ def receive(connection: Connection, decoder: msgspec.msgpack.Decoder[M]) -> M:
         raise
     try:
         return decoder.decode(body)
-    except _NO_MESSAGE as error:
+    except NO_MESSAGE as error:
         raise BrokenMessage(f"{len(body)} bytes are no message: {error}") from error

@@ -15,7 +15,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo_common.logs import format_in_use
 from octavo_engine.errors import ConfigError, ModelError, OctavoError, WorkerLost
@@ -57,18 +57,19 @@ class RankProcesses:
             os.memfd_create("octavo-rows") for _ in range(1, config.pipeline_parallel_size)
         ]
         self._heard = [0] * size
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[RankHandle] = []
         self.lost: WorkerLost | None = None
         self.on_lost: Callable[[int, WorkerLost], None] | None = None
         self._connections: list[Connection] = []
         self._replies: SimpleQueue[messages.FromWorker | None] = SimpleQueue()  # None: one is lost
         self._is_closed = False
         try:
-            for _ in range(1, size):
-                self._spawn(command)
+            self._start(command)
             level = logging.getLogger("octavo_engine").getEffectiveLevel()
             for rank, connection in enumerate(self._connections, start=1):
-                start = messages.StartWorker(config, rank, size, patience_s, level, format_in_use())
+                start = messages.StartWorker(
+                    config, rank, size, (rank, size), patience_s, level, format_in_use()
+                )
                 messages.send(connection, start)
         except BaseException:
             self.close()
@@ -105,13 +106,9 @@ class RankProcesses:
             return
         self._is_closed = True
         for connection in self._connections:
-            _shut(connection)
+            shut(connection)
         for process in self.processes:
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:  # stopped, as a rule
-                process.kill()
-                process.wait()
+            process.end()
         if hasattr(self, "_watcher"):
             self._watcher.join()
         for connection in self._connections:
@@ -121,19 +118,13 @@ class RankProcesses:
         for file in self.row_files:
             os.close(file)
 
-    def _spawn(self, command: Sequence[str]) -> None:
-        ours, theirs = socket.socketpair()
-        files = (theirs.fileno(), self.memory_file, self.ring_file, *self.row_files)
-        names = ("--socket", "--memory", "--ring", *("--rows" for _ in self.row_files))
-        arguments = zip(names, map(str, files), strict=True)
-        self._connections.append(Connection(ours.detach()))
-        with theirs:
-            process = subprocess.Popen(
-                [*command, *(word for pair in arguments for word in pair)],
-                pass_fds=files,
-                stdin=subprocess.DEVNULL,
-            )
-        self.processes.append(process)
+    def _start(self, command: Sequence[str]) -> None:
+        """All ranks, in their order, with their connections."""
+        files = SharedFiles(self.memory_file, self.ring_file, self.row_files)
+        for _ in range(1, self.size):
+            process, connection = spawn(command, files)
+            self.processes.append(process)
+            self._connections.append(connection)
 
     def _watch(self) -> None:
         ranks = {connection: rank for rank, connection in enumerate(self._connections, start=1)}
@@ -157,7 +148,7 @@ class RankProcesses:
     def _lose(self, rank: int, how: str = "") -> None:
         if self._is_closed:
             return
-        error = WorkerLost(f"rank {rank} of {self.size} {how or _ending(self.processes[rank - 1])}")
+        error = WorkerLost(f"rank {rank} of {self.size} {how or self.processes[rank - 1].ending()}")
         if self.lost is None:
             self.lost = error
             logger.error("Lost a worker: %s", error)
@@ -166,22 +157,73 @@ class RankProcesses:
         self._replies.put(None)
 
 
-def _shut(connection: Connection) -> None:
+class RankHandle(Protocol):
+    """What ends a rank, and knows how it ended."""
+
+    def kill(self) -> None: ...
+
+    def end(self) -> None:
+        """Its connection is closed: wait until it has ended, and kill it if it does not."""
+
+    def ending(self) -> str:
+        """How it ended, to be said of it; waits a moment for that."""
+
+
+class SharedFiles(NamedTuple):
+    """Memory that ranks share."""
+
+    memory: int
+    ring: int
+    rows: Sequence[int]
+
+
+class RankProcess:
+    """A rank on this host."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self.popen = popen
+
+    def kill(self) -> None:
+        self.popen.kill()
+
+    def end(self) -> None:
+        try:
+            self.popen.wait(_END_S)
+        except subprocess.TimeoutExpired:  # stopped, as a rule
+            self.popen.kill()
+            self.popen.wait()
+
+    def ending(self) -> str:
+        try:
+            code = self.popen.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return "closed its socket"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        name = signal.Signals(-code).name
+        hint = " (is the memory limit too small?)" if name == "SIGKILL" else ""
+        return f"was ended by {name}{hint}"
+
+
+def spawn(command: Sequence[str], files: SharedFiles) -> tuple[RankProcess, Connection]:
+    """A rank's process, and our end of its socket."""
+    ours, theirs = socket.socketpair()
+    shared = (theirs.fileno(), files.memory, files.ring, *files.rows)
+    names = ("--socket", "--memory", "--ring", *("--rows" for _ in files.rows))
+    arguments = zip(names, map(str, shared), strict=True)
+    with theirs:
+        popen = subprocess.Popen(
+            [*command, *(word for pair in arguments for word in pair)],
+            pass_fds=shared,
+            stdin=subprocess.DEVNULL,
+        )
+    return RankProcess(popen), Connection(ours.detach())
+
+
+def shut(connection: Connection) -> None:
     """Both ends read its end; the descriptor stays ours until nobody waits for it."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         try:
             end.shutdown(socket.SHUT_RDWR)
         except OSError:  # it is gone already
             return
-
-
-def _ending(process: subprocess.Popen[bytes]) -> str:
-    try:
-        code = process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        return "closed its socket"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
-    hint = " (is the memory limit too small?)" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"

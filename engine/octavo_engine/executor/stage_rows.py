@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.backend import BackendStep
     from octavo_engine.config import EngineConfig
 
 
@@ -28,16 +28,15 @@ def place_of(config: EngineConfig, rank: int) -> StagePlace:
     """Of a rank of a pipeline. Raises ConfigError."""
     size = config.pipeline_parallel_size
     layers = parse_layers(config.pipeline_layer_partition, size)
-    return StagePlace(stage_of(rank, size), size, layers)
+    return StagePlace(stage_of(rank, size), size, layers, has_host=config.nnodes > 1)
 
 
 class StageRows:
     """One stage's two ends: `files[i]` is memory between stage i and the next one."""
 
     def __init__(
-        self, place: StagePlace, files: Sequence[int], limits: BackendLimits, columns: int
+        self, place: StagePlace, files: Sequence[int], max_bytes: int, columns: int
     ) -> None:
-        max_bytes = 4 * columns * limits.max_tokens
         self._columns = columns
         self._incoming = self._outgoing = None
         self._arrived: bytes | None = None

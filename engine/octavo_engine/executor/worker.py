@@ -89,10 +89,10 @@ class RankWorker:
         prepare = self._inbox.get()
         assert isinstance(prepare, messages.PrepareWorker)
         backend.prepare(prepare.limits, prepare.num_blocks)
-        ring = _native.Ring(start.rank, start.size, self._ring_file, prepare.slot_bytes)
+        ring = _native.Ring(*start.ring, self._ring_file, prepare.slot_bytes)
         if stage is not None:
             columns = backend.config.hidden_size
-            self._rows = StageRows(stage, self._row_files, prepare.limits, columns)
+            self._rows = StageRows(stage, self._row_files, prepare.row_bytes, columns)
         self._send(messages.WorkerPrepared())
         while True:
             message = ring.take()

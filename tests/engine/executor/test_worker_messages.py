@@ -15,11 +15,11 @@ from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import WorkerLost
 from octavo_engine.executor import messages
-from octavo_engine.executor.rank_processes import RankProcesses
+from octavo_engine.executor.rank_processes import RankProcess, RankProcesses
 
 CONFIG = EngineConfig(device="cpu", tensor_parallel_size=2)
 TO_WORKER: list[messages.ToWorker] = [
-    messages.StartWorker(CONFIG, 1, 2, 10.0, 20, "text"),
+    messages.StartWorker(CONFIG, 1, 2, (1, 2), 10.0, 20, "text"),
     messages.PrepareWorker(
         BackendLimits(max_tokens=8, max_seqs=2, max_logit_rows=2, max_model_len=64), 100, 4096
     ),
@@ -106,7 +106,9 @@ def test_a_rank_that_sends_no_message_is_killed_and_named(sent: bytes) -> None:
     try:
         with pytest.raises(WorkerLost, match="rank 1 of 2 was killed, since it sent"):
             ranks.expect(messages.WorkerLoaded)
-        assert ranks.processes[0].wait(10) != 0
+        process = ranks.processes[0]
+        assert isinstance(process, RankProcess)
+        assert process.popen.wait(10) != 0
     finally:
         ranks.close()
 

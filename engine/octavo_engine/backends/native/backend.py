@@ -122,9 +122,11 @@ def _plan_cut(
     team: _native.Team,
     dtype: Dtype,
     max_model_len: int,
-    stage: StagePlace,
-) -> StageCut:
-    """From the model written down without its matrices."""
+    stage: StagePlace | None,
+) -> StageCut | None:
+    """From the model written down without its matrices; None of one that is whole."""
+    if stage is None:
+        return None
     loader = NativeLoader(checkpoint, team, dtype, only=())
     model = build_model(config, loader, max_model_len)
     loader.finish()
@@ -175,7 +177,7 @@ class NativeBackend:
         shard = Shard() if place is None else place.shard
         self._shard = shard
         assert place is None or stage is None, "layers are shared or spread, not both"
-        rank, num_ranks = shard if stage is None else stage[:2]
+        rank, num_ranks = shard if stage is None else stage.on_host
         team = make_team(num_threads, isa, rank=rank, num_ranks=num_ranks)
         self.isa = team.isa
         self.ranks: _native.Ranks | None = None
@@ -185,9 +187,7 @@ class NativeBackend:
         self._adapters: _native.AdapterSlots | None = None
         if adapters is not None:
             self._adapters = _native.AdapterSlots(adapters.num_slots, adapters.max_rank, dtype)
-        self._cut: StageCut | None = None
-        if stage is not None:
-            self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
+        self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
         loader = NativeLoader(
             checkpoint,
             team,
@@ -223,12 +223,13 @@ class NativeBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        """Of all ranks or stages together: their memory is one host's."""
+        """Of all ranks or stages of a host together; of the largest stage where each has a host."""
         layouts = [self.cache_layout]
         if self._cut is not None:
             bounds = self._cut.bounds
             layouts = [self._layout_of(range(*pair)) for pair in pairwise(bounds)]
-        return sum(
+        combine = max if self._cut is not None and self._cut.place.has_host else sum
+        return combine(
             layout.page_bytes(
                 lambda spec: sum(
                     self.kv_format.bytes_of(own_cache(spec, self.config.num_heads, shard))

@@ -29,6 +29,12 @@ class StagePlace(NamedTuple):
     stage: int
     num_stages: int
     layers: tuple[int, ...] | None = None
+    has_host: bool = False  # of its own
+
+    @property
+    def on_host(self) -> tuple[int, int]:
+        """Which stage it is of so many on its host."""
+        return (0, 1) if self.has_host else (self.stage, self.num_stages)
 
     @property
     def is_first(self) -> bool:

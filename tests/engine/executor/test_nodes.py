@@ -1,0 +1,163 @@
+"""Stages on several hosts, here over loopback: the answers of one process, and what is seen when a
+host is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from octavo_engine.core.offline.llm import LLM
+from octavo_engine.errors import ConfigError, WorkerLost
+from tests.engine.executor.test_ranks import CONFIG, GREEDY, PROMPT, all_answers, facts, workers_of
+from tests.fakes.process import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from octavo_engine.config import EngineConfig
+
+pytestmark = pytest.mark.slow
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> EngineConfig:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"a secret of more than sixteen bytes")
+    return CONFIG.replace(
+        pipeline_parallel_size=2,
+        nnodes=2,
+        num_threads=1,
+        master_port=free_port(),
+        node_key_file=str(secret),
+    )
+
+
+@contextlib.contextmanager
+def node(
+    config: EngineConfig, rank: int = 1, key_file: str | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Another host of that engine."""
+    flags: dict[str, Any] = {
+        "device": "cpu",
+        "num-threads": 1,
+        "pipeline-parallel-size": config.pipeline_parallel_size,
+        "nnodes": config.nnodes,
+        "node-rank": rank,
+        "master-port": config.master_port,
+        "node-key-file": key_file or config.node_key_file,
+    }
+    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+    command = [sys.executable, "-m", "octavo.cli", "serve", config.model, *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def check_refused(config: EngineConfig, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        LLM.from_config(config)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_answers_are_those_of_one_process(settings: EngineConfig, size: int) -> None:
+    config = settings.replace(nnodes=size, pipeline_parallel_size=size)
+    alone = config.replace(nnodes=1, pipeline_parallel_size=1)
+    with LLM.from_config(alone) as llm:
+        expected = all_answers(llm)
+    with contextlib.ExitStack() as nodes:
+        processes = [nodes.enter_context(node(config, rank)) for rank in range(1, size)]
+        for _ in range(2):  # nodes wait for the next leader
+            with LLM.from_config(config) as llm:
+                assert not workers_of_leader(processes)
+                assert all_answers(llm) == expected
+                llm._engine.sleep(on=True)
+                llm._engine.sleep(on=False)
+                assert facts(llm.generate(PROMPT, GREEDY, use_tqdm=False)[0]) == expected[0]
+
+
+def workers_of_leader(nodes: list[subprocess.Popen[str]]) -> list[psutil.Process]:
+    theirs = {worker.pid for process in nodes for worker in workers_of(psutil.Process(process.pid))}
+    return [worker for worker in workers_of() if worker.pid not in theirs]
+
+
+def test_a_lost_host_is_named_and_its_process_ends_with_it(settings: EngineConfig) -> None:
+    with node(settings) as process, LLM.from_config(settings) as llm:
+        llm.generate(PROMPT, GREEDY, use_tqdm=False)
+        workers = workers_of(psutil.Process(process.pid))
+        assert len(workers) == 1
+        process.kill()
+        with pytest.raises(WorkerLost, match=r"rank 1 of 2 on 127\.0\.0\.1 is lost: "):
+            llm.generate(PROMPT, GREEDY, use_tqdm=False)
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        assert not alive
+
+
+def test_a_stage_that_dies_on_its_host_is_a_lost_host(settings: EngineConfig) -> None:
+    with node(settings) as process:
+        with LLM.from_config(settings) as llm:
+            workers_of(psutil.Process(process.pid))[0].kill()
+            with pytest.raises(WorkerLost, match=r"rank 1 of 2 on 127\.0\.0\.1 is lost: "):
+                llm.generate(PROMPT, GREEDY, use_tqdm=False)
+        with LLM.from_config(settings) as llm:  # the node itself is there still
+            llm.generate(PROMPT, GREEDY, use_tqdm=False)
+
+
+def test_who_is_no_node_hears_so_and_does_not_hold_up_those_that_are(
+    settings: EngineConfig, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"another secret, as long as that")
+    with ThreadPoolExecutor(1) as thread:
+        making = thread.submit(LLM.from_config, settings)
+        with node(settings, key_file=str(other)) as stranger:
+            assert stranger.wait(60) != 0
+            assert stranger.stderr is not None
+            assert "the leader refused this node: the secrets differ" in stranger.stderr.read()
+        with node(settings), making.result(60) as llm:
+            llm.generate(PROMPT, GREEDY, use_tqdm=False)
+
+
+def test_a_secret_must_be_long_and_there(settings: EngineConfig, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    short.write_bytes(b"short")
+    check_refused(settings.replace(node_key_file=str(short)), "must have at least 16 bytes")
+    check_refused(settings.replace(node_key_file=str(tmp_path / "no")), "No such file")
+
+
+def test_an_address_that_is_not_ours(settings: EngineConfig) -> None:
+    check_refused(settings.replace(master_addr="203.0.113.9"), "cannot listen there")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nnodes": 0}, "--nnodes must be at least 1"),
+        ({"nnodes": 3}, "it must be --pipeline-parallel-size"),
+        ({"node_rank": 2}, "--node-rank must be below --nnodes"),
+        ({"master_port": 0}, "--master-port must be from 1 to 65535"),
+        ({"node_key_file": None}, "--nnodes needs --node-key-file"),
+        ({"data_parallel_size": 2}, "--nnodes needs --data-parallel-size 1"),
+    ],
+)
+def test_settings_that_cannot_work(
+    settings: EngineConfig, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings.replace(**changes)
