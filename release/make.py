@@ -31,7 +31,7 @@ from images.sbom import bill
 from octavo.bundle.blobs import REFERENCE, BlobContent
 from octavo.bundle.contents import IMAGE_VALUES, digest_values
 from octavo.bundle.layout import LayoutReader, OciLayout
-from release import checksums, version, wheels
+from release import checksums, emulated, version, wheels
 from tests.tools.build import tool
 
 if TYPE_CHECKING:
@@ -58,14 +58,20 @@ class Plan:
 
 
 def make_wheels(plan: Plan) -> None:
-    """One for each processor; that for this one has to stream an answer."""
+    """One for each processor; that for this one has to stream an answer, others an emulated one."""
     for machine in plan.machines:
         wheel = wheels.build_wheel(wheels.TARGETS[machine], plan.to, plan.isas)
         if machine == os.uname().machine:
             answer = wheels.try_install(wheel, ROOT / "build" / "zig" / "try")
             print(f"{wheel.name}, installed into an empty environment, streamed {answer!r}")
+        elif reason := emulated.why_not(machine):
+            print(f"{wheel.name} was compiled and checked, but not run: {reason}")
         else:
-            print(f"{wheel.name} was compiled and checked, but not run: it is for {machine}")
+            folder = ROOT / "build" / "zig" / f"try-{machine}"
+            text = emulated.try_emulated(wheel, machine, folder)
+            if "Paris" not in text:
+                raise SystemExit(f"{wheel.name}, emulated, generated {text!r}")
+            print(f"{wheel.name}, on an emulated processor, generated {text!r}")
 
 
 def make_sdist(plan: Plan) -> None:

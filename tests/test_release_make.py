@@ -16,7 +16,7 @@ import pytest
 from octavo.bundle.blobs import REFERENCE
 from octavo.bundle.errors import BundleError
 from octavo.bundle.layout import LayoutReader
-from release import checksums, make, wheels
+from release import checksums, emulated, make, wheels
 from tests.fakes import images
 from tests.tools import build as tools_build
 
@@ -159,6 +159,15 @@ def test_the_sums_are_signed_with_a_key_that_is_made_once(plan: make.Plan, tmp_p
     make.finish(plan, key)
     assert (key.read_bytes(), capsys.readouterr().out) == (before, "")
     assert checksums.problems(plan.to, tmp_path / "release.key.pub") == []
+
+
+def test_a_wheel_that_cannot_be_emulated_says_why(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(emulated, "PYTHON", sys.version_info[:2])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = "qemu-aarch64-static and mmdebstrap missing; install qemu-user-static and mmdebstrap"
+    assert emulated.why_not("aarch64") == reason
+    monkeypatch.setattr(emulated, "PYTHON", (3, 0))
+    assert "has another Python than 3." in emulated.why_not("aarch64")
 
 
 @pytest.mark.parametrize(("minor", "is_old_enough"), [(17, True), (28, True), (31, False)])
