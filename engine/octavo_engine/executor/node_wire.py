@@ -242,5 +242,5 @@ def _parse(payload: bytes, kind: type[T]) -> T:
 
 def _sentence(error: OSError) -> str:
     if isinstance(error, TimeoutError):
-        return "it is too slow"
+        return "it is too slow, or does not answer"
     return f"the connection failed: {error.strerror or error}"
