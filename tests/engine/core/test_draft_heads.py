@@ -178,12 +178,12 @@ def test_a_head_knows_of_tokens_for_which_it_drafted_nothing(
 
     monkeypatch.setattr(seen.speculation, "plan_proposals", planning)
     monkeypatch.setattr(seen.engine.scheduler, "_preempt", lambda _: None)
-    wishes = greedy(4)
+    wishes = greedy(6)
     answers = run(seen.engine, wishes, rng)
     again = [
         wish
         | {"prompt": [*wish["prompt"], *answers[wish["request_id"]].tokens[: 3 + 2 * index]],
-           "request_id": f"again {index}", "max_tokens": 24}
+           "request_id": f"again {index}", "max_tokens": 40}
         for index, wish in enumerate(wishes)
     ]  # fmt: skip
     run(seen.engine, again, rng)
