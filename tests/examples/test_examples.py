@@ -69,7 +69,7 @@ def test_a_client_gets_its_answer(name, environ):
     package, wanted = CLIENTS[name]
     if find_spec(package) is None:
         compile((EXAMPLES / name).read_text(), name, "exec")
-        pytest.skip(f"{package} is not installed: only compiled")
+        pytest.skip(f"{package} is not installed (extra examples): only compiled")
     assert wanted in output_of([sys.executable, str(EXAMPLES / name)], environ)
 
 
