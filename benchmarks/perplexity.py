@@ -1,7 +1,7 @@
 """What fewer bits cost in quality, of weights and of the KV cache: a model's perplexity on a fixed
 text, form by form.
 
-    python -m benchmarks.perplexity [--model MODEL] [--text FILE] [--types]
+    python -m benchmarks.perplexity [--model MODEL] [--text FILE|reference] [--types | --formats]
 
 Each form is computed from the model's own file. Of a GGUF file whose weights are 4-bit already,
 `auto` and `int4` keep them and `none` is the same weights without rounding of activations; how much
@@ -10,13 +10,17 @@ integer weights in 8 bits instead of 16.
 
 --types takes a GGUF file's weights for the truth and rounds all matrices but embedding and head to
 each GGUF type in turn (see benchmarks/reencoding.py); they are computed in float32, so that the
-type alone makes the difference.
+type alone makes the difference. --formats does the same with the formats of safetensors.
+
+--text reference is the language reference that every Python brings (pydoc_data): some 100,000
+tokens, of which the first --tokens count, in windows of --window tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import platform
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +29,7 @@ import numpy as np
 from gguf import GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 
-from benchmarks.reencoding import TYPES, round_to
+from benchmarks.reencoding import FORMATS, TYPES, round_to
 from octavo import LLM, SamplingParams
 from octavo_engine.weights.source import locate
 
@@ -62,31 +66,63 @@ FORMS = (
 KV_BYTES = 256 << 20
 
 
+class Text(NamedTuple):
+    """What is read, and how much of it at a time."""
+
+    text: str
+    tokens: int
+    window: int
+
+    def windows(self, llm: LLM) -> list[list[int]]:
+        ids = list(llm.get_tokenizer().encode(self.text))[: self.tokens]
+        # Where a text begins with a token of its own, so does each window.
+        begins = ids[:1] if ids[:1] == list(llm.get_tokenizer().encode(""))[:1] else []
+        ids = ids[len(begins) :]
+        size = self.window - len(begins)
+        return [begins + ids[first : first + size] for first in range(0, len(ids), size)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--model", default="demo://smollm2")
-    parser.add_argument("--text", type=Path, default=Path(__file__).with_suffix(".txt"))
-    parser.add_argument("--types", action="store_true", help="round the weights to GGUF's types")
+    parser.add_argument("--text", default=str(Path(__file__).with_suffix(".txt")))
+    parser.add_argument("--tokens", type=int, default=1 << 15, help="of the text, at most")
+    parser.add_argument("--window", type=int, default=1024, help="tokens that are read together")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--types", action="store_true", help="round the weights to GGUF's types")
+    kinds.add_argument("--formats", action="store_true", help="and to formats of safetensors")
     args = parser.parse_args()
-    text = args.text.read_text(encoding="utf-8")
+    text = Text(read(args.text), args.tokens, args.window)
     print(f"{'weights':<16}{'perplexity':>12}{'to the first':>14}{'tokens':>8}")
     first = math.nan
-    measured = of_types(args.model, text) if args.types else of_forms(args.model, text)
+    if args.types or args.formats:
+        measured = of_types(args.model, text, FORMATS if args.formats else TYPES)
+    else:
+        measured = of_forms(args.model, text)
     for name, value, count in measured:
         first = value if math.isnan(first) else first
         print(f"{name:<16}{value:>12.3f}{value / first - 1:>+14.2%}{count:>8}", flush=True)
 
 
-def of_forms(model: str, text: str) -> Iterator[tuple[str, float, int]]:
+def read(name: str) -> str:
+    if name != "reference":
+        return Path(name).read_text(encoding="utf-8")
+    from pydoc_data.topics import topics
+
+    print(f"text: the language reference of Python {platform.python_version()}")
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def of_forms(model: str, text: Text) -> Iterator[tuple[str, float, int]]:
     for form in FORMS:
         yield form.name, *perplexity(model, text, form)
 
 
-def of_types(model: str, text: str) -> Iterator[tuple[str, float, int]]:
+def of_types(model: str, text: Text, kinds: tuple[str, ...]) -> Iterator[tuple[str, float, int]]:
     source = locate(model)
-    for kind in (None, *TYPES):
+    for kind in (None, *kinds):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
             write_rounded(source, kind, path)
@@ -114,8 +150,8 @@ def write_rounded(source: Path, kind: str | None, path: Path) -> None:
     writer.close()
 
 
-def perplexity(model: str, text: str, form: Form) -> tuple[float, int]:
-    """Of the text's tokens but the first, each given all before it; and how many they are."""
+def perplexity(model: str, text: Text, form: Form) -> tuple[float, int]:
+    """Of the windows' tokens but their first, each given all before it; and how many they are."""
     with LLM(
         model,
         dtype=form.dtype,
@@ -125,9 +161,9 @@ def perplexity(model: str, text: str, form: Form) -> tuple[float, int]:
         kv_cache_memory_bytes=KV_BYTES,
     ) as llm:
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-        (output,) = llm.generate([text], params, use_tqdm=False)
-    assert output.prompt_logprobs is not None
-    logprobs = [place.logprob for place in output.prompt_logprobs if place is not None]
+        outputs = llm.generate(text.windows(llm), params, use_tqdm=False)
+    places = [place for output in outputs for place in output.prompt_logprobs or ()]
+    logprobs = [place.logprob for place in places if place is not None]
     return math.exp(-math.fsum(logprobs) / len(logprobs)), len(logprobs)
 
 

@@ -36,7 +36,7 @@ def compressed_tensors_layout(config: Mapping[str, Any]) -> ByModule:
 def _group(config: Mapping[str, Any], group: object) -> _Group:
     if not isinstance(group, dict):
         raise refused("compressed-tensors with a group that is no object")
-    targets = group.get("targets")
+    targets = group.get("targets", [])
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise refused(f"compressed-tensors with targets {targets!r:.40}")
     for target in targets:
