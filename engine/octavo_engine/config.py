@@ -21,7 +21,8 @@ MAX_LORA_RANK = 256
 OWN_CONNECTOR = "OctavoConnector"  # of KV transfer
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MAX_PEERS = 16  # engines whose KV blocks are looked up for each prompt
-_TRANSFER_EXTRA = {"peers", "secret_file"}  # in kv_connector_extra_config
+MAX_MIGRATION_S = 60
+_TRANSFER_EXTRA = {"peers", "secret_file", "migration_s"}  # in kv_connector_extra_config
 # Fields of vLLM's whose one value is how it always is here.
 _TRANSFER_FIXED = {"kv_buffer_device": "cpu", "kv_load_failure_policy": "recompute"}
 SUFFIX_DEPTH = 24
@@ -126,6 +127,9 @@ class KVTransferConfig:
     kv_port: int = 14579  # 0: any that is free
     peers: tuple[str, ...] = ()  # HOST:PORT of engines whose blocks are looked up for each prompt
     secret_file: str | None = None  # with what all engines that share blocks must know
+    # When it drains, routers go on with its streams elsewhere at once, and it serves their blocks
+    # for so long; 0: it finishes them.
+    migration_s: float = 0.0
 
     @property
     def produces(self) -> bool:
@@ -150,7 +154,11 @@ class KVTransferConfig:
             del given[name]
         _check_transfer_values(flag, given, extra)
         config = cls(**given, peers=tuple(extra.get("peers", ())),
-                     secret_file=extra.get("secret_file"))  # fmt: skip
+                     secret_file=extra.get("secret_file"),
+                     migration_s=float(extra.get("migration_s", 0.0)))  # fmt: skip
+        _check(config.produces or not config.migration_s,
+               f"{flag}: migration_s needs an engine that serves blocks, with kv_role kv_producer "
+               "or kv_both", config.kv_role)  # fmt: skip
         is_safe = not config.produces or config.secret_file is not None or config.kv_ip in LOOPBACK
         _check(is_safe, f"{flag}: kv_ip other than {LOOPBACK[0]} needs secret_file in "
                "kv_connector_extra_config, or anyone who can connect could read what prompts "
@@ -192,6 +200,9 @@ def _check_transfer_values(flag: str, given: dict[str, Any], extra: dict[str, An
     peers = extra.get("peers", [])
     _check(isinstance(peers, list) and len(peers) <= MAX_PEERS and all(map(_is_peer, peers)),
            f"{flag}: peers must be a list of up to {MAX_PEERS} HOST:PORT", peers)  # fmt: skip
+    held_s = extra.get("migration_s", 0.0)
+    _check(type(held_s) in (int, float) and 0 <= held_s <= MAX_MIGRATION_S,
+           f"{flag}: migration_s must be from 0 to {MAX_MIGRATION_S}", held_s)  # fmt: skip
     secret = extra.get("secret_file")
     _check(secret is None or (isinstance(secret, str) and secret != ""),
            f"{flag}: secret_file must name a file", secret)  # fmt: skip
@@ -205,6 +216,10 @@ def split_address(text: str) -> tuple[str, int]:
     if not 0 < len(host) <= 255 or not 0 < number < 1 << 16:
         raise ValueError(f"not HOST:PORT: {text:.60}")
     return host, number
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_peer(value: object) -> bool:

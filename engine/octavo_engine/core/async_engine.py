@@ -307,17 +307,31 @@ class AsyncEngine:
         """Take no new requests and let those in flight end.
 
         What is left at the deadline fails with EngineDead: somebody may go on with it elsewhere.
+        With `migration_s` that happens to the streams of routers at once, and their blocks are
+        served for so long.
         """
         self._draining = True
+        held_s = self._move_out()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-                await self._pooling.idle()
+                held = asyncio.sleep(held_s)
+                await asyncio.gather(self._idle.wait(), self._pooling.idle(), held)
         except TimeoutError:
             self._send_abort(self._outputs.sequence_ids)
             self.on_lost(EngineDead(_CUT_SHORT, code="server_shutdown", retry_after_s=1))
             return False
         return True
+
+    def _move_out(self) -> float:
+        """Leave streams to other engines. For how many seconds they may fetch the blocks."""
+        transfer = self.config.kv_transfer
+        if transfer is None or not transfer.migration_s or self._processor is None:
+            return 0.0
+        error = EngineDead(_CUT_SHORT, code="server_shutdown", retry_after_s=1)
+        moved, sequence_ids = self._processor.move_out(error)
+        self._send_abort(sequence_ids)
+        self._wake(moved)
+        return transfer.migration_s if moved else 0.0
 
     async def stop(self) -> None:
         """End the core. Requests in flight end with EngineDead. A second call does nothing."""
@@ -470,6 +484,7 @@ class AsyncEngine:
             audio=submission.audio,
             labels=submission.labels,
             group=submission.group,
+            can_move=submission.can_move,
             kv_source=submission.kv_source,
         )
 

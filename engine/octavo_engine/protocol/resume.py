@@ -4,6 +4,7 @@ With STREAM_HEADER: tokens, the engine puts SSE comment lines in front of its ev
 
     : octavo begin {"id": "chatcmpl-..", "created": 1, "seed": 7, "answers": 1,
                     "prompt_tokens": 40, "cached": 32}           on one line
+                    "kv_address": "10.0.0.7:14579" too, where the engine serves its KV blocks
     : octavo 0                                    answer 0 opens: an event of it without new tokens
     data: {...}
 
@@ -29,8 +30,8 @@ To resume, the router sends the original body again behind what it knows, with R
 the original path and headers:
 
     body = u32 little-endian length, then JSON {"id", "created", "seed", "tokens": [[..], [..]],
-           "finished": [..], "opened": [..], "pieces": [..], "events": 7} of that length, then the
-           original body, byte for byte
+           "finished": [..], "opened": [..], "pieces": [..], "events": 7, "kv_address": ".."} of
+           that length, then the original body, byte for byte
 
 `tokens` holds one list for each answer (prompt-major: prompt x n). The engine computes prompt and
 tokens like a prompt, replays them through detokenisation, stop conditions, grammar and penalties,
@@ -45,6 +46,9 @@ say again what was in them. So for these paths the engine makes all events again
 many as the client has seen, `events`. Events say what came at once: `pieces` has the number of
 tokens of each line, in order, and they are read in the same pieces again. Both stay empty on other
 paths.
+
+`kv_address` is that of the engine's begin line: blocks of prompt and tokens may still be there. An
+engine that gets blocks from others looks there before it computes them; others ignore it.
 """
 
 from __future__ import annotations
@@ -72,12 +76,20 @@ class Resume:
     opened: list[int] = field(default_factory=list)
     pieces: list[int] = field(default_factory=list)
     events: int = 0
+    kv_address: str = ""  # HOST:PORT where its engine serves its KV blocks
 
 
 def begin_line(
-    *, id: str, created: int, seed: int, answers: int, prompt_tokens: int, cached: int
+    *,
+    id: str,
+    created: int,
+    seed: int,
+    answers: int,
+    prompt_tokens: int,
+    cached: int,
+    kv_address: str = "",
 ) -> bytes:
-    sent = {
+    sent: dict[str, object] = {
         "id": id,
         "created": created,
         "seed": seed,
@@ -85,6 +97,8 @@ def begin_line(
         "prompt_tokens": prompt_tokens,
         "cached": cached,
     }
+    if kv_address:
+        sent["kv_address"] = kv_address
     return BEGIN + json.dumps(sent).encode() + b"\n"
 
 
@@ -100,6 +114,8 @@ def pack(resume: Resume, body: bytes) -> bytes:
     fields = asdict(resume)
     if not resume.events:  # engines of earlier versions know chunks only
         del fields["pieces"], fields["events"]
+    if not resume.kv_address:
+        del fields["kv_address"]
     packed = json.dumps(fields, separators=(",", ":")).encode()
     return _LENGTH.pack(len(packed)) + packed + body
 

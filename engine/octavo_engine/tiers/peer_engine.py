@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from octavo_engine.config import join_address
 from octavo_engine.tiers.peer_wire import (
     MAX_NAMES,
     NONCE_BYTES,
@@ -57,7 +58,7 @@ class PeerAddress(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_address(self.host, self.port)
 
 
 class _Job(NamedTuple):

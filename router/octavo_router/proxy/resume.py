@@ -58,6 +58,7 @@ class StreamMemory:
         "_cutter",
         "_finished",
         "_form",
+        "_kv_address",
         "_num_events",
         "_opened",
         "_pieces",
@@ -88,6 +89,7 @@ class StreamMemory:
         self._cutter = EventCutter(find_event_end, limit=max_event_bytes)
         self._begin: Resume | None = None  # without tokens
         self._begun = False  # by the engine that speaks now
+        self._kv_address = ""  # of the last one that has begun
         self._answers: list[array[int]] = []  # four bytes a token
         self._opened: set[int] = set()
         self._finished: set[int] = set()
@@ -181,6 +183,7 @@ class StreamMemory:
             opened=sorted(self._opened),
             pieces=self._pieces.tolist(),
             events=self._num_events,
+            kv_address=self._kv_address,
         )
         return pack(resume, body)
 
@@ -221,11 +224,15 @@ class StreamMemory:
             begin = Resume(fields["id"], fields["created"], fields["seed"], [])
             answers = fields["answers"]
             prompt_tokens, cached = fields.get("prompt_tokens", 0), fields.get("cached")
+            kv_address = fields.get("kv_address", "")
         except (ValueError, KeyError, TypeError, RecursionError):
             raise MalformedStream(f"the begin line cannot be read: {line[:80]!r}") from None
         counts = (answers, prompt_tokens, 0 if cached is None else cached)
         numbers = (begin.created, begin.seed, *counts)
-        if not isinstance(begin.id, str) or any(type(number) is not int for number in numbers):
+        texts = (begin.id, kv_address)
+        if not all(isinstance(text, str) for text in texts) or any(
+            type(number) is not int for number in numbers
+        ):
             raise MalformedStream(f"the begin line has values of the wrong type: {line[:80]!r}")
         if not all(0 <= count < 2**31 for count in counts):
             raise MalformedStream(f"the begin line has counts that cannot be: {line[:80]!r}")
@@ -237,6 +244,7 @@ class StreamMemory:
         elif begin != self._begin or answers != len(self._answers):
             raise MalformedStream("the stream that follows is of another generation")
         self.prompt_tokens, self.cached_tokens = prompt_tokens, cached
+        self._kv_address = kv_address
         self._begun = True
 
     def _is_plain(self, clean: bytes, num_lines: int) -> bool:

@@ -418,6 +418,12 @@ CASES = [
     ({"peers": []}, "peers belongs in kv_connector_extra_config"),
     ({"kv_connector_extra_config": {"peers": ["a"]}}, "peers must be a list of up to 16 HOST:PORT"),
     ({"kv_connector_extra_config": {"x": 1}}, "unknown field x"),
+    ({"kv_connector_extra_config": {"migration_s": 61}}, "migration_s must be from 0 to 60"),
+    ({"kv_connector_extra_config": {"migration_s": True}}, "migration_s must be from 0 to 60"),
+    (
+        {"kv_role": "kv_consumer", "kv_connector_extra_config": {"migration_s": 1}},
+        "migration_s needs an engine that serves blocks",
+    ),
     ({"kv_connector_extra_config": 1}, "kv_connector_extra_config must be an object"),
     ({"kv_buffer_device": "cuda"}, "kv_buffer_device must be cpu"),
 ]

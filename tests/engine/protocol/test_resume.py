@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from octavo_engine.protocol.resume import (
@@ -44,3 +46,13 @@ def test_a_frame_above_the_limit_is_refused_before_it_is_read():
     too_long = MAX_RESUME_BYTES + 1
     with pytest.raises(ValueError, match=f"{too_long} bytes is above the limit"):
         unpack(too_long.to_bytes(4, "little") + b"{" * too_long)
+
+
+def test_where_the_blocks_lie_is_said_only_where_they_are_served():
+    begin = begin_line(
+        id="cmpl-1", created=9, seed=-7, answers=2, prompt_tokens=40, cached=32,
+        kv_address="10.0.0.7:14579",
+    )  # fmt: skip
+    assert begin.endswith(b'"cached": 32, "kv_address": "10.0.0.7:14579"}\n')
+    placed = pack(replace(KNOWN, kv_address="[::1]:9"), b"")
+    assert placed[4:] == TOLD[:-1] + b',"kv_address":"[::1]:9"}'

@@ -251,3 +251,21 @@ def test_a_token_costs_a_few_bytes():
     told = memory()
     told.feed(BEGIN + event(0, list(range(100_000))))
     assert sum(answer.itemsize * len(answer) for answer in told._answers) == 400_000
+
+
+def test_who_goes_on_learns_where_the_blocks_of_the_last_engine_lie():
+    told = memory()
+    at = partial(begin_line, id="chatcmpl-1", created=9, seed=-7, answers=2)
+    told.feed(at(kv_address="10.0.0.7:9") + event(0, [5]))
+    assert known(told)["kv_address"] == "10.0.0.7:9"
+    told.start_over()
+    assert known(told)["kv_address"] == "10.0.0.7:9"  # until another one has begun
+    told.feed(at() + event(0, [6]))
+    assert "kv_address" not in known(told)
+
+
+def test_an_address_that_is_no_text_is_not_trusted():
+    told = memory()
+    begin = begin_line(id="a", created=1, seed=1, answers=1, kv_address="7")
+    told.feed(begin.replace(b'"7"', b"7") + event(0, [1]))
+    assert told.lost_with == BAD_STREAM

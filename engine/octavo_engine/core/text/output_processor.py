@@ -82,6 +82,7 @@ class SettledSubmission:
     audio: AudioWindow | None = None
     labels: Labels | None = None  # of the prompt's prefixes; see kv.residency
     group: str = ""  # the client's request, where it has several prompts; else empty
+    can_move: bool = False  # a router goes on with it on another engine if this one ends it
     kv_source: KVSource | None = None  # the engine that computed its prompt, if one did
 
 
@@ -162,6 +163,10 @@ class TrackedRequest:
     @property
     def finished(self) -> bool:
         return self.unfinished == 0
+
+    @property
+    def has_begun(self) -> bool:
+        return any(answer.first_at for answer in self.answers)
 
     def take(self) -> RequestOutput | None:
         """The output since the last call."""
@@ -275,11 +280,23 @@ class OutputProcessor:
 
     def lose_all(self, error: RequestError) -> list[TrackedRequest]:
         """The core is gone and all that was in flight with it."""
-        lost = list({id(a.request): a.request for a in self._answers.values()}.values())
+        lost = self._requests()
         for request in lost:
             request.error = copy(error)  # each is raised on its own
             self._drop(request)
         return lost
+
+    def move_out(self, error: RequestError) -> tuple[list[TrackedRequest], list[str]]:
+        """End what has begun and may go on on another engine; and the sequences that still ran."""
+        moved = [one for one in self._requests() if one.submission.can_move and one.has_begun]
+        dropped: list[str] = []
+        for request in moved:
+            request.error = copy(error)
+            dropped += self._drop(request)
+        return moved, dropped
+
+    def _requests(self) -> list[TrackedRequest]:
+        return list({id(a.request): a.request for a in self._answers.values()}.values())
 
     # ── one answer ──
 

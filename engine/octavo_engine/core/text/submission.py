@@ -35,4 +35,5 @@ class Submission:
     stream: bool = True  # false: one output, at the end
     # Submissions of one group are parts of one request, which shares the engine with others.
     group: str = ""
+    can_move: bool = False  # a router goes on with it on another engine if this one ends it
     kv_source: KVSource | None = None  # the engine that computed its prompt, if one did

@@ -37,10 +37,17 @@ class Job:
     seed: int | None = None  # that all seeds follow from
     seeds: tuple[int, ...] = ()  # one a prompt
     resumed: tuple[ResumedOutput, ...] = ()  # prompt-major; empty unless resumed
+    kv_address: str = ""  # where this engine serves its KV blocks, if it does
     route: RoutedPrompt | None = None  # how routers know the first prompt
     beams: BeamSearchParams | None = None  # the likeliest answers are searched, not sampled
     group: str = ""  # the request that this one and others are parts of; empty: a whole one
     kv_source: KVSource | None = None  # the engine that computed the prompts, if one did
+
+    @property
+    def can_move(self) -> bool:
+        """Whether its router goes on with it on another engine, if this one ends it."""
+        # Items with log-probabilities have no lines for routers: see server.routers.item_events.
+        return self.seed is not None and self.params.logprobs is None
 
     @property
     def prompt_tokens(self) -> int:

@@ -14,11 +14,13 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
+from octavo_engine.config import join_address, split_address
 from octavo_engine.core.seeds import prompt_seed
 from octavo_engine.core.text.resumed import ResumedOutput
 from octavo_engine.errors import ContextLengthExceeded
 from octavo_engine.protocol.endpoints import RESUME_HEADER
 from octavo_engine.server.http.resume_frame import bad_frame
+from octavo_engine.state.kv_source import KVSource
 
 if TYPE_CHECKING:
     from octavo_engine.protocol.resume import Resume
@@ -56,12 +58,23 @@ def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -
     else:
         seed = resume.seed
     numbers = range(len(job.prompts))
+    served = service.engine.info.kv_source
     return dataclasses.replace(
         job,
         seed=seed,
         seeds=tuple(seed if given is not None else prompt_seed(seed, number) for number in numbers),
         resumed=() if resume is None else _resumed(resume, job, service),
+        kv_address="" if served is None else join_address(served.host, served.port),
+        kv_source=_source(resume, service) or job.kv_source,
     )
+
+
+def _source(resume: Resume | None, service: Service) -> KVSource | None:
+    """The engine that began it, which may still have its blocks."""
+    config = service.engine.config.kv_transfer
+    if resume is None or not resume.kv_address or config is None or not config.consumes:
+        return None
+    return KVSource(*split_address(resume.kv_address))
 
 
 def _resumed(resume: Resume, job: Job, service: Service) -> tuple[ResumedOutput, ...]:

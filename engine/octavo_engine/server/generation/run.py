@@ -176,5 +176,6 @@ def _submission(job: Job, prompt_index: int, request_id: str, *, stream: bool) -
         labels=job.route.labels if job.route is not None and prompt_index == 0 else None,
         stream=stream,
         group=job.group,
+        can_move=job.can_move,
         kv_source=job.kv_source,
     )

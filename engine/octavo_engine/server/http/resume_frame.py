@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from octavo_engine.config import split_address
 from octavo_engine.errors import InvalidRequest, RequestError
 from octavo_engine.protocol.endpoints import RESUME_HEADER
 from octavo_engine.protocol.resume import Resume, unpack
@@ -48,6 +49,11 @@ def _check(resume: Resume) -> None:
         raise bad_frame("pieces are not those of the tokens of one answer that goes on")
     if not 0 <= resume.events < 2**31:
         raise bad_frame("events is not a number of events")
+    if resume.kv_address:
+        try:
+            split_address(resume.kv_address)
+        except ValueError:
+            raise bad_frame("kv_address is not HOST:PORT") from None
     for name in ("finished", "opened"):
         indices: list[int] = getattr(resume, name)
         if len(set(indices)) != len(indices):

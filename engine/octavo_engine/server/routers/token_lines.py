@@ -50,5 +50,6 @@ class TokenLines:
             answers=len(job.prompts) * job.params.n,
             prompt_tokens=usage.prompt_tokens,
             cached=usage.cached_tokens,
+            kv_address=job.kv_address,
         )
         return begin + events

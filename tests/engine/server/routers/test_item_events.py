@@ -203,6 +203,7 @@ def test_a_stream_with_logprobs_is_not_resumed():
         ({"pieces": [2, 2]}, "pieces are not those"),
         ({"pieces": [0, 3]}, "pieces are not those"),
         ({"finished": [0]}, "pieces are not those"),
+        ({"kv_address": "here"}, "kv_address is not HOST:PORT"),
         ({"events": -1}, "events is not a number"),
     ],
 )
