@@ -31,6 +31,7 @@ class ReferencePoolingOps(ReferenceOps):
         self._logit_rows = torch.from_numpy(step.pooled_rows).long()
         self._inputs = None
         self._row_slots = None  # models that pool take no adapters
+        self.wanted = ()  # nothing drafts from their layers
         self._texts = [slice(a, b) for a, b in itertools.pairwise(step.starts.tolist())]
 
     def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
