@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo_engine.config import split_address
 from octavo_engine.core.kv_peers import PeerEngines
 from octavo_engine.errors import ConfigError
+from octavo_engine.shared_secret import read_secret
 from octavo_engine.state.kv_source import KVSource
 from octavo_engine.tiers.block_server import BlockServer
 from octavo_engine.tiers.peer_engine import PeerAddress
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MIN_SECRET_BYTES = 16
-
 
 def use_transfer(
     config: KVTransferConfig, tiers: KVTiers, identity: Mapping[str, str], page_bytes: int
 ) -> KVSource | None:
     """Serve blocks and get them, as the role says. Returns where they are served. Raises
     ConfigError."""
-    secret = _read_secret(config.secret_file)
+    secret = b""
+    if config.secret_file is not None:
+        secret = read_secret(config.secret_file, "--kv-transfer-config: secret_file")
     own = server = peers = source = None
     if config.produces:
         own = tiers.own_blocks()
@@ -74,21 +74,3 @@ def _listen(
             f"--kv-transfer-config: blocks cannot be served on {address}: "
             f"{error.strerror or error}; set kv_ip and kv_port"
         ) from None
-
-
-def _read_secret(path: str | None) -> bytes:
-    """Without the white space around it. Raises ConfigError."""
-    if path is None:
-        return b""
-    try:
-        secret = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"--kv-transfer-config: secret_file {path} cannot be read: {error.strerror or error}"
-        ) from None
-    if len(secret) < MIN_SECRET_BYTES:
-        raise ConfigError(
-            f"--kv-transfer-config: secret_file {path} must have at least {MIN_SECRET_BYTES} "
-            f"bytes; it has {len(secret)}"
-        )
-    return secret

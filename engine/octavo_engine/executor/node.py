@@ -16,7 +16,7 @@ from octavo_engine.errors import ConfigError
 from octavo_engine.executor import messages
 from octavo_engine.executor.node_bridge import BridgeFiles, NodeBridge
 from octavo_engine.executor.node_wire import NodeChannel, NodeError, NodeRefused, join
-from octavo_engine.executor.rank_nodes import model_digest, read_secret
+from octavo_engine.executor.rank_nodes import model_digest, node_secret
 from octavo_engine.executor.rank_processes import WORKER_COMMAND, SharedFiles, spawn
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ RETRY_S = 1.0
 def run_node(config: EngineConfig, files: ModelFiles) -> None:
     """For one leader after another, until the process is ended. Raises ConfigError where the leader
     will not have this node."""
-    secret, digest = read_secret(config), model_digest(files.config)
+    secret, digest = node_secret(config), model_digest(files.config)
     is_waiting = False
     while True:
         try:

@@ -7,42 +7,36 @@
     leader     WELCOME, or REFUSED with one sentence
     then       CONTROL (`messages`), ROWS of a step; from the leader PLAN too
 
-Numbers are little-endian. A proof is an HMAC over both nonces: the secret itself is never sent, and
-neither side can repeat what it heard. Nothing is encrypted.
+Numbers are little-endian. Proofs are those of `shared_secret`. Nothing is encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import secrets
 import socket
 import struct
 import threading
 import time
 import zlib
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from octavo_engine.executor.messages import MAX_MESSAGE
+from octavo_engine.shared_secret import Nonce, Proof, new_nonce, proof, proves
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 VERSION = 1
-NONCE_BYTES = 16
-LEAST_SECRET = 16  # bytes
+LEADER, NODE = f"node {VERSION} leader", f"node {VERSION} node"  # who proves the secret
 HANDSHAKE_S = 5.0  # for all of it
 SILENT_S = 10  # after which a host that acknowledges nothing is gone
 _MAGIC = b"OKND"
 _HEADER = struct.Struct("<4sB3xII")
 
 T = TypeVar("T")
-Nonce: TypeAlias = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")]
-Digest: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class NodeError(Exception):
@@ -88,14 +82,14 @@ class LeaderChallenge(msgspec.Struct, frozen=True):
     """The leader's answer to it."""
 
     nonce: Nonce
-    proof: Digest
+    proof: Proof
 
 
 class NodeProof(msgspec.Struct, frozen=True):
     """The node's answer to that."""
 
-    proof: Digest
-    model: Digest
+    proof: Proof
+    model: str  # the digest of its configuration
 
 
 class NodeFrame(NamedTuple):
@@ -188,22 +182,15 @@ class NodeChannel:
         return bytes(data)
 
 
-def proof(secret: bytes, side: str, node_nonce: str, leader_nonce: str) -> str:
-    """That `side` knows the secret, for these two nonces only."""
-    text = f"octavo node {VERSION} {side} {node_nonce} {leader_nonce}"
-    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
-
-
 def admit(channel: NodeChannel, secret: bytes, model: str, ranks: Collection[int]) -> int:
     """By the leader: the rank of the node that connected, one of `ranks`. Raises NodeError."""
     hello = _parse(channel.receive(NodeFrameKind.HELLO).payload, NodeHello)
-    nonce = secrets.token_hex(NONCE_BYTES)
-    ours = proof(secret, "leader", hello.nonce, nonce)
+    nonce = new_nonce()
+    ours = proof(secret, LEADER, hello.nonce, nonce)
     channel.send(NodeFrameKind.CHALLENGE, msgspec.json.encode(LeaderChallenge(nonce, ours)))
     answer = _parse(channel.receive(NodeFrameKind.PROOF).payload, NodeProof)
-    wanted = proof(secret, "node", hello.nonce, nonce)
     reason = ""
-    if not hmac.compare_digest(answer.proof.encode(), wanted.encode()):
+    if not proves(answer.proof, secret, NODE, hello.nonce, nonce):
         reason = "the secrets differ"
     elif hello.version != VERSION:
         reason = f"it speaks version {hello.version} of the protocol, and the leader {VERSION}"
@@ -221,13 +208,12 @@ def admit(channel: NodeChannel, secret: bytes, model: str, ranks: Collection[int
 
 def join(channel: NodeChannel, secret: bytes, model: str, rank: int) -> None:
     """By a node. Raises NodeError, and NodeRefused."""
-    nonce = secrets.token_hex(NONCE_BYTES)
+    nonce = new_nonce()
     channel.send(NodeFrameKind.HELLO, msgspec.json.encode(NodeHello(VERSION, nonce, rank)))
     theirs = _parse(channel.receive(NodeFrameKind.CHALLENGE).payload, LeaderChallenge)
-    wanted = proof(secret, "leader", nonce, theirs.nonce)
-    if not hmac.compare_digest(theirs.proof.encode(), wanted.encode()):
+    if not proves(theirs.proof, secret, LEADER, nonce, theirs.nonce):
         raise NodeRefused("the secrets differ")
-    own = NodeProof(proof(secret, "node", nonce, theirs.nonce), model)
+    own = NodeProof(proof(secret, NODE, nonce, theirs.nonce), model)
     channel.send(NodeFrameKind.PROOF, msgspec.json.encode(own))
     channel.receive(NodeFrameKind.WELCOME)
     channel.welcome({NodeFrameKind.CONTROL: MAX_MESSAGE})

@@ -8,13 +8,13 @@ import json
 import logging
 import socket
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo_engine.errors import ConfigError
 from octavo_engine.executor.node_bridge import BridgeFiles, NodeBridge
-from octavo_engine.executor.node_wire import LEAST_SECRET, NodeChannel, NodeError, admit
+from octavo_engine.executor.node_wire import NodeChannel, NodeError, admit
 from octavo_engine.executor.rank_processes import RankProcesses
+from octavo_engine.shared_secret import read_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,17 +26,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def read_secret(config: EngineConfig) -> bytes:
+def node_secret(config: EngineConfig) -> bytes:
     """What all hosts of the engine share. Raises ConfigError."""
-    path = config.node_key_file
-    assert path is not None, "several nodes have one"
-    try:
-        secret = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"--node-key-file {path}: {error.strerror or error}") from None
-    if len(secret) < LEAST_SECRET:
-        raise ConfigError(f"--node-key-file {path} must have at least {LEAST_SECRET} bytes")
-    return secret
+    assert config.node_key_file is not None, "several nodes have one"
+    return read_secret(config.node_key_file, "--node-key-file")
 
 
 def model_digest(config_json: Mapping[str, Any]) -> str:
@@ -65,7 +58,7 @@ class RankNodes(RankProcesses):
     """Ranks 1 to nnodes - 1, a host for each."""
 
     def __init__(self, config: EngineConfig, patience_s: float, files: ModelFiles) -> None:
-        self._secret = read_secret(config)
+        self._secret = node_secret(config)
         self._digest = model_digest(files.config)
         super().__init__(config, patience_s)
 

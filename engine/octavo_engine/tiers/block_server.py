@@ -8,7 +8,6 @@ next ones are copied.
 from __future__ import annotations
 
 import logging
-import secrets
 import socket
 import threading
 import time
@@ -17,8 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from octavo_engine.shared_secret import new_nonce, proof, proves
 from octavo_engine.tiers.peer_wire import (
-    NONCE_BYTES,
+    CLIENT,
+    SERVER,
     VERSION,
     FrameKind,
     PeerChallenge,
@@ -30,8 +31,6 @@ from octavo_engine.tiers.peer_wire import (
     pack_found,
     parse_message,
     parse_names,
-    proof,
-    proves,
 )
 
 if TYPE_CHECKING:
@@ -158,11 +157,11 @@ class BlockServer:
         hello = parse_message(channel.receive(FrameKind.HELLO).payload, PeerHello)
         if hello.version != VERSION:
             return self._refuse(channel, host, f"protocol version {hello.version} is not known")
-        nonce = secrets.token_hex(NONCE_BYTES)
-        own = proof(self._secret, "server", hello.nonce, nonce)
+        nonce = new_nonce()
+        own = proof(self._secret, SERVER, hello.nonce, nonce)
         channel.send(FrameKind.CHALLENGE, msgspec.json.encode(PeerChallenge(nonce, own)))
         theirs = parse_message(channel.receive(FrameKind.PROOF).payload, PeerProof)
-        if not proves(theirs.proof, self._secret, "client", hello.nonce, nonce):
+        if not proves(theirs.proof, self._secret, CLIENT, hello.nonce, nonce):
             return self._refuse(channel, host, "the secrets differ")
         if names := differences(self._identity, theirs.identity):
             return self._refuse(channel, host, mismatch(names))

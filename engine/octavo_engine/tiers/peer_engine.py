@@ -7,7 +7,6 @@ right and its name was sent. An engine that failed is left alone for a while.
 from __future__ import annotations
 
 import logging
-import secrets
 import socket
 import threading
 import time
@@ -18,9 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from octavo_engine.config import join_address
+from octavo_engine.shared_secret import new_nonce, proof, proves
 from octavo_engine.tiers.peer_wire import (
+    CLIENT,
     MAX_NAMES,
-    NONCE_BYTES,
+    SERVER,
     VERSION,
     FrameKind,
     PeerChallenge,
@@ -31,8 +32,6 @@ from octavo_engine.tiers.peer_wire import (
     PeerRefused,
     parse_found,
     parse_message,
-    proof,
-    proves,
 )
 from octavo_engine.tiers.price import TierMeter
 
@@ -209,12 +208,12 @@ class PeerEngine:
             raise PeerError(f"it cannot be reached: {error}") from None
         channel = PeerChannel(connection, page_bytes=self._page_bytes)
         channel.deadline = deadline
-        nonce = secrets.token_hex(NONCE_BYTES)
+        nonce = new_nonce()
         channel.send(FrameKind.HELLO, msgspec.json.encode(PeerHello(VERSION, nonce)))
         theirs = parse_message(channel.receive(FrameKind.CHALLENGE).payload, PeerChallenge)
-        if not proves(theirs.proof, self._secret, "server", nonce, theirs.nonce):
+        if not proves(theirs.proof, self._secret, SERVER, nonce, theirs.nonce):
             raise PeerRefused("the secrets differ")
-        own = proof(self._secret, "client", nonce, theirs.nonce)
+        own = proof(self._secret, CLIENT, nonce, theirs.nonce)
         channel.send(FrameKind.PROOF, msgspec.json.encode(PeerProof(own, self._identity)))
         channel.receive(FrameKind.WELCOME)
         return channel

@@ -8,23 +8,21 @@
     then        LOOKUP names → FOUND, one bit a name
                 GET names    → PAGE (place of the name, bytes) for each that is there, and END
 
-Numbers are little-endian. A proof is an HMAC over both nonces: the secret itself is never sent, and
-neither side can repeat what it heard. Nothing is encrypted.
+Numbers are little-endian. Proofs are those of `shared_secret`. Nothing is encrypted.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import struct
 import time
 import zlib
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
+from octavo_engine.shared_secret import Nonce, Proof  # noqa: TC001  (fields of messages)
 from octavo_engine.tiers.page import NAME_BYTES
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     Content = bytes | bytearray | memoryview
 
 VERSION = 1
-NONCE_BYTES = 16
+CLIENT, SERVER = f"kv {VERSION} client", f"kv {VERSION} server"  # who proves the secret
 MAX_NAMES = 1 << 16  # in one frame
 _MAGIC = b"OKVP"
 _HEADER = struct.Struct("<4sB3xII")
@@ -44,8 +42,6 @@ _PLACE = struct.Struct("<I")
 _SMALL = 1 << 16  # bytes that are copied together rather than sent in two parts
 
 T = TypeVar("T")
-Nonce: TypeAlias = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")]
-Proof: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class PeerError(Exception):
@@ -161,17 +157,6 @@ def parse_message(payload: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(payload, type=kind)
     except (ValueError, RecursionError) as error:
         raise PeerError(f"it sent a message that cannot be read: {error}") from None
-
-
-def proof(secret: bytes, side: str, client_nonce: str, server_nonce: str) -> str:
-    """That `side` knows the secret, for these two nonces only."""
-    text = f"octavo kv {VERSION} {side} {client_nonce} {server_nonce}"
-    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
-
-
-def proves(given: str, secret: bytes, side: str, client_nonce: str, server_nonce: str) -> bool:
-    wanted = proof(secret, side, client_nonce, server_nonce)
-    return hmac.compare_digest(given.encode(), wanted.encode())
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

@@ -15,6 +15,8 @@ import pytest
 
 from octavo_engine.executor.node_wire import (
     HANDSHAKE_BYTES,
+    LEADER,
+    NODE,
     NodeChannel,
     NodeError,
     NodeFrameKind,
@@ -23,8 +25,8 @@ from octavo_engine.executor.node_wire import (
     NodeRefused,
     admit,
     join,
-    proof,
 )
+from octavo_engine.shared_secret import proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,7 +136,7 @@ def test_a_node_that_only_claims_to_have_the_secret_is_refused(
     outcome = shake(ends, node)
     assert isinstance(outcome, NodeRefused)
     assert str(outcome) == "the secrets differ"
-    assert proof(SECRET, "node", nonce, nonce) != proof(SECRET, "leader", nonce, nonce)
+    assert proof(SECRET, NODE, nonce, nonce) != proof(SECRET, LEADER, nonce, nonce)
 
 
 @pytest.mark.parametrize(
