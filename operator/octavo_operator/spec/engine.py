@@ -46,6 +46,8 @@ RESERVED_ARGS: Mapping[str, str] = {
     "distributed-executor-backend": "spec.engine.executor",
     "shutdown-timeout": "spec.rollout.drainTimeout",
     "num-threads": "spec.resources.limits.cpu",
+    "nnodes": "the operator, which has an engine in one pod",
+    "node-rank": "the operator, which has an engine in one pod",
     "host": "the operator",
     "port": "the operator",
     "config": "the operator",
