@@ -3,10 +3,13 @@ if they were here."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from octavo_engine.weights.source import ModelFiles
 
 logger = logging.getLogger(__name__)
+MAX_HANDSHAKES = 32  # at a time
+ACCEPT_S = 0.1  # how soon it is seen that no node is missing any more
 
 
 def node_secret(config: EngineConfig) -> bytes:
@@ -35,6 +40,57 @@ def node_secret(config: EngineConfig) -> bytes:
 def model_digest(config_json: Mapping[str, Any]) -> str:
     """By which hosts see that they have the same model."""
     return hashlib.sha256(json.dumps(config_json, sort_keys=True).encode()).hexdigest()
+
+
+class _NodeAdmission:
+    """The handshakes of an engine that waits for its nodes: each in a thread of its own, so that
+    what connects and says nothing holds up no node."""
+
+    def __init__(self, secret: bytes, digest: str, size: int) -> None:
+        self._secret, self._digest = secret, digest
+        self._lock = threading.Lock()  # guards the other three
+        self._missing = set(range(1, size))
+        self._found: dict[int, tuple[NodeChannel, str]] = {}
+        self._begun: set[NodeChannel] = set()
+
+    def wait(self, listener: socket.socket) -> dict[int, tuple[NodeChannel, str]]:
+        """The connection and the host of each rank, once all are there."""
+        logger.info("Waiting for ranks %s", sorted(self._missing))
+        listener.settimeout(ACCEPT_S)
+        with ThreadPoolExecutor(MAX_HANDSHAKES, "octavo-handshake") as threads:
+            try:
+                while self._missing:
+                    with contextlib.suppress(TimeoutError):
+                        connection, (host, *_) = listener.accept()
+                        channel = NodeChannel(connection)
+                        with self._lock:
+                            self._begun.add(channel)
+                        threads.submit(self._admit, channel, host)
+            except BaseException:
+                for channel, _ in self._found.values():
+                    channel.close()
+                raise
+            finally:
+                with self._lock:
+                    for channel in self._begun:
+                        channel.shut()
+        return self._found
+
+    def _admit(self, channel: NodeChannel, host: str) -> None:
+        try:
+            rank = admit(channel, self._secret, self._digest, self._missing)
+            with self._lock:
+                if rank not in self._missing:  # two of one rank at the same time
+                    raise NodeError(f"no node of rank {rank} is missing")
+                self._begun.remove(channel)
+                self._missing.remove(rank)
+                self._found[rank] = channel, host
+                logger.info("Rank %d is %s; missing: %s", rank, host, sorted(self._missing))
+        except NodeError as error:
+            logger.warning("Turned %s away: %s", host, error)
+            with self._lock:
+                self._begun.remove(channel)
+            channel.close()
 
 
 class RankNode:
@@ -64,25 +120,8 @@ class RankNodes(RankProcesses):
 
     def _start(self, command: Sequence[str]) -> None:
         """Wait for all nodes. What connects and is none is turned away."""
-        config = self.config
-        found: dict[int, tuple[NodeChannel, str]] = {}
-        try:
-            with _listen(config) as listener:
-                while missing := set(range(1, self.size)) - found.keys():
-                    logger.info("Waiting for nodes %s of %d", sorted(missing), self.size)
-                    connection, (host, *_) = listener.accept()
-                    channel = NodeChannel(connection)
-                    try:
-                        rank = admit(channel, self._secret, self._digest, missing)
-                    except NodeError as error:
-                        logger.warning("Turned %s away: %s", host, error)
-                        channel.close()
-                        continue
-                    found[rank] = channel, host
-        except BaseException:
-            for channel, _ in found.values():
-                channel.close()
-            raise
+        with _listen(self.config) as listener:
+            found = _NodeAdmission(self._secret, self._digest, self.size).wait(listener)
         for rank in range(1, self.size):
             channel, host = found[rank]
             ours, theirs = socket.socketpair()

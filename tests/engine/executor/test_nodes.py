@@ -7,6 +7,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ import pytest
 
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.errors import ConfigError, WorkerLost
+from octavo_engine.executor.node_wire import HANDSHAKE_S
+from octavo_engine.executor.rank_nodes import MAX_HANDSHAKES
 from tests.engine.executor.test_ranks import CONFIG, GREEDY, PROMPT, all_answers, facts, workers_of
 from tests.fakes.process import environment
 
@@ -132,6 +135,23 @@ def test_who_is_no_node_hears_so_and_does_not_hold_up_those_that_are(
             assert "the leader refused this node: the secrets differ" in stranger.stderr.read()
         with node(settings), making.result(60) as llm:
             llm.generate(PROMPT, GREEDY, use_tqdm=False)
+
+
+def test_strangers_that_say_nothing_hold_up_no_node(settings: EngineConfig) -> None:
+    address = ("127.0.0.1", settings.master_port)
+    with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as strangers:
+        making = thread.submit(LLM.from_config, settings)
+        while not making.done():
+            with contextlib.suppress(ConnectionRefusedError):
+                strangers.enter_context(socket.create_connection(address))
+                break
+        for _ in range(MAX_HANDSHAKES - 2):
+            strangers.enter_context(socket.create_connection(address))
+        begun = time.monotonic()
+        with node(settings), making.result(60) as llm:
+            llm.generate(PROMPT, GREEDY, use_tqdm=False)
+        # One after the other, they would be waited for that many times HANDSHAKE_S.
+        assert time.monotonic() - begun < 10 * HANDSHAKE_S
 
 
 def test_a_secret_must_be_long_and_there(settings: EngineConfig, tmp_path: Path) -> None:
