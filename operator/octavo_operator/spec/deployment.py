@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.objects.names import ENGINE_CONTAINER
+from octavo_operator.objects.quantities import parse_quantity
 from octavo_operator.spec.adapters import (
     MAX_ADAPTERS,
     AdapterSpec,
@@ -256,10 +257,24 @@ def _check_parallel(deployment: LLMDeployment) -> None:
             "spec.engine.pipelineParallelSize",
             "above 1 cannot be combined with tensorParallelSize above 1; set one of them to 1",
         )
+    _check_processors(deployment)
     if engine.data_parallel_size > 1 and deployment.device != "cpu":
         raise _unsupported(
             "spec.engine.dataParallelSize",
             f"of {engine.data_parallel_size} needs device: cpu; use 1 and more replicas elsewhere",
+        )
+
+
+def _check_processors(deployment: LLMDeployment) -> None:
+    """Ranks wait for each other in every step: one that is throttled stops all."""
+    engine = deployment.engine
+    limit = deployment.resources.limits.get("cpu")
+    ranks = engine.num_ranks * engine.data_parallel_size
+    if engine.num_ranks > 1 and limit is not None and parse_quantity(limit) < ranks:
+        raise _unsupported(
+            "spec.resources.limits.cpu",
+            f"of {limit} is too little for {ranks} ranks, which wait for each other in every step; "
+            f"set at least {ranks}, or leave it out",
         )
 
 

@@ -48,6 +48,7 @@ RESERVED_ARGS: Mapping[str, str] = {
     "num-threads": "spec.resources.limits.cpu",
     "nnodes": "the operator, which has an engine in one pod",
     "node-rank": "the operator, which has an engine in one pod",
+    "kv-transfer-config": "the operator, whose engines do not reach each other for KV blocks",
     "host": "the operator",
     "port": "the operator",
     "config": "the operator",

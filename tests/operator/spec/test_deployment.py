@@ -192,6 +192,20 @@ def test_another_version_is_not_guessed_at():
         ),
         (
             {
+                "engine": {"pipelineParallelSize": 2, "executor": "mp"},
+                "resources": {"limits": {"cpu": "1500m"}},
+            },
+            "spec.resources.limits.cpu of 1500m is too little for 2 ranks",
+        ),
+        (
+            {
+                "engine": {"tensorParallelSize": 2, "dataParallelSize": 2, "executor": "mp"},
+                "resources": {"limits": {"cpu": "3"}},
+            },
+            "spec.resources.limits.cpu of 3 is too little for 4 ranks",
+        ),
+        (
+            {
                 "engine": {"dataParallelSize": 2},
                 "resources": {"limits": {"nvidia.com/gpu": 1}},
             },
@@ -217,6 +231,17 @@ def test_what_nothing_can_carry_out_yet(spec: dict[str, Any], message: str):
     error = refusal(make_body(spec))
     assert error.reason == "Unsupported"
     assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("engine", "cpu"),
+    [
+        ({"tensorParallelSize": 2, "executor": "mp"}, "2"),
+        ({"dataParallelSize": 2}, "500m"),  # cores do not wait for each other
+    ],
+)
+def test_processors_that_are_enough(engine: dict[str, Any], cpu: str):
+    assert LLMDeployment.parse(make_body({"engine": engine, "resources": {"limits": {"cpu": cpu}}}))
 
 
 @pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a" * 64, None, 7])
