@@ -86,7 +86,7 @@ class _NodeAdmission:
                 self._missing.remove(rank)
                 self._found[rank] = channel, host
                 logger.info("Rank %d is %s; missing: %s", rank, host, sorted(self._missing))
-        except NodeError as error:
+        except (NodeError, OSError) as error:
             logger.warning("Turned %s away: %s", host, error)
             with self._lock:
                 self._begun.remove(channel)
