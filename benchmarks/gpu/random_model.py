@@ -18,11 +18,9 @@ from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-    from octavo_engine.ops import Names, Sizes
+    from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -76,12 +74,7 @@ class RandomLoader:
         return made
 
     def experts(
-        self,
-        names: Sequence[Sequence[str]],
-        in_features: int,
-        out_features: Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> Tensor:
         return self._matrix(len(names) * sum(out_features), in_features).view(
             len(names), -1, in_features

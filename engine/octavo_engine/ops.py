@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Names: TypeAlias = "str | Sequence[str]"  # of weights that are stacked along their outputs
 Sizes: TypeAlias = "int | Sequence[int]"  # of these outputs
+ExpertNames: TypeAlias = "Sequence[Sequence[str]]"  # for each expert, stacked as these
+ExpertSizes: TypeAlias = "Sequence[int]"
 
 Value: TypeAlias = Any  # a backend's own: a torch tensor, or a recorded value
 Linear: TypeAlias = Any  # a weight [out, in] in whatever format, with its bias
@@ -208,12 +210,7 @@ class Loader(Protocol):
         """The weights `names`.weight stacked along their outputs, and `names`.bias if any."""
 
     def experts(
-        self,
-        names: Sequence[Sequence[str]],
-        in_features: int,
-        out_features: Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> Experts:
         """For each expert the weights of its `names`, stacked along their outputs, and their biases
         if any."""

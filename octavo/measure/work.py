@@ -15,12 +15,10 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.registry import build_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from octavo.measure.machine_limits import MachineLimits
     from octavo.measure.weight_formats import Held
     from octavo_engine.config import EngineConfig
-    from octavo_engine.ops import Names, Sizes
+    from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
     from octavo_engine.weights.source import ModelFiles
 
 
@@ -141,12 +139,7 @@ class _Counter:
             self.body += rows * in_features
 
     def experts(
-        self,
-        names: Sequence[Sequence[str]],
-        in_features: int,
-        out_features: Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> Any:
         self.body += round(len(names) * sum(out_features) * in_features * self._share_of_experts)
 

@@ -10,8 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from octavo_engine.backends.head_files import HeadNames, HeadsPart
+from octavo_engine.backends.native.backend import NativeBackend
+from octavo_engine.backends.torch.backend import TorchBackend
+from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.medusa import MedusaConfig
-from tests.engine.models.tiny import MemoryCheckpoint
+from tests.engine.models.tiny import MemoryCheckpoint, TinyModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,3 +92,21 @@ def reference_logits(
         known[:, weights["token_map"]] = logits[:, weights["token_map"]]
         logits = known
     return np.asarray(logits)
+
+
+def native(model: TinyModel, heads: HeadsPart | None, **changes: Any) -> NativeBackend:
+    """The model with these heads, on one thread."""
+    return NativeBackend(
+        ModelConfig.from_hf(model.config),
+        model.checkpoint(),
+        max_model_len=160,
+        num_threads=1,
+        heads=heads,
+        **changes,
+    )
+
+
+def reference(model: TinyModel, heads: HeadsPart | None) -> TorchBackend:
+    return TorchBackend(
+        ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=160, heads=heads
+    )

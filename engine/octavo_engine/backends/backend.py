@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.state.adapter import PackedAdapter
     from octavo_engine.weights.adapter import AdapterFiles
+
+
+_Ints: TypeAlias = "NDArray[np.int32]"
+_NativeArrays: TypeAlias = "tuple[_Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints]"
 
 
 class StateStep(NamedTuple):
@@ -60,6 +64,14 @@ class BackendStep:
     # of no token.
     input_rows: NDArray[np.int32] | None = None
     inputs: NDArray[np.float32] | None = None  # [I, hidden]
+
+    @property
+    def native_arrays(self) -> _NativeArrays:
+        """What every run of a native program takes first, in its order."""
+        return (
+            self.token_ids, self.positions, self.slots, self.seq_starts, self.seq_lens, self.rows,
+            self.block_tables, self.logit_rows,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

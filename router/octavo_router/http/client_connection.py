@@ -71,13 +71,7 @@ class RequestHandler(Protocol):
     def handle(self, connection: ClientConnection, head: RequestHead, body: bytes) -> None:
         """Becomes the owner, or answers at once; in the end calls `finish`. Raises Rejected."""
 
-    def refused(
-        self,
-        connection: ClientConnection,
-        head: RequestHead | None,
-        error: Rejected,
-        request_id: str,
-    ) -> None:
+    def refused(self, connection: ClientConnection, error: Rejected, request_id: str) -> None:
         """A request was answered with an error here, under this id."""
 
 
@@ -463,7 +457,7 @@ class ClientConnection(asyncio.Protocol):
         request_id = (head.request_id if head else "") or shared.service.new_request_id()
         keep_alive = is_read and not (error.close or self.wants_close)
         self.write(responses.refusal(error, request_id, head, keep_alive=keep_alive))
-        shared.service.refused(self, head, error, request_id)
+        shared.service.refused(self, error, request_id)
         if is_read:
             self.finish(keep_alive=keep_alive)
         else:

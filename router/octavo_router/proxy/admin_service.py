@@ -39,11 +39,5 @@ class AdminService:
         handler: Handler = connection.context
         LocalResponse(connection, head, request_id, is_admin=True).start(handler, body)
 
-    def refused(
-        self,
-        connection: ClientConnection,
-        head: RequestHead | None,
-        error: Rejected,
-        request_id: str,
-    ) -> None:
+    def refused(self, connection: ClientConnection, error: Rejected, request_id: str) -> None:
         """Nobody counts it."""

@@ -223,17 +223,11 @@ class Proxy:
         record.pool, record.revision = route.pool, route.revision
         return route
 
-    def refused(
-        self,
-        connection: ClientConnection,
-        head: RequestHead | None,
-        error: Rejected,
-        request_id: str,
-    ) -> None:
+    def refused(self, connection: ClientConnection, error: Rejected, request_id: str) -> None:
         """A request that never became an exchange."""
         record = connection.context
         if type(record) is not RequestRecord:
-            record = RequestRecord()
+            record, head = RequestRecord(), connection.head
             if head is not None:
                 record.method = head.method
                 facts: HeadFacts | None = head.facts

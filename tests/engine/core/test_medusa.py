@@ -15,8 +15,6 @@ import pytest
 import torch
 
 from octavo_engine.backends.head_files import open_heads
-from octavo_engine.backends.native.backend import NativeBackend
-from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.errors import ConfigError, ModelError
@@ -28,7 +26,9 @@ from tests.engine.models.tiny import TinyModel, tiny_model
 from tests.fakes.medusa_heads import (
     head_config,
     head_weights,
+    native,
     part_of,
+    reference,
     reference_logits,
     write_heads,
 )
@@ -48,23 +48,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "one output": {"original_lm_head": True, "logit_scale": 0.5},
     "truncated": {"truncated_vocab_size": 100},
 }
-
-
-def native(model: TinyModel, heads: HeadsPart | None, *, is_fused: bool = True) -> NativeBackend:
-    return NativeBackend(
-        ModelConfig.from_hf(model.config),
-        model.checkpoint(),
-        max_model_len=160,
-        num_threads=1,
-        heads=heads,
-        is_fused=is_fused,
-    )
-
-
-def reference(model: TinyModel, heads: HeadsPart | None) -> TorchBackend:
-    return TorchBackend(
-        ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=160, heads=heads
-    )
 
 
 def config_for(folder: Path, **changes: Any) -> EngineConfig:

@@ -14,14 +14,12 @@ import pytest
 import torch
 
 from octavo_engine.backends.head_files import open_heads
-from octavo_engine.backends.native.backend import NativeBackend
-from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from tests.engine.core.test_speculation import make_engine, random_wishes, run
 from tests.engine.models.tiny import TinyModel, tiny_model
-from tests.fakes.medusa_heads import write_heads
+from tests.fakes.medusa_heads import native, reference, write_heads
 from tests.fakes.mlp_speculators import (
     speculator_config,
     speculator_logits,
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from octavo_engine.backends.head_files import HeadsPart
+    from octavo_engine.backends.native.backend import NativeBackend
 
 SPECULATOR = '{"method": "mlp_speculator", "model": "heads", "num_speculative_tokens": 3}'
 FORMS: dict[str, dict[str, Any]] = {
@@ -43,25 +42,8 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def native(model: TinyModel, heads: HeadsPart | None, **changes: Any) -> NativeBackend:
-    return NativeBackend(
-        ModelConfig.from_hf(model.config),
-        model.checkpoint(),
-        max_model_len=160,
-        num_threads=1,
-        heads=heads,
-        **changes,
-    )
-
-
 def exact(model: TinyModel, heads: HeadsPart) -> NativeBackend:
     return native(model, heads, dtype="f32")
-
-
-def reference(model: TinyModel, heads: HeadsPart) -> TorchBackend:
-    return TorchBackend(
-        ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=160, heads=heads
-    )
 
 
 @pytest.mark.slow

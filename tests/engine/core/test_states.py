@@ -11,7 +11,7 @@ admission; a preempted sequence goes on from its own row; csrc saves a state one
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,21 +27,15 @@ from octavo_engine.executor.uni import UniExecutor
 from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
-from tests.engine.backends.driver import random_tokens
 from tests.engine.models.recurrent import RECURRENT
 from tests.engine.models.tiny import tiny_model
-from tests.fakes.requests import make_request
-
-if TYPE_CHECKING:
-    from octavo_engine.state.request import EngineRequest
+from tests.fakes.random_life import RandomLife, random_requests
 
 MAX_MODEL_LEN = 192
 MAX_NUM_SEQS = 4
 
 
-class Rig:
-    """Scheduler and backend in turn; free memory that holds nothing is poison."""
-
+class Rig(RandomLife):
     def __init__(
         self, name: str, dtype: Any, *, num_blocks: int, budget: int, num_snapshots: int
     ) -> None:
@@ -60,79 +54,30 @@ class Rig:
         )
         model = tiny_model(name)
         shape = ModelConfig.from_hf(model.config)
-        self.backend: NativeBackend | TorchBackend
+        backend: NativeBackend | TorchBackend
         if dtype == "torch":
-            self.backend = TorchBackend(shape, model.checkpoint(), max_model_len=MAX_MODEL_LEN)
+            backend = TorchBackend(shape, model.checkpoint(), max_model_len=MAX_MODEL_LEN)
         else:
-            self.backend = NativeBackend(
+            backend = NativeBackend(
                 shape, model.checkpoint(), max_model_len=MAX_MODEL_LEN, dtype=dtype, num_threads=1
             )
-        self.scheduler = Scheduler(
+        scheduler = Scheduler(
             config,
             num_blocks=num_blocks,
-            windows=self.backend.cache_layout.windows,
+            windows=backend.cache_layout.windows,
             states=StateSnapshots(MAX_NUM_SEQS, num_snapshots, stride=32),
             now=lambda: 0.0,
         )
-        self.executor = UniExecutor(
-            self.backend, scheduler_config=config, limits=limits, num_blocks=num_blocks
+        executor = UniExecutor(
+            backend, scheduler_config=config, limits=limits, num_blocks=num_blocks
         )
-        self.tokens: dict[str, list[int]] = {}
-        self.scores: dict[str, list[float]] = {}
+        super().__init__(backend, scheduler, executor)
 
-    def step(self) -> None:
-        scheduler = self.scheduler
-        batch = scheduler.schedule()
-        if not batch.is_empty:
-            result = self.executor.execute(batch)
-            for output in scheduler.update(batch, result, 0.0):
-                assert output.finish_reason in (None, "length"), output
-                self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
-                found = [*output.prompt_logprobs, *output.logprobs]
-                self.scores.setdefault(output.request_id, []).extend(one.logprob for one in found)
-        scheduler.check_invariants()
-        free = scheduler.kv.pool.free_blocks()
-        self.backend.poison_blocks([block.id for block in free if not block.is_published])
-        assert scheduler.kv.states is not None
+    def poison(self) -> None:
+        super().poison()
+        assert self.scheduler.kv.states is not None
         assert isinstance(self.backend, HoldsStates)
-        self.backend.poison_states([*scheduler.kv.states.free, *scheduler.free_rows])
-
-    def run(self, requests: list[EngineRequest], rng: random.Random) -> None:
-        for request in rng.sample(requests, len(requests)):
-            self.scheduler.add(request)
-            for _ in range(rng.randint(0, 4)):
-                self.step()
-            running = self.scheduler.running
-            if running and rng.random() < 0.2:
-                self.scheduler._preempt(rng.choice(running))
-            if running and rng.random() < 0.2:
-                name = rng.choice(running).request_id
-                self.scheduler.suspend(name, on=True)
-                self.step()
-                self.scheduler.suspend(name, on=False)
-        while self.scheduler.has_work:
-            self.step()
-
-
-def random_requests(rng: random.Random) -> list[EngineRequest]:
-    stems = [random_tokens(120, seed=seed) for seed in range(2)]
-    requests = []
-    for index in range(10):
-        prompt = rng.choice(stems)[: rng.choice([3, 17, 60, 96, 97, 120])]
-        prompt += random_tokens(rng.choice([0, 0, 1, 20]), seed=50 + index)
-        requests.append(
-            make_request(
-                prompt,
-                request_id=str(index),
-                max_tokens=rng.choice([1, 8, 40]),
-                logprobs=0,
-                prompt_logprobs=rng.choice([None, None, None, 0]),
-                temperature=rng.choice([0.0, 1.0]),
-                seed=index,
-                ignore_eos=True,
-            )
-        )
-    return requests
+        self.backend.poison_states([*self.scheduler.kv.states.free, *self.scheduler.free_rows])
 
 
 @pytest.mark.slow

@@ -27,10 +27,11 @@ from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 from tests.engine.backends.driver import Driver, random_tokens, run_alone
 from tests.engine.backends.tolerance import FLOAT32
 from tests.engine.models.tiny import tiny_model
+from tests.fakes.random_life import RandomLife, random_requests
 from tests.fakes.requests import make_request
 
 if TYPE_CHECKING:
-    from octavo_engine.state.request import EngineRequest
+    from octavo_engine.state.batch import ScheduledBatch
 
 MAX_MODEL_LEN = 192
 # One window in all layers; every other one; two of three; chunks in two of three.
@@ -53,9 +54,7 @@ def make_backend(family: str, dtype: Any, *, frees: bool) -> NativeBackend | Tor
     return backend
 
 
-class Rig:
-    """Scheduler and backend in turn; free memory that holds nothing is poison."""
-
+class Rig(RandomLife):
     def __init__(
         self,
         backend: NativeBackend | TorchBackend,
@@ -77,71 +76,20 @@ class Rig:
             max_logit_rows=4 + SPARE_LOGITS,
             max_model_len=max_model_len,
         )
-        self.backend = backend
-        self.scheduler = Scheduler(
+        scheduler = Scheduler(
             config, num_blocks=num_blocks, windows=backend.cache_layout.windows, now=lambda: 0.0
         )
-        self.executor = UniExecutor(
+        executor = UniExecutor(
             backend, scheduler_config=config, limits=limits, num_blocks=num_blocks
         )
-        self.tokens: dict[str, list[int]] = {}
-        self.scores: dict[str, list[float]] = {}
+        super().__init__(backend, scheduler, executor)
         self.most_held: dict[str, int] = {}
 
-    def step(self) -> None:
-        scheduler = self.scheduler
-        batch = scheduler.schedule()
-        if not batch.is_empty:
-            result = self.executor.execute(batch)
-            for sequence in batch.sequences:
-                held = sum(block >= 0 for table in sequence.block_tables for block in table)
-                name = sequence.request_id
-                self.most_held[name] = max(held, self.most_held.get(name, 0))
-            for output in scheduler.update(batch, result, 0.0):
-                assert output.finish_reason in (None, "length"), output
-                self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
-                found = [*output.prompt_logprobs, *output.logprobs]
-                self.scores.setdefault(output.request_id, []).extend(one.logprob for one in found)
-        scheduler.check_invariants()
-        free = scheduler.kv.pool.free_blocks()
-        self.backend.poison_blocks([block.id for block in free if not block.is_published])
-
-    def run(self, requests: list[EngineRequest], rng: random.Random) -> None:
-        for request in rng.sample(requests, len(requests)):
-            self.scheduler.add(request)
-            for _ in range(rng.randint(0, 4)):
-                self.step()
-            running = self.scheduler.running
-            if running and rng.random() < 0.2:
-                self.scheduler._preempt(rng.choice(running))
-            if running and rng.random() < 0.2:
-                name = rng.choice(running).request_id
-                self.scheduler.suspend(name, on=True)
-                self.step()
-                self.scheduler.suspend(name, on=False)
-        while self.scheduler.has_work:
-            self.step()
-
-
-def random_requests(rng: random.Random) -> list[EngineRequest]:
-    stems = [random_tokens(120, seed=seed) for seed in range(2)]
-    requests = []
-    for index in range(10):
-        prompt = rng.choice(stems)[: rng.choice([3, 17, 60, 96, 97, 120])]
-        prompt += random_tokens(rng.choice([0, 0, 1, 20]), seed=50 + index)
-        requests.append(
-            make_request(
-                prompt,
-                request_id=str(index),
-                max_tokens=rng.choice([1, 8, 40]),
-                logprobs=0,
-                prompt_logprobs=rng.choice([None, None, None, 0]),
-                temperature=rng.choice([0.0, 1.0]),
-                seed=index,
-                ignore_eos=True,
-            )
-        )
-    return requests
+    def note(self, batch: ScheduledBatch) -> None:
+        for sequence in batch.sequences:
+            held = sum(block >= 0 for table in sequence.block_tables for block in table)
+            name = sequence.request_id
+            self.most_held[name] = max(held, self.most_held.get(name, 0))
 
 
 @pytest.mark.slow

@@ -68,13 +68,7 @@ class Collect:
         connection.write(b"HTTP/1.1 200 OK\r\n\r\n")
         connection.finish(keep_alive=keep_alive)
 
-    def refused(
-        self,
-        connection: ClientConnection,
-        head: RequestHead | None,
-        error: Rejected,
-        request_id: str,
-    ) -> None:
+    def refused(self, connection: ClientConnection, error: Rejected, request_id: str) -> None:
         self.refusals.append(error.status)
 
 

@@ -112,14 +112,7 @@ class NativeAudio:
         step = self._step
         self._program.run(
             self._kv,
-            step.token_ids,
-            step.positions,
-            step.slots,
-            step.seq_starts,
-            step.seq_lens,
-            step.rows,
-            step.block_tables,
-            step.logit_rows,
+            *step.native_arrays,
             cross=self.cache,
             cross_slots=np.array([slot], np.int32),
             features=features,

@@ -347,14 +347,7 @@ class NativeBackend:
         times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
         program.run(
             self._kv,
-            step.token_ids,
-            step.positions,
-            step.slots,
-            step.seq_starts,
-            step.seq_lens,
-            step.rows,
-            step.block_tables,
-            step.logit_rows,
+            *step.native_arrays,
             op_times=times,
             adapters=step.adapters,
             cross=None if self._audio is None else self._audio.cache,
@@ -373,17 +366,7 @@ class NativeBackend:
     def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         assert self._compiled_draft is not None and self._kv is not None, "made without a draft"
         program, logits, _, _ = self._compiled_draft
-        program.run(
-            self._kv,
-            step.token_ids,
-            step.positions,
-            step.slots,
-            step.seq_starts,
-            step.seq_lens,
-            step.rows,
-            step.block_tables,
-            step.logit_rows,
-        )
+        program.run(self._kv, *step.native_arrays)
         rows = program.read(logits, len(step.logit_rows))
         return sample_rows(self._in_memory.team, rows, sampling)
 

@@ -72,14 +72,7 @@ class NativeDraftHead:
         program, logits, _, kept = self._programs[is_first]
         program.run(
             kv,
-            step.token_ids,
-            step.positions,
-            step.slots,
-            step.seq_starts,
-            step.seq_lens,
-            step.rows,
-            step.block_tables,
-            step.logit_rows,
+            *step.native_arrays,
             input_rows=np.arange(len(states), dtype=np.int32),
             inputs=states,
         )

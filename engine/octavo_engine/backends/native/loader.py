@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.packing import Packing
     from octavo_engine.backends.native.shard import RowCut
     from octavo_engine.config import Quantization
-    from octavo_engine.ops import Names, Sizes
+    from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
     from octavo_engine.weights.checkpoint import Checkpoint
 
 # Rows among which the highest wins, as a head's do; a row is an expert.
@@ -100,12 +100,7 @@ class NativeLoader:
         return LinearAdapters(self._adapters, self._adapters.add_site(list(sizes), columns))
 
     def experts(
-        self,
-        names: Sequence[Sequence[str]],
-        in_features: int,
-        out_features: Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> NativeExperts:
         halves = sum(out_features) // len(out_features)
         if len(out_features) == 2 and halves % PANEL_ROWS:

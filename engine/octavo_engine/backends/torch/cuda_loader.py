@@ -23,14 +23,14 @@ from octavo_engine.backends.torch.packed import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
     from torch import Tensor
 
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.backends.torch.upload import Uploader
-    from octavo_engine.ops import Names, Sizes
+    from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
 Made = TypeVar("Made")
@@ -105,12 +105,7 @@ class CudaLoader:
         return self._noted(DeviceLinear(weight, total, is_head=names == ["lm_head"]))
 
     def experts(
-        self,
-        names: Sequence[Sequence[str]],
-        in_features: int,
-        out_features: Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> DeviceExperts:
         """[experts, out, in] in the backend's dtype, or packed."""
         assert not bias, "models with such experts are refused here"

@@ -62,13 +62,7 @@ class Kernels(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor: ...
 
     def add_rms_norm(
-        self,
-        x: Tensor,
-        y: Tensor,
-        scale: float,
-        weight: Tensor,
-        eps: float,
-        out_dtype: torch.dtype,
+        self, x: Tensor, y: Tensor, scale: float, weight: Tensor, eps: float, out_dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """(x + scale * y in x's dtype, its norm)."""
 

@@ -11,12 +11,12 @@ from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from octavo_engine.backends.torch.precision import Precision
-    from octavo_engine.ops import Names, Sizes
+    from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
     from octavo_engine.weights.checkpoint import Checkpoint
 
 
@@ -65,12 +65,7 @@ class TorchLoader:
         return TorchLinear(self._precision.stored(weight), total, len(self.sites) - 1)
 
     def experts(
-        self,
-        names: Sequence[Sequence[str]],
-        in_features: int,
-        out_features: Sequence[int],
-        *,
-        bias: bool = False,
+        self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> TorchExperts:
         experts = [
             torch.cat(

@@ -45,13 +45,7 @@ class PlainKernels:
         return _norm(x.float(), weight, eps).to(out_dtype)
 
     def add_rms_norm(
-        self,
-        x: Tensor,
-        y: Tensor,
-        scale: float,
-        weight: Tensor,
-        eps: float,
-        out_dtype: torch.dtype,
+        self, x: Tensor, y: Tensor, scale: float, weight: Tensor, eps: float, out_dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         total = (x.float() + scale * y.float()).to(x.dtype)
         return total, _norm(total.float(), weight, eps).to(out_dtype)

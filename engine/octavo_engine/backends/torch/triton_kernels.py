@@ -131,13 +131,7 @@ class TritonKernels:
         return rows.rms_norm(x, weight, eps, out_dtype)
 
     def add_rms_norm(
-        self,
-        x: Tensor,
-        y: Tensor,
-        scale: float,
-        weight: Tensor,
-        eps: float,
-        out_dtype: torch.dtype,
+        self, x: Tensor, y: Tensor, scale: float, weight: Tensor, eps: float, out_dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         return rows.add_rms_norm(x, y, scale, weight, eps, out_dtype)
 
