@@ -52,7 +52,7 @@ def test_the_rule_finds_what_it_is_for() -> None:
     assert not narrow("try: pass\nexcept (ValueError, RecursionError): pass")
 
 
-@pytest.mark.parametrize("data", [b'{"a":"\xa2"}', b'{"a":' * 5000])
+@pytest.mark.parametrize("data", [b'{"a":"\xa2"}', b'{"a":' * 100_000])
 def test_the_decoder_raises_other_errors_than_its_own(data: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)) as caught:
         msgspec.json.decode(data)

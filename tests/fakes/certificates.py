@@ -6,7 +6,12 @@ import subprocess
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+# Of what signs others, and itself: Python 3.13 trusts no authority without it.
+KEY_USAGE = "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"
+HERE = "DNS:localhost,IP:127.0.0.1"
 
 
 def make_certificate(folder: Path, address: str) -> Path:
@@ -16,24 +21,34 @@ def make_certificate(folder: Path, address: str) -> Path:
         "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
         "-keyout", str(certificate.with_suffix(".key")), "-out", str(certificate),
         "-subj", "/CN=test", "-days", "30", "-addext", f"subjectAltName=IP:{address}",
+        "-addext", KEY_USAGE,
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
     return certificate
 
 
-def make_authority(folder: Path) -> None:
-    """`ca.pem`, and signed by it `server.pem` and `client.pem`, each with its .key beside it."""
+def make_authority(
+    folder: Path, names: Sequence[str] = ("server", "client"), alternatives: str = HERE
+) -> None:
+    """`ca.pem`, and signed by it a NAME.pem for each name, each with its .key beside it.
+
+    `alternatives`: their subjectAltName, in which {name} is the name.
+    """
     folder.mkdir(exist_ok=True)
 
     def openssl(*args: str) -> None:
         subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
 
     make = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl(*make, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "30")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    for name in ("server", "client"):
-        openssl(*make, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+    openssl(
+        *make, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "30",
+        "-addext", KEY_USAGE,
+    )  # fmt: skip
+    for name in names:
+        found = alternatives.format(name=name)
+        (folder / "names").write_text(f"subjectAltName={found}\nauthorityKeyIdentifier=keyid")
+        openssl(*make, "-keyout", f"{name}.key", "-out", "csr", "-subj", f"/CN={name[:60]}")
         openssl(
-            "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
+            "x509", "-req", "-in", "csr", "-CA", "ca.pem", "-CAkey", "ca.key",
             "-days", "30", "-CAcreateserial", "-out", f"{name}.pem", "-extfile", "names",
         )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ssl
-import subprocess
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -18,6 +17,7 @@ from octavo_operator.errors import SettingsInvalid
 from octavo_operator.routers.fetch import RouterFetch, router_tls
 from octavo_operator.routers.poller import RouterUnreachable
 from octavo_operator.settings import RouterSettings
+from tests.fakes.certificates import make_authority
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,19 +29,7 @@ TOKEN = "hunter2"
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and a certificate of the routers' Service."""
     folder: Path = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*args: str) -> None:
-        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
-
-    make = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl(*make, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "30")
-    for name in ("octavo-router.octavo-system.svc", "other.example"):
-        (folder / "names").write_text(f"subjectAltName=DNS:{name}")
-        openssl(*make, "-keyout", f"{name}.key", "-out", "csr", "-subj", "/CN=x")
-        openssl(
-            "x509", "-req", "-in", "csr", "-CA", "ca.pem", "-CAkey", "ca.key",
-            "-days", "30", "-CAcreateserial", "-out", f"{name}.pem", "-extfile", "names",
-        )  # fmt: skip
+    make_authority(folder, ("octavo-router.octavo-system.svc", "other.example"), "DNS:{name}")
     return folder
 
 

@@ -1,6 +1,7 @@
 """Reading a request's body: what is found, what is refused, and where."""
 
 import json
+import sys
 import time
 
 import pytest
@@ -171,6 +172,8 @@ def test_a_body_for_another_path_is_read_for_what_all_share(hot_path):
 )
 def test_what_is_no_json_is_refused_with_its_place(hot_path, body, offset):
     error = refusal(hot_path, body)
+    if body == b'{"a":1,}' and not hot_path.is_native and sys.version_info >= (3, 13):
+        offset -= 1  # Python's decoder points at the comma since then
     assert error.offset == offset
     assert error.message[0].islower() or error.message.startswith("\\u")
     assert str(error) == error.message

@@ -50,7 +50,9 @@ class LocalPictures:
             if not is_here or parts.query or parts.fragment:
                 raise ValueError
             resolved = path.resolve()
-        except (ValueError, OSError, RuntimeError):  # a loop of links is a RuntimeError
+            if resolved.is_symlink():  # a loop of links, as Python 3.13 has it
+                raise ValueError
+        except (ValueError, OSError, RuntimeError):  # and as older ones do
             raise InvalidRequest(
                 f"{param} must look like file:///folder/picture.png", param=param
             ) from None
