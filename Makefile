@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml install.py $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-all test-faults soak test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels release release-tools cluster clean
+.PHONY: demo test test-all test-faults soak test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels release release-tools cluster cluster-up clean
 
 # --- targets for users -------------------------------------------------------------------------------
 
@@ -131,8 +131,9 @@ audit: $(VENV)/.test  ## The locked packages: versions, hashes, licences, known 
 	-@$(PIP) install --quiet "pip-audit>=2.9"
 	$(BIN)/python -m release.audit $(AUDIT_ARGS)
 
+# WHEEL_ARGS='--python python3.11 python3.13': one for each of these, and not for $(PYTHON).
 wheels: $(VENV)/bin/python release-tools  ## Manylinux wheels in build/dist, compiled by zig, checked and tried
-	$(BIN)/python -m release.wheels
+	$(BIN)/python -m release.wheels $(WHEEL_ARGS)
 
 # It signs with $RELEASE_KEY or release.key, made where it is missing; RELEASE_ARGS='--only chart': parts.
 release: $(VENV)/.test release-tools  ## Wheels, sdist, images, chart, SBOMs and signed checksums in build/release
@@ -144,6 +145,9 @@ release-tools: $(VENV)/bin/python
 
 cluster: $(VENV)/bin/python  ## A Kubernetes with these images, until `python -m e2e.cluster down`
 	$(BIN)/python -m e2e.cluster up
+
+cluster-up: cluster  ## The same with Octavo installed, a model in it, and its answer to a question
+	$(BIN)/python -m e2e.cluster ask
 
 clean:
 	rm -rf build $(VENV) engine/octavo_engine/_native*.so router/octavo_router/_fast*.so

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -231,6 +232,20 @@ def text_of_stream(stream: str) -> str:
     return "".join(parts)
 
 
+def build_with(python: str, arguments: Sequence[str]) -> None:
+    """The same as this module does, for another Python, in an environment of its own."""
+    found = subprocess.run(
+        [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    folder = ROOT / "build" / "zig" / f"python-{found.stdout.strip()}"
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    own = str(folder / "bin" / "python")
+    pip = [own, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    subprocess.run([*pip, *TOOLS], check=True)
+    subprocess.run([own, "-m", "release.wheels", *arguments], check=True, cwd=ROOT)
+
+
 def _run(module: Sequence[object], environ: dict[str, str] | None = None) -> None:
     command = [sys.executable, "-m", *map(str, module)]
     print("+", shlex.join(command[1:]), flush=True)
@@ -248,8 +263,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--no-try", action="store_true", help="do not install the wheel for this machine and ask it"
     )
+    parser.add_argument(
+        "--python",
+        nargs="+",
+        metavar="PYTHON",
+        help="programs such as python3.13, each of which gets its wheels; default: this Python",
+    )
     args = parser.parse_args(argv)
+    if missing := [python for python in args.python or () if shutil.which(python) is None]:
+        parser.error(f"there is no program {', '.join(missing)}")
     args.to.mkdir(parents=True, exist_ok=True)
+    for python in args.python or ():
+        build_with(python, [
+            f"--to={args.to.resolve()}", f"--isas={args.isas}", "--machine", *args.machine,
+            *(["--no-try"] if args.no_try else []),
+        ])  # fmt: skip
+    if args.python:
+        return
     for machine in args.machine:
         wheel = build_wheel(TARGETS[machine], args.to.resolve(), args.isas)
         print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")

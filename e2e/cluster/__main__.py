@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 from e2e.cluster import images
 from e2e.cluster.choose import cluster
 from e2e.cluster.errors import ClusterError
+from e2e.first_token import as_typed, first_token
+
+if TYPE_CHECKING:
+    from e2e.cluster.choose import Cluster
 
 
 def main(argv: list[str]) -> int:
@@ -16,6 +22,7 @@ def main(argv: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     step = commands.add_parser("up", help="build what is missing, start, and load Octavo's images")
     step.add_argument("--bare", action="store_true", help="without Octavo's images")
+    commands.add_parser("ask", help="install the chart and a model in it, and ask as README does")
     commands.add_parser("down", help="end it; nothing stays but the caches")
     commands.add_parser("status", help="exit code 0 where one is up")
     commands.add_parser("check", help="says why this machine cannot hold one: then exit code 1")
@@ -52,6 +59,8 @@ def _run(args: argparse.Namespace) -> int:
             chosen.start()
             chosen.load(names)
             print("It is up. Talk to it: python -m e2e.cluster kubectl get pods --all-namespaces")
+        case "ask":
+            _ask(chosen)
         case "load":
             chosen.load(args.names)
         case "down":
@@ -66,6 +75,21 @@ def _run(args: argparse.Namespace) -> int:
             rest = args.rest[1:] if args.rest[:1] == ["--"] else args.rest
             return subprocess.run(chosen.command(rest), check=False).returncode
     return 0
+
+
+def _ask(chosen: Cluster) -> None:
+    """Raises ClusterError with what the failed command said."""
+    if not chosen.is_up():
+        raise ClusterError("no cluster is up: python -m e2e.cluster up")
+    commands = first_token()
+    print(*commands, sep="\n", flush=True)
+    done = as_typed(chosen, commands)
+    if done.returncode:
+        raise ClusterError(f"a command failed:\n{done.stdout}{done.stderr}")
+    print(json.loads(done.stdout.splitlines()[-1])["choices"][0]["message"]["content"])
+    print(
+        "It stays up: python -m e2e.cluster kubectl get llmd; its end: python -m e2e.cluster down"
+    )
 
 
 if __name__ == "__main__":
