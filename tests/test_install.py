@@ -115,6 +115,7 @@ def test_runnable_is_every_set_that_this_machine_runs(tmp_path):
     assert set(configure(tmp_path, "runnable")) == set(_native.runnable_isas())
 
 
+@pytest.mark.slow
 def test_all_is_more_than_one_machine_runs_and_the_default(tmp_path):
     every = configure(tmp_path / "all", "all")
     assert set(every) >= set(_native.runnable_isas())

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tools.source_trees import parsed_source
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -51,9 +53,7 @@ def test_tests_are_no_packages():
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_each_module_opens_with_its_sentence(path):
-    assert ast.get_docstring(ast.parse(path.read_text())), (
-        "say in one sentence what the module owns"
-    )
+    assert ast.get_docstring(parsed_source(path)), "say in one sentence what the module owns"
 
 
 def test_no_function_outgrows_one_idea():
@@ -61,7 +61,7 @@ def test_no_function_outgrows_one_idea():
     long = {
         f"{path.relative_to(ROOT)}:{node.name}"
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed_source(path))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and node.end_lineno is not None
         and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
@@ -76,7 +76,7 @@ def modules() -> dict[str, ast.Module]:
         for path in (ROOT / root).rglob("*.py"):
             parts = path.relative_to((ROOT / root).parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            trees[name] = ast.parse(path.read_text())
+            trees[name] = parsed_source(path)
     return trees
 
 

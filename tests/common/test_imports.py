@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.source_trees import parsed_source
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "common" / "octavo_common"
 # Imported by the function that needs it, in a process that has it.
@@ -28,7 +30,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.glob("**/*.py")), ids=lambda path: path.name)
 def test_only_the_standard_library_is_imported(path):
-    foreign = imported(ast.parse(path.read_text())) - sys.stdlib_module_names
+    foreign = imported(parsed_source(path)) - sys.stdlib_module_names
     assert foreign <= OPTIONAL | {"octavo_common"}
 
 

@@ -23,12 +23,14 @@ from tests.differential.models import (
 from tests.differential.wishes import Wisher
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_in_any_company_an_answer_is_what_it_is_alone(seed):
     rng = random.Random(seed)
     assert company.compare(any_tiny_model(rng), rng, num_engines=2, num_rounds=1) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", TinyModel.methods)
 def test_speculation_of_each_method_changes_no_answer(method):
     """Each with drafts that are right and drafts that are not, where it can have both."""

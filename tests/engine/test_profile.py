@@ -90,6 +90,7 @@ def test_every_step_and_every_request_has_its_track(tmp_path: Path):
     assert names == {"step", "schedule", "inputs", "execute", "results", "update", "report"}
 
 
+@pytest.mark.slow
 def test_a_real_model_tells_forward_masks_and_sampling_apart(tmp_path: Path):
     params = SamplingParams(max_tokens=6, temperature=0, grammar=regex_spec("[a-z]{4}"))
     with LLM("demo://smollm2", kv_cache_memory_bytes=1 << 25, max_model_len=128) as llm:

@@ -84,6 +84,7 @@ def test_off_a_terminal_there_is_no_banner(capsys):
 SERVE = ("serve", "--device", "sim", "--port", "0")
 
 
+@pytest.mark.slow
 def test_lines_on_a_terminal_are_whole():
     """No log line begins behind the bar, and nothing of the bar is left."""
     terminal = Terminal(*SERVE)

@@ -92,6 +92,7 @@ def test_an_api_server_takes_all_of_it(apiserver: ApiServer):
     assert apiserver.warnings == []
 
 
+@pytest.mark.slow
 def test_kustomize_builds_it():
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed; its resources are read by the tests above")

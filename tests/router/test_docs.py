@@ -17,6 +17,7 @@ from octavo_router.config.settings import KeyConfig, UpstreamConfig
 from octavo_router.discovery.kubernetes.routing import RoutingAnnotation
 from octavo_router.flow.keys import make_table
 from octavo_router.proxy.paths import PROXIED
+from tests.tools.source_trees import parsed_source
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "router" / "octavo_router"
@@ -52,7 +53,7 @@ def refusals() -> dict[tuple[int, str], set[bool]]:
     for path in SOURCES.rglob("*.py"):
         if "epp" in path.relative_to(SOURCES).parts:
             continue  # a gateway's clients see these: docs/gateway-api.md
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed_source(path)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
             if node.func.id not in ("Rejected", "_refused") or len(node.args) < 2:

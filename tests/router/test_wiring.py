@@ -357,6 +357,7 @@ async def test_reading_a_bad_configuration_is_counted():
         assert reloads == {'outcome="failed"': 1.0}
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_hundred_reloads_under_load_lose_nothing():
     """Another order of upstreams, another policy, now and then a bad file."""

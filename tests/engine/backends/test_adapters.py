@@ -152,6 +152,7 @@ def test_both_backends_equal_peft(form: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(run(backend, tmp_path, token_ids), truth, **FLOAT32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "targets"),
     [

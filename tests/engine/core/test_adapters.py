@@ -185,6 +185,7 @@ def test_what_cannot_be_read_fails_only_its_requests(llm: LLM, tmp_path: Path) -
     assert llm.generate(["a"], use_tqdm=False)[0].finished
 
 
+@pytest.mark.slow
 def test_without_the_switch_adapters_are_refused() -> None:
     with LLM(device="sim") as llm, pytest.raises(InvalidRequest, match="--enable-lora"):
         llm.generate(["a"], lora_request=LoRARequest("a", 1, "/nowhere"))

@@ -299,6 +299,7 @@ def tiny_backend(family, dtype):
     return NativeBackend(config, model.checkpoint(), max_model_len=256, dtype=dtype, num_threads=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "torch"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_real_models_say_the_same_with_tiers_as_without(tmp_path, family, dtype):

@@ -287,6 +287,7 @@ def test_prompts_of_one_engine_are_priced_with_those_before_them(monkeypatch):
     second.close()
 
 
+@pytest.mark.slow
 def test_engines_that_requests_name_are_bounded():
     engine, backend, _ = make_engine(transfer("kv_consumer"))
     peers = engine._tiers._peers

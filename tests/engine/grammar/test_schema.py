@@ -278,6 +278,7 @@ def test_a_panic_of_the_compiler_is_a_refusal() -> None:
             check(GrammarSpec(kind="json_schema", text=json.dumps(schema, ensure_ascii=False)))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(schema=st.dictionaries(st.sampled_from(KEYWORDS), JSON, max_size=5), strict=st.booleans())
 def test_any_schema_is_served_or_refused(schema: dict[str, Any], strict: bool) -> None:

@@ -79,6 +79,7 @@ def test_what_is_valid_what_is_not_and_what_is_unknown(
     assert verdict(text, schema) is expected
 
 
+@pytest.mark.slow
 def test_no_pattern_and_no_schema_takes_long() -> None:
     bombs: list[tuple[str, Any]] = [
         (json.dumps("a" * 5000 + "b"), {"pattern": "^(a+)+$"}),

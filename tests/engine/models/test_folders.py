@@ -73,6 +73,7 @@ def test_a_folder_with_recurrent_states_too(name: str, tmp_path: Path) -> None:
             assert answers[1].num_cached_tokens == answers[2].num_cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_a_class_of_its_own_is_named_what_it_is(tmp_path: Path) -> None:
     """A checkpoint of a known family under another name."""
     model = the_model("gpt2")

@@ -160,6 +160,7 @@ def test_as_many_answers_are_remembered_as_may_be() -> None:
         assert all(known[-min(4, number + 1) :]), "the latest are"
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_and_a_guess_is_quick_in_it() -> None:
     tracemalloc.start()
     rng = random.Random(0)

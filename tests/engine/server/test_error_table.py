@@ -30,6 +30,7 @@ from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import RunningServer, post, running
+from tests.tools.source_trees import parsed_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,7 +271,7 @@ def test_a_broken_stream_carries_the_same_object_and_ends(path, fault):
 
 def parsed() -> Iterator[tuple[str, ast.AST]]:
     for path in sorted(SOURCES.rglob("*.py")):
-        yield str(path.relative_to(SOURCES)), ast.parse(path.read_text(encoding="utf-8"))
+        yield str(path.relative_to(SOURCES)), parsed_source(path)
 
 
 def raised() -> Iterator[tuple[str, str, int | None, str | None]]:

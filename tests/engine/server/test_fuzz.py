@@ -92,6 +92,7 @@ def test_any_bytes_are_parsed_or_refused(body):
         assert error.message
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.dictionaries(st.text(max_size=3), values, max_size=5))
 def test_proper_json_is_read_as_the_standard_library_reads_it(value: Any):

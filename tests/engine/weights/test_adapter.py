@@ -150,6 +150,7 @@ def test_any_config_is_read_or_refused(changes: dict[str, Any], tmp_path: Path) 
     _read_or_refuse(tmp_path)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -175,6 +175,7 @@ def test_broken_files_are_named(tmp_path, case):
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=250, derandomize=True, suppress_health_check=list(HealthCheck), deadline=None
 )

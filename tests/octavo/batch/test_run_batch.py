@@ -92,6 +92,7 @@ def test_an_output_that_is_there_is_gone_on_with_or_refused(files):
     assert target.read_text().startswith(first)
 
 
+@pytest.mark.slow
 def test_a_pipe_goes_through():
     done = run_batch("-i", "-", "-o", "-", stdin=line("a", prompt="x", max_tokens=1))
     assert done.returncode == 0

@@ -221,6 +221,7 @@ def test_a_node_that_fails_is_named_with_its_reason(
     assert not (tmp_path / "site").exists()
 
 
+@pytest.mark.slow
 def test_kind_has_them_at_each_node(bundle: Path, tmp_path: Path, programs: Path):
     assert load(bundle, tmp_path, "--kind", "one") == 0
     found = calls(programs)

@@ -75,6 +75,7 @@ def test_only_the_file_is_brought_and_then_found(index, capsys):
     assert locate_demo("tiny") == file
 
 
+@pytest.mark.slow
 def test_a_checkpoint_comes_with_its_folders(index, capsys):
     index({f"{MODULE}/model/config.json": "{}", f"{MODULE}/model/1_Pooling/config.json": "{}"})
     assert run(capsys, "demo://tiny")[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ def check(body: Any) -> None:
     assert desired_objects(deployment, with_images())
 
 
+@pytest.mark.slow
 @settings(max_examples=250, derandomize=True, deadline=None)
 @given(specs(SCHEMA))
 def test_specs_near_the_schema(spec: dict[str, Any]):

@@ -246,6 +246,7 @@ async def test_streams_cancelled_at_any_moment_leave_nothing_and_make_no_noise(c
     ]
 
 
+@pytest.mark.slow
 @on_loop
 async def test_many_at_once_and_their_rate(capsys):
     num_workers, num_each = 16, 25

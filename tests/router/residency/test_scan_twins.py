@@ -93,6 +93,7 @@ def test_the_twins_read_the_same_number(fast, number):
     )
 
 
+@pytest.mark.slow
 def test_whatever_the_router_reads_the_engine_reads(fast):
     bodies = Bodies(7)
     num_stricter = 0

@@ -190,6 +190,7 @@ def test_no_tokens(device):
         assert found.shape == (0, 64)
 
 
+@pytest.mark.slow
 def test_a_whole_model_of_experts_in_the_interpreter(device):
     model = tiny_model("mixtral")
     backend = CudaBackend(

@@ -87,6 +87,7 @@ def test_a_statement_about_the_files_that_is_wrong_is_refused(settings, message)
         LLM("demo://smollm2", **settings)
 
 
+@pytest.mark.slow
 def test_a_statement_about_the_files_that_is_right_changes_nothing():
     with LLM(
         "demo://smollm2", quantization="gguf", load_format="gguf", runner="generate",

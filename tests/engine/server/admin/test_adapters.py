@@ -238,6 +238,7 @@ def test_it_must_be_switched_on(folders: list[str]) -> None:
         assert error(unload(server, "one")) == (403, "adapters_fixed", None)
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_a_slot_and_no_longer_than_its_turn(folders: list[str]) -> None:
     """Two slots, held by a steady stream of two adapters: the third is not left waiting."""
     config = LORA.replace(

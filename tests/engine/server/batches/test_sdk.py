@@ -92,6 +92,7 @@ def test_a_batch_outlives_the_death_of_its_server(folder):
             client.files.retrieve(file.id)
 
 
+@pytest.mark.slow
 def test_a_batch_is_cancelled(folder):
     with (
         serving(*FLAGS, *folder, "--sim-time-scale", "20") as server,

@@ -22,6 +22,7 @@ MODEL = EngineConfig(
 )
 
 
+@pytest.mark.slow
 def test_probabilities_are_the_models_own():
     async def ask(app: Any, path: str, **body: Any) -> Any:
         answer = await post(app, path, json.dumps(body).encode())

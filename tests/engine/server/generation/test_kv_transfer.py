@@ -30,6 +30,7 @@ def ask(server, path, body, **more):
     return answer.status_code, answer.json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), PATHS)
 def test_the_answer_says_where_the_cache_lies_and_another_engine_fetches_it(path, body):
     with (
@@ -66,6 +67,7 @@ def refusal(server, **fields):
     return answer["error"]["message"]
 
 
+@pytest.mark.slow
 def test_fields_that_make_no_sense_are_refused():
     fetch = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": 1}
     with simulating(config("kv_consumer")) as server:

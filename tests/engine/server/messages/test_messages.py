@@ -86,6 +86,7 @@ def test_whole_and_streamed_are_the_same(piece):
     assert len({block.id for block in [*whole.content[2:], *streamed.content[2:]]}) == 4
 
 
+@pytest.mark.slow
 def test_the_events_come_in_order():
     body = ASKED | {"tools": TOOLS, "stream": True}
     with saying(f"{THOUGHT}Yes.\n{OSLO}", piece=9) as (server, _), server.client() as client:

@@ -81,6 +81,7 @@ def test_without_the_limit_a_long_text_is_refused_as_ever():
         assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.slow
 def test_a_real_model_finds_a_long_text_near_to_what_it_is_about():
     import asyncio
     import json

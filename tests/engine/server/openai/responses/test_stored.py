@@ -29,6 +29,7 @@ def polled(client: Any, id_: str) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_response_is_fetched_as_it_was_given():
     with saying("Hi.") as (_, client):
         answer = client.responses.create(model="fake", input="a", metadata={"k": "v"})
