@@ -16,6 +16,7 @@ constexpr char kPart = '\xfd';
 constexpr char kMedia = '\xfc';
 constexpr char kField = '\xfb';
 constexpr char kEnd = '\xfa';
+constexpr char kPad = '\xf9';
 
 constexpr size_t kMediaBytes = 16;
 constexpr blake2b::State kKeyState = blake2b::initial_state(kKeyBytes, "octavo route");
@@ -361,7 +362,7 @@ void Conversation::append_item(const Raw& item, std::string& data) {
         data.push_back(separator_);
         is_valid_ = append_content(output, false, data);
     } else {
-        note_text(data);
+        note_part(data);
         append_field("item", item, data);
     }
 }
@@ -374,19 +375,19 @@ bool Conversation::append_content(const Raw& content, bool has_blocks, std::stri
     } else if (content.is_given() && *content.begin != 'n') {
         return false;
     } else {
-        note_text(data);  // no text counts as an empty one
+        note_part(data);  // no text counts as an empty one
     }
     return true;
 }
 
-void Conversation::note_text(const std::string& data) {
+void Conversation::note_part(const std::string& data) {
     if (opening_ == 0) {
         opening_ = data.size();
     }
 }
 
 void Conversation::append_string(const Raw& string, std::string& data) {
-    note_text(data);
+    note_part(data);
     append_text(data, string);
 }
 
@@ -436,7 +437,10 @@ void Conversation::append_parts(const Raw& content, bool has_blocks, std::string
         if (is_text && part.text.is_string()) {
             append_string(part.text, data);
         } else if (!has_blocks || !append_block(part, data)) {
+            note_part(data);
             append_media(part.whole, data);
+            // A prompt often ends with its picture: a key must end there too.
+            data.append((kChunkBytes - data.size() % kChunkBytes) % kChunkBytes, kPad);
         }
     });
 }
@@ -445,7 +449,7 @@ void Conversation::append_parts(const Raw& content, bool has_blocks, std::string
 bool Conversation::append_block(const Part& part, std::string& data) {
     if (text_equals(part.type, "tool_use")) {
         begin_message("tool_use", data);
-        note_text(data);
+        note_part(data);
         append_field("item", part.whole, data);
         return true;
     }

@@ -10,7 +10,7 @@
 
 namespace octavo::router {
 
-inline constexpr std::string_view kRouteKeysVersion = "octavo-route-1";
+inline constexpr std::string_view kRouteKeysVersion = "octavo-route-2";
 inline constexpr size_t kChunkBytes = 64;
 inline constexpr size_t kKeyBytes = 8;
 
@@ -87,7 +87,7 @@ class Conversation {
     void append_parts(const Raw& content, bool has_blocks, std::string& data);
     bool append_block(const Part& part, std::string& data);
     void append_media(const Raw& value, std::string& data);
-    void note_text(const std::string& data);
+    void note_part(const std::string& data);
     void append_field(std::string_view name, const Raw& value, std::string& data);
 
     KeyStack* keys_;

@@ -12,7 +12,8 @@ router compares keys and need not know. Both sides read a body alike, whatever t
 fields and however its strings are escaped:
 
     chat     data = for each message: MESSAGE role CONTENT content, then its FIELDs
-             content = a text, or parts joined by PART; a part that is no text is MEDIA and a digest
+             content = a text, or parts joined by PART; a part that is no text is MEDIA, the digest
+             of the part as it was sent, and PADs up to the end of a chunk: a key covers it whole
              FIELD  = name END value, in the order of MESSAGE_FIELDS
     messages data = as a chat, but for line ends between parts. `system` comes first; a tool_use is
              a message of that role: no text, and itself as a FIELD; a tool_result is its id's
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 64
 KEY_BYTES = 8
-VERSION = b"octavo-route-1"  # raise it when the recipe changes: old and new must never meet
+VERSION = b"octavo-route-2"  # raise it when the recipe changes: old and new must never meet
 
 Kind = Literal["chat", "completion", "messages", "responses"]
 Form = Literal["chat", "text", "ids"]
@@ -53,6 +54,7 @@ PART = b"\xfd"
 MEDIA = b"\xfc"
 FIELD = b"\xfb"
 END = b"\xfa"
+PAD = b"\xf9"
 
 # The fields outside of messages that shape a prompt, in the order in which the root covers them.
 ROOT_FIELDS: Mapping[Kind, tuple[str, ...]] = {
@@ -103,6 +105,7 @@ class Canonical:
     data: bytes
     spans: list[Span]  # in order; a message without content has an empty one
     is_open: bool = False  # the answer continues the last message instead of following it
+    media: tuple[Span, ...] = ()  # the parts that are no text, in order
 
 
 def canonical(body: Mapping[str, Any], *, kind: Kind, adapter: str = "") -> Canonical | None:
@@ -111,10 +114,12 @@ def canonical(body: Mapping[str, Any], *, kind: Kind, adapter: str = "") -> Cano
         conversation = _conversation_of(body, kind)
         if conversation is None:
             return None
-        data, spans, continues = conversation
+        writer, continues = conversation
+        data, spans = bytes(writer.data), writer.spans
         # Fields after the content would separate it from an answer that continues it.
         is_open = continues and bool(spans) and spans[-1].end == len(data)
-        return Canonical("chat", _root(body, kind, "chat", adapter), data, spans, is_open)
+        root = _root(body, kind, "chat", adapter)
+        return Canonical("chat", root, data, spans, is_open, tuple(writer.media))
     prompt = _first_prompt(body.get("prompt"))
     if prompt is None:
         return None
@@ -138,15 +143,20 @@ def chain(root: int, data: bytes, *, known: Sequence[int] = ()) -> list[int]:
 
 
 def opening(canonical: Canonical) -> int:
-    """The name of what comes before the first text: what a template writes whatever the chat is.
+    """The name of what comes before the first part: what a template writes whatever the chat is.
 
-    The key of a chunk that ends where the first text begins. It stands before key 0: an engine
-    stores it too, and a chat none of whose keys is stored finds that much cached.
+    The key of a chunk that ends where the first text or picture begins. It stands before key 0: an
+    engine stores it too, and a chat none of whose keys is stored finds that much cached.
     """
-    first = canonical.spans[0].start if canonical.spans else 0
-    material = canonical.root.to_bytes(KEY_BYTES, "little") + canonical.data[:first]
+    first = canonical.data[: opening_end(canonical)]
+    material = canonical.root.to_bytes(KEY_BYTES, "little") + first
     digest = blake2b(material, digest_size=KEY_BYTES, person=_KEY_PERSON).digest()
     return int.from_bytes(digest, "little")
+
+
+def opening_end(canonical: Canonical) -> int:
+    """Where the first part begins in the data."""
+    return min((*canonical.spans[:1], *canonical.media[:1]), default=Span(0, 0)).start
 
 
 def keys_of(body: Mapping[str, Any], kind: Kind, adapter: str = "") -> list[int]:
@@ -193,8 +203,8 @@ def continuation(canonical: Canonical, answer: str) -> Canonical | None:
 # ── the conversation ──
 
 
-def _conversation_of(body: Mapping[str, Any], kind: Kind) -> tuple[bytes, list[Span], bool] | None:
-    """Data, spans, and whether the answer continues the last message."""
+def _conversation_of(body: Mapping[str, Any], kind: Kind) -> tuple[_Writer, bool] | None:
+    """What was written, and whether the answer continues the last message."""
     writer = _Writer()
     messages = body.get("messages")
     if kind == "responses":
@@ -202,7 +212,7 @@ def _conversation_of(body: Mapping[str, Any], kind: Kind) -> tuple[bytes, list[S
         if body.get("previous_response_id") is not None or body.get("truncation") == "auto":
             return None
         is_valid = writer.opening(body.get("instructions")) and writer.items(body.get("input"))
-        return (bytes(writer.data), writer.spans, False) if is_valid else None
+        return (writer, False) if is_valid else None
     if not isinstance(messages, list):
         return None
     if kind == "messages":
@@ -214,7 +224,7 @@ def _conversation_of(body: Mapping[str, Any], kind: Kind) -> tuple[bytes, list[S
         if not all(map(writer.message, messages)):
             return None
         continues = body.get("continue_final_message") is True
-    return bytes(writer.data), writer.spans, continues
+    return writer, continues
 
 
 class _Writer:
@@ -223,6 +233,7 @@ class _Writer:
     def __init__(self) -> None:
         self.data = bytearray()
         self.spans: list[Span] = []
+        self.media: list[Span] = []  # the parts that are no text
         self.separator = PART  # between the parts of a content
         self._number = -1  # of the message that is written
 
@@ -304,7 +315,11 @@ class _Writer:
             if not self._content(content):
                 self._media(content)
         else:
+            start = len(self.data)
             self._media(part)
+            # A prompt often ends with its picture: a key must end there too.
+            self.data += PAD * (-len(self.data) % CHUNK_BYTES)
+            self.media.append(Span(start, len(self.data), self._number))
 
     def _text(self, text: str) -> None:
         self.spans.append(_append(self.data, text, self._number))

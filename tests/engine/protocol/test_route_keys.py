@@ -58,13 +58,13 @@ GOLDEN: list[tuple[Kind, str, dict[str, Any], list[str]]] = [
         "chat",
         "",
         chat(system(SYSTEM), user(QUESTION)),
-        ["23b0994b0f3bc303", "50f96eccd512b783", "29d7131f49b8efa7"],
+        ["a7727df98ad2d0a8", "0eeffb018d7af537", "c068048c4f2cc5ae"],
     ),
     (
         "chat",
         "",
         chat(user("Zoë 日本 😀 " * 12)),
-        ["9c7e6b67b0fdce0a", "d31f0aba8f9a6ba8", "af55d1794b85884d", "0dfe9fc03e5dd947"],
+        ["037cf0eb31cfce34", "41d8689248713dd3", "72758fd9ad07dabc", "890a80a7b292ffeb"],
     ),
     (
         "chat",
@@ -80,19 +80,19 @@ GOLDEN: list[tuple[Kind, str, dict[str, Any], list[str]]] = [
             cache_salt="s",
             chat_template_kwargs={"enable_thinking": False, "budget": 3, "none": None},
         ),
-        ["869fa7a475dbe137", "4c60165c246a75d8", "8d130ed95030b518"],
+        ["cb1cb18cb99c229b", "507e1cfa1d74cc31", "5354c43d0bc7bea3"],
     ),
     (
         "completion",
         "",
         {"prompt": "Once upon a time, " * 12},
-        ["3ce98111ec0cea29", "453cc4a55932a3d2", "9b2d81f02c12d7a3"],
+        ["e79627b869a8a9d9", "8c7b562946d74853", "84427393e17a69af"],
     ),
     (
         "completion",
         "",
         {"prompt": list(range(40)), "add_special_tokens": False},
-        ["11716dd5edefb864", "a765f99efadf5820"],
+        ["0316f018bc512013", "fd9004075302f1a5"],
     ),
 ]
 
@@ -102,6 +102,21 @@ def test_the_wire_format_stays():
         [f"{key:016x}" for key in keys_of(body, kind, adapter)] for kind, adapter, body, _ in GOLDEN
     ]
     assert found == [expected for *_, expected in GOLDEN]
+
+
+def test_a_part_that_is_no_text_ends_with_a_chunk():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
+    text = {"type": "text", "text": "What is it?"}
+    result = reduced(chat(user([text, image, text])))
+    (span,) = result.media
+    assert (span.start, span.end, span.message) == (18, CHUNK_BYTES, 0)
+    assert result.data[span.start + 17 : span.end] == b"\xf9" * 29
+    assert result.data[CHUNK_BYTES:] == b"\xfdWhat is it?"
+    keys = keys_of(chat(user([text, image])), "chat")
+    assert keys == keys_of(chat(user([text, image, text])), "chat")
+    assert keys[0] == keys_of(chat(user([text, other])), "chat")[0]
+    assert keys[1] != keys_of(chat(user([text, other])), "chat")[1]
 
 
 def test_the_data_of_a_conversation_in_full():

@@ -91,11 +91,26 @@ def test_tools_and_documents_count_as_prompt(hot_path):
     assert hot_path.scan(chat(metadata=[LONG]), CHAT).prompt_bytes == plain
 
 
-def test_an_image_takes_as_much_as_a_digest(hot_path):
-    image = {"type": "image_url", "image_url": {"url": "data:" + "A" * 100_000}}
-    messages = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
-    scan = hot_path.scan(json.dumps({"messages": messages}).encode(), CHAT)
-    assert scan.prompt_bytes == len(b"\xffuser\xfeWhat is it?\xfd\xfc") + 16
+@pytest.mark.parametrize("url", ["data:image/png;base64," + "A" * 100_000, "https://a.org/b.png"])
+def test_an_image_takes_as_much_as_a_digest_and_the_rest_of_its_chunk(hot_path, url):
+    image = {"type": "image_url", "image_url": {"url": url}}
+    text = {"type": "text", "text": "What is it?"}
+    body = {"messages": [{"role": "user", "content": [text, image]}]}
+    scan = hot_path.scan(json.dumps(body).encode(), CHAT)
+    assert scan.prompt_bytes == 64
+    assert scan.keys == pack_keys(keys_of(body, "chat"))
+    assert len(scan.keys) == 8 * 2  # the opening, and what ends with the picture
+
+
+@pytest.mark.parametrize("num_chars", range(30, 46))
+def test_pictures_at_any_place_have_the_keys_of_the_engine(hot_path, num_chars):
+    """Pictures whose marks, digests and paddings fall on every place of a chunk."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    text = {"type": "text", "text": "x" * num_chars}
+    body = {"messages": [{"role": "user", "content": [text, image, image, text]}]}
+    scan = hot_path.scan(json.dumps(body).encode(), CHAT)
+    assert scan.keys == pack_keys(keys_of(body, "chat"))
+    assert scan.prompt_bytes % 64 == (1 + num_chars) % 64
 
 
 @pytest.mark.parametrize(

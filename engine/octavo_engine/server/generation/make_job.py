@@ -75,7 +75,7 @@ async def with_route(exchange: Exchange, service: Service, job: Job, source: Rou
     are labelled when they are used again.
     """
     route = None
-    if service.hub.was_joined and job.media is None:  # placeholders are no text of the body's
+    if service.hub.was_joined:
         route = await service.model.labeller.route(
             exchange.fields,
             source.kind,
@@ -83,6 +83,7 @@ async def with_route(exchange: Exchange, service: Service, job: Job, source: Rou
             source.text,
             render_next=source.render_next,
             adapter="" if job.adapter is None else job.adapter.name,
+            pictures=() if job.media is None else job.media.spans,
         )
     if exchange.is_background:
         job = dataclasses.replace(job, priority=BACKGROUND)

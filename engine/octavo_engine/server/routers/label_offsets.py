@@ -14,16 +14,23 @@ Of a prompt that shares exactly i chunks with one that is cached, between `low` 
 chunk i ends after, less one that may merge with what follows) and `high` tokens (those before the
 end of chunk i + 1) are found. Where that is more than a block apart, the label's number lies
 between, within a block of either.
+
+A picture is a place in the data (its digest, padded to the end of a chunk) and one placeholder in
+the rendered prompt, whose rows all end where the placeholder ends. A template may write pictures
+before the texts that came before them: a key that does not cover a picture counts no token behind
+the picture's placeholder. Another request whose message goes on with a picture or a text that its
+template writes before finds less than is said.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.protocol.route_keys import CHUNK_BYTES, FIELD
+from octavo_engine.protocol.route_keys import CHUNK_BYTES, FIELD, MEDIA, opening_end
 from octavo_engine.state.labels import Labels
 
 if TYPE_CHECKING:
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.protocol.route_keys import Canonical, Span
+    from octavo_engine.state.media import MediaSpan
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
 _ENTRY = np.dtype([("name", "<u8"), ("tokens", "<u4")])
@@ -45,11 +53,14 @@ class TokenEnds:
         self._tokenizer = tokenizer
         self._lengths = np.full(vocab_size, -1, np.int32)  # filled in as tokens are met
 
-    def __call__(self, ids: Sequence[int], text: bytes, *, whole: bool = True) -> NDArray[np.int64]:
+    def __call__(
+        self, ids: Sequence[int], text: bytes, *,
+        whole: bool = True, pictures: Sequence[MediaSpan] = (),
+    ) -> NDArray[np.int64]:  # fmt: skip
         """Never too early: a token that ends at or before a place lies before it for certain.
 
-        With `whole` false the ids are only the beginning of the text's. Empty where tokens and text
-        cannot be brought together.
+        With `whole` false the ids are only the beginning of the text's. The placeholders of a
+        picture stand for one in the text. Empty where tokens and text cannot be brought together.
         """
         tokens = np.array(ids, np.int64)
         if len(tokens) == 0:
@@ -61,6 +72,8 @@ class TokenEnds:
         # Added around any text, and not part of this one.
         if ids[0] == self._tokenizer.bos_token_id and not text.startswith(self._spelling(ids[0])):
             lengths[0] = 0
+        for span in pictures:
+            lengths[span.first + 1 : span.end] = 0
         ends = np.cumsum(lengths, dtype=np.int64)
         if not whole:
             return ends
@@ -79,12 +92,30 @@ class TokenEnds:
             self._lengths[token] = len(self._tokenizer.token_bytes(token))
 
 
+class Pictures(NamedTuple):
+    """Where each placeholder begins and ends in the rendered prompt."""
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def place_pictures(
+    canonical: Canonical, ends: NDArray[np.int64], spans: Sequence[MediaSpan]
+) -> Pictures | None:
+    """None where the data has other parts than these pictures: which is which is not known."""
+    if len(spans) != len(canonical.media) or len(ends) == 0:
+        return None
+    before = np.concatenate((np.zeros(1, np.int64), ends))
+    first, last = [span.first for span in spans], [span.end - 1 for span in spans]
+    return Pictures(before[first], ends[last])
+
+
 class Places(NamedTuple):
     """Places in the data as places in the prompt: certain before `low`, possible before `high`."""
 
     low: NDArray[np.int64]
     high: NDArray[np.int64]
-    opening: int  # where the first text begins
+    opening: int  # where the first text or picture begins
     num_known: int  # of the places; none after them is known
     is_whole: bool  # all texts were found
 
@@ -107,8 +138,9 @@ def label_text(
     merges: bool = True,
     num_found: int | None = None,
     first_block: int = 0,
+    pictures: Pictures | None = None,
 ) -> Labels | None:
-    """Labels for `names`: what comes before the first text, then the keys of all whole chunks.
+    """Labels for `names`: what comes before the first part, then the keys of all whole chunks.
 
     `ends` are the ends of the tokens in `text`, the rendered prompt. `num_found` is how many of
     them can be found cached; default: all but the last, which is always computed. Labels on blocks
@@ -118,7 +150,7 @@ def label_text(
         return None
     if num_found is None:
         num_found = len(ends) - 1
-    places = locate(canonical, len(names) - 1, text)
+    places = locate(canonical, len(names) - 1, text, pictures)
     count = places.num_known + 1
     low_at = np.concatenate(([places.opening], places.low[: count - 1]))
     high_at = np.append(places.high[: count - 1], len(text) if places.is_whole else low_at[-1])
@@ -165,7 +197,9 @@ def _hang(
     return Labels(entries.tobytes(), blocks[order].astype(np.uint32).tobytes())
 
 
-def locate(canonical: Canonical, num_chunks: int, text: bytes) -> Places:
+def locate(
+    canonical: Canonical, num_chunks: int, text: bytes, pictures: Pictures | None = None
+) -> Places:
     """Where the ends of the data's chunks lie in the rendered prompt."""
     data = canonical.data
     starts, ends, places = _find_texts(canonical.spans, data, text)
@@ -174,12 +208,19 @@ def locate(canonical: Canonical, num_chunks: int, text: bytes) -> Places:
     if not is_whole:
         limit = canonical.spans[len(starts)].start
         at = at[at <= limit]
+    sealed_messages = _sealed_messages(canonical)
     if not starts:
         empty = np.zeros(len(at), np.int64)
-        return Places(empty, empty, 0, len(at), is_whole)
+        if pictures is None or not is_whole:
+            return Places(empty, empty, 0, len(at), is_whole)
+        low = _behind_pictures(
+            empty, at, canonical, pictures, empty[:0], empty[:0], sealed_messages
+        )
+        return Places(low, np.full(len(at), len(text)), 0, len(at), is_whole)
     start, end, place = (np.array(x, np.int64) for x in (starts, ends, places))
     place_end = place + end - start
-    sealed = _sealed(canonical.spans[: len(starts)], data)
+    found = canonical.spans[: len(starts)]
+    sealed = np.array([span.message in sealed_messages for span in found], np.bool_)
     # What lies between texts: behind the last one that is complete, and before the next.
     number = np.searchsorted(start, at, "right") - 1
     known = np.maximum(number, 0)
@@ -191,10 +232,50 @@ def locate(canonical: Canonical, num_chunks: int, text: bytes) -> Places:
     behind = np.where(last >= 0, place_end[np.maximum(last, 0)], 0)
     after = np.append(place[1:], len(text) if is_whole else place_end[-1])
     before = np.where(number >= 0, after[known], place[0])
-    return Places(
-        np.where(inside, exact, behind), np.where(inside, exact, before),
-        int(place[0]) if not sealed[0] else 0, len(at), is_whole,
-    )  # fmt: skip
+    low, high = np.where(inside, exact, behind), np.where(inside, exact, before)
+    opening = int(place[0]) if not sealed[0] else 0
+    if pictures is None:
+        return Places(low, high, opening, len(at), is_whole)
+    at = np.concatenate(([opening_end(canonical)], at))
+    low = np.concatenate(([opening], low))
+    if is_whole:  # else a text that was not found may stand before any picture
+        text_ends = np.array([_complete_at(canonical, span, sealed_messages) for span in found])
+        low = _behind_pictures(low, at, canonical, pictures, place, text_ends, sealed_messages)
+    uncovered = _uncovered(at, canonical, pictures)
+    low = np.minimum(low, uncovered)
+    high = np.maximum(np.minimum(high, uncovered[1:]), low[1:])
+    return Places(low[1:], high, int(low[0]), len(at) - 1, is_whole)
+
+
+def _behind_pictures(
+    low: NDArray[np.int64], at: NDArray[np.int64], canonical: Canonical, pictures: Pictures,
+    places: NDArray[np.int64], text_ends: NDArray[np.int64], sealed: set[int],
+) -> NDArray[np.int64]:  # fmt: skip
+    """Behind the last picture that the data up to `at` has, if it has all texts that stand before
+    that one too."""
+    for span, start, end in zip(canonical.media, pictures.starts, pictures.ends, strict=True):
+        texts_before = text_ends[places < start]
+        needed = max(_complete_at(canonical, span, sealed), int(texts_before.max(initial=0)))
+        low = np.where(at >= needed, np.maximum(low, end), low)
+    return low
+
+
+def _uncovered(
+    at: NDArray[np.int64], canonical: Canonical, pictures: Pictures
+) -> NDArray[np.int64]:
+    """Where the first picture begins that the data up to each place has not."""
+    first = np.full(len(at), np.iinfo(np.int64).max)
+    for span, start in zip(canonical.media, pictures.starts, strict=True):
+        first = np.where(at < span.end, np.minimum(first, start), first)
+    return first
+
+
+def _complete_at(canonical: Canonical, span: Span, sealed: set[int]) -> int:
+    """Where the data has all that may be rendered before this part's end."""
+    if span.message not in sealed:
+        return span.end
+    later = [p.start for p in (*canonical.spans, *canonical.media) if p.message > span.message]
+    return min(later, default=len(canonical.data) + 1)
 
 
 def _find_texts(
@@ -227,11 +308,23 @@ def _find_texts(
     return starts, ends, places
 
 
-def _sealed(spans: Sequence[Span], data: bytes) -> NDArray[np.bool_]:
+def _sealed_messages(canonical: Canonical) -> set[int]:
     """Messages with fields besides their text: these may be rendered before it."""
+    data = canonical.data
     if FIELD not in data:
-        return np.zeros(len(spans), np.bool_)
-    stops = [*(span.start for span in spans[1:]), len(data)]
-    pairs = zip(spans, stops, strict=True)
-    messages = {span.message for span, stop in pairs if data.find(FIELD, span.end, stop) >= 0}
-    return np.array([span.message in messages for span in spans], np.bool_)
+        return set()
+    parts = sorted((*canonical.spans, *canonical.media))
+    starts = [part.start for part in parts]
+    messages: set[int] = set()
+    position = data.find(FIELD)
+    while position >= 0:
+        owner = bisect_right(starts, position) - 1
+        if owner >= 0 and not _is_digest(parts[owner], data, position):
+            messages.add(parts[owner].message)
+        position = data.find(FIELD, position + 1)
+    return messages
+
+
+def _is_digest(part: Span, data: bytes, position: int) -> bool:
+    """Whether a byte lies in the digest of a part that is no text: it is no mark there."""
+    return position < part.end and data[part.start : part.start + 1] == MEDIA

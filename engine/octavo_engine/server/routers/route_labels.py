@@ -12,16 +12,24 @@ import numpy as np
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import RequestError
 from octavo_engine.protocol import route_keys
-from octavo_engine.server.routers.label_offsets import TokenEnds, label_ids, label_text
+from octavo_engine.server.routers.label_offsets import (
+    TokenEnds,
+    label_ids,
+    label_text,
+    place_pictures,
+)
 from octavo_engine.tokenization.bytes_tokenizer import ByteTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.protocol.route_keys import Canonical, Kind
     from octavo_engine.state.labels import Labels
+    from octavo_engine.state.media import MediaSpan
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger("octavo.server")
@@ -43,6 +51,7 @@ class RoutedPrompt:
     ids: Sequence[int]
     labels: Labels | None
     render_next: Callable[[str], Awaitable[str]] | None  # the next turn's prompt; None: unknown
+    pictures: Sequence[MediaSpan] = ()  # among the ids
 
 
 class Answers:
@@ -92,18 +101,22 @@ class Labeller:
         *,
         render_next: Callable[[str], Awaitable[str]] | None = None,
         adapter: str = "",
+        pictures: Sequence[MediaSpan] = (),
     ) -> RoutedPrompt | None:
-        """Of a request's first prompt: `ids`, and `text`, as it was rendered if it is a chat.
-        Routers know an adapter by its name."""
+        """Of a request's first prompt: `ids`, and `text`, as it was rendered if it is a chat, with
+        one placeholder for all those of a picture. Routers know an adapter by its name."""
         if body.get("truncate_prompt_tokens") is not None:
             return None  # where the prompt begins depends on how it ends
         if len(ids) <= _INLINE_BYTES // 4:
-            return self._route(body, kind, ids, text, render_next, adapter)
-        return await asyncio.to_thread(self._route, body, kind, ids, text, render_next, adapter)
+            return self._route(body, kind, ids, text, render_next, adapter, pictures)
+        return await asyncio.to_thread(
+            self._route, body, kind, ids, text, render_next, adapter, pictures
+        )
 
     def _route(
         self, body: Mapping[str, Any], kind: Kind, ids: Sequence[int], text: str | None,
         render_next: Callable[[str], Awaitable[str]] | None, adapter: str,
+        pictures: Sequence[MediaSpan],
     ) -> RoutedPrompt | None:  # fmt: skip
         try:
             canonical = route_keys.canonical(body, kind=kind, adapter=adapter)
@@ -114,14 +127,26 @@ class Labeller:
                 return RoutedPrompt(canonical, keys, b"", ids, label_ids(keys), None)
             prompt = canonical.data if text is None else text.encode()
             names = [route_keys.opening(canonical), *keys]
-            ends = self._ends(ids, prompt)
-            labels = label_text(canonical, names, prompt, ends, merges=self._merges)
+            ends = self._ends(ids, prompt, pictures=pictures)
+            labels = self._labels(canonical, names, prompt, ends, pictures)
         except Exception:  # routing would only be worse for it; answering matters more
             logger.exception("Could not label a request")
             return None
         if canonical.is_open:
             render_next = None
-        return RoutedPrompt(canonical, names, prompt, ids, labels, render_next)
+        return RoutedPrompt(canonical, names, prompt, ids, labels, render_next, pictures)
+
+    def _labels(
+        self, canonical: Canonical, names: list[int], text: bytes, ends: NDArray[np.int64],
+        spans: Sequence[MediaSpan], num_found: int | None = None, first_block: int = 0,
+    ) -> Labels | None:  # fmt: skip
+        pictures = place_pictures(canonical, ends, spans) if spans else None
+        if spans and pictures is None:
+            return None
+        return label_text(
+            canonical, names, text, ends, merges=self._merges, num_found=num_found,
+            first_block=first_block, pictures=pictures,
+        )  # fmt: skip
 
     # ── answers ──
 
@@ -171,8 +196,8 @@ class Labeller:
         text = following.encode()
         ids = [*route.ids, *answer_ids]
         num_prompt = len(route.ids)
-        ends = self._ends(ids, text, whole=False)
-        first = self._first_to_read_again(route.ids)
+        ends = self._ends(ids, text, whole=False, pictures=route.pictures)
+        first = self._first_to_read_again(route)
         begin = int(ends[first - 1]) if first else 0
         if not text.startswith(route.prompt[:begin]):
             return None
@@ -186,19 +211,20 @@ class Labeller:
         names = route.names[:1] + route_keys.chain(
             canonical.root, canonical.data, known=route.names[1:]
         )
-        return label_text(
-            canonical, names, text, ends[:same], merges=self._merges,
+        return self._labels(
+            canonical, names, text, ends[:same], route.pictures,
             num_found=min(same, len(ids) - 1),  # the last token was sampled and never computed
             first_block=max(0, num_prompt // BLOCK_SIZE - _ANSWER_LEAD),
         )  # fmt: skip
 
-    def _first_to_read_again(self, ids: Sequence[int]) -> int:
+    def _first_to_read_again(self, route: RoutedPrompt) -> int:
         """From a control token on text is read alike, whatever stands before it."""
-        special = self._tokenizer.special_ids
-        for place in range(len(ids) - 1, max(0, len(ids) - _CONTEXT) - 1, -1):
+        ids, special = route.ids, self._tokenizer.special_ids
+        after_pictures = max((span.end for span in route.pictures), default=0)
+        for place in range(len(ids) - 1, max(after_pictures, len(ids) - _CONTEXT) - 1, -1):
             if ids[place] in special:
                 return place
-        return max(0, len(ids) - _OVERLAP)
+        return max(after_pictures, len(ids) - _OVERLAP)
 
 
 def _num_common(left: Sequence[int], right: Sequence[int]) -> int:

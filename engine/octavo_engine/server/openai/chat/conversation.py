@@ -46,11 +46,13 @@ class RenderedPrompt(NamedTuple):
 async def render(
     tokenizer: Tokenizer, request: ConversationFields, limits: RequestLimits, *,
     trust_template: bool,
-    describes_tools: bool = False,
+    describes_tools: bool = False, takes_pictures: bool = False,
 ) -> str:  # fmt: skip
     """The conversation as the model's chat template writes it; with `describes_tools` tools are no
     matter of the template's. Raises InvalidRequest."""
-    template, options = _prepared(tokenizer, request, limits, trust_template=trust_template)
+    template, options = _prepared(
+        tokenizer, request, limits, trust_template=trust_template, takes_pictures=takes_pictures
+    )
     if describes_tools and request.chat_template is None:  # a request's own is as it wants it
         _describe_tools(template, options)
     return await _timely(options["messages"], lambda: template.render(**options))

@@ -199,6 +199,7 @@ def _next_turn(
             service.settings.limits,
             trust_template=service.settings.trust_request_chat_template,
             describes_tools=service.model.dialect.describes_tools,
+            takes_pictures=service.engine.pictures is not None,
         )
 
     return render_next
