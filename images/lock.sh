@@ -16,3 +16,4 @@ lock engine-cuda ../pyproject.toml --extra kv-events --extra cuda
 lock router router.in
 lock operator operator.in
 lock demo --no-deps demo.in
+lock media --no-deps media.in

@@ -24,7 +24,7 @@ RESTRICTED = {
 }
 USES = (
     "minimal", "cpu", "gpu", "quantized", "several-models", "autoscaled", "canary", "private",
-    "pvc-weights",
+    "pvc-weights", "vision", "speech",
 )  # fmt: skip
 
 

@@ -107,6 +107,12 @@ def test_reserved_arguments_are_flags_of_the_engine():
     assert set(RESERVED_ARGS) <= known
 
 
+@pytest.mark.parametrize("name", sample_bodies())
+def test_arguments_of_samples_are_flags(name: str):
+    deployment = LLMDeployment.parse(sample_bodies()[name])
+    assert set(deployment.engine.args) <= {flag.flag for flag in FLAGS} - set(RESERVED_ARGS)
+
+
 @pytest.mark.parametrize("text", ['a"b', "a\\b", "ünïcödé 🙂", "tab\tand\nline", "#", "${x}"])
 def test_any_text_survives_the_file(text: str):
     assert tomllib.loads(to_toml({"model": text, "list": [text]})) == {
