@@ -153,7 +153,15 @@ CATALOGUE = (
     FamilyEntry("OPT", ("OPTForCausalLM",), "facebook/opt-125m", limits="all but opt-350m"),
     FamilyEntry("Phi 1, 1.5, 2", ("PhiForCausalLM",), "microsoft/phi-2"),
     FamilyEntry("Phi 3, 3.5, 4-mini", ("Phi3ForCausalLM",), "microsoft/Phi-4-mini-instruct"),
-    FamilyEntry("Qwen 1.5, 2, 2.5", ("Qwen2ForCausalLM",), "Qwen/Qwen2.5-0.5B-Instruct"),
+    FamilyEntry(
+        "Qwen 1.5, 2, 2.5, 2-VL and 2.5-VL (text)",
+        (
+            "Qwen2ForCausalLM",
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2_5_VLForConditionalGeneration",
+        ),
+        "Qwen/Qwen2.5-0.5B-Instruct",
+    ),
     FamilyEntry("Qwen 2 MoE", ("Qwen2MoeForCausalLM",), "Qwen/Qwen1.5-MoE-A2.7B-Chat"),
     FamilyEntry("Qwen 3", ("Qwen3ForCausalLM",), "Qwen/Qwen3-0.6B"),
     FamilyEntry("Qwen 3 MoE", ("Qwen3MoeForCausalLM",), "Qwen/Qwen3-30B-A3B"),

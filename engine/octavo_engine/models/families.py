@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -61,6 +61,7 @@ class Family:
     global_nope: bool = False  # where some layers have a window, the others have no rope
     local_rope: bool = False  # layers with a window have a rope of their own
     yarn_is_longrope: bool = False  # an old spelling
+    three_axes: bool = False  # positions of pictures; those of text are the same in all three
     # How a mixture of experts names its parts and weighs them; shared: one more sees every token.
     # grouped: chosen by groups or sigmoids, in layers behind `first_k_dense_replace` plain ones.
     # gpt-oss: as mixtral, with biases. llama4: by sigmoids, which multiply what experts take.
@@ -123,6 +124,8 @@ _GEMMA3 = _GEMMA | {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
 }
+_QWEN2 = Family(qkv_bias=True, output_bias=False, windows="upper", defaults=_QWEN)
+_QWEN2_VL = replace(_QWEN2, three_axes=True)  # its text part
 _LLAMA = Family(defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048})
 _LLAVA_TEXT = Family(  # files of LLaVA 1.5 leave out what Llama 7B has
     defaults={
@@ -838,9 +841,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "use_sliding_window": True,
             },
         ),
-        "Qwen2ForCausalLM": Family(
-            qkv_bias=True, output_bias=False, windows="upper", defaults=_QWEN
-        ),
+        "Qwen2ForCausalLM": _QWEN2,
+        "Qwen2VLForConditionalGeneration": _QWEN2_VL,
+        "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
         "Qwen3ForCausalLM": Family(
             qk_norm=True, windows="upper", defaults=_QWEN | {"head_dim": 128}
         ),

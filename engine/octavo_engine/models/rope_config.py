@@ -125,6 +125,8 @@ def _kind(section: ConfigFields | None, family: Family) -> RopeKind:
         return "default"
     key = "type" if section.raw("rope_type") is None else "rope_type"  # the old name and the new
     name = section.optional_text(key) or "default"
+    if name == "mrope" and family.three_axes:
+        return "default"
     if name not in _KINDS:
         raise section.error(key, f"must be one of {', '.join(sorted(_KINDS))}")
     if name == "yarn" and family.yarn_is_longrope:
