@@ -27,14 +27,14 @@ def test_readme_leads_from_an_empty_cluster_to_a_token_and_the_chart_s_page_back
     try:
         began_at = time.monotonic()
         # The second half of `make cluster-up`; the first has made this cluster.
-        asked = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-m", "e2e.cluster", "ask"],
             cwd=cache.ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         seconds = time.monotonic() - began_at
-        assert asked.returncode == 0, asked.stdout + asked.stderr
+        assert answer.returncode == 0, answer.stdout + answer.stderr
         print(f"From an empty cluster to the answer: {seconds:.0f} s")
-        assert "Paris" in asked.stdout.splitlines()[-2]
+        assert "Paris" in answer.stdout.splitlines()[-2]
         assert seconds < MOST_SECONDS
     finally:
         removal = fenced(cache.ROOT / "docs" / "chart.md", "To remove everything:")

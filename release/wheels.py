@@ -273,12 +273,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if missing := [python for python in args.python or () if shutil.which(python) is None]:
         parser.error(f"there is no program {', '.join(missing)}")
     args.to.mkdir(parents=True, exist_ok=True)
-    for python in args.python or ():
-        build_with(python, [
-            f"--to={args.to.resolve()}", f"--isas={args.isas}", "--machine", *args.machine,
-            *(["--no-try"] if args.no_try else []),
-        ])  # fmt: skip
     if args.python:
+        same = [f"--to={args.to.resolve()}", f"--isas={args.isas}", "--machine", *args.machine]
+        for python in args.python:
+            build_with(python, [*same, *(["--no-try"] if args.no_try else [])])
         return
     for machine in args.machine:
         wheel = build_wheel(TARGETS[machine], args.to.resolve(), args.isas)

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from benchmarks import medusa
 from benchmarks.medusa import Answer
 from octavo_engine.backends.head_files import open_heads
-from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.config import EngineConfig
 from octavo_engine.models.config import ModelConfig
 from tests.engine.core.test_speculation import make_engine, run
 from tests.engine.models.tiny import TinyModel, tiny_model
+from tests.fakes.medusa_heads import native
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,16 +51,6 @@ def states(model: TinyModel, tmp_path: Path) -> medusa.HiddenStates:
     tensors = {name: tensor.contiguous().clone() for name, tensor in model.tensors.items()}
     save_file(tensors, folder / "model.safetensors")
     return medusa.HiddenStates(str(folder), num_threads=1)
-
-
-def native(model: TinyModel, heads: Any) -> NativeBackend:
-    return NativeBackend(
-        ModelConfig.from_hf(model.config),
-        model.checkpoint(),
-        max_model_len=160,
-        num_threads=1,
-        heads=heads,
-    )
 
 
 def test_each_token_has_the_state_that_it_was_sampled_from(

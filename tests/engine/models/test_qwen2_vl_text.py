@@ -20,19 +20,11 @@ from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.models.vision_config import read_media_config
 from tests.engine.backends.driver import random_tokens, run_alone
 from tests.engine.backends.tolerance import FLOAT32
-from tests.engine.models.tiny import MemoryCheckpoint
+from tests.engine.models.tiny import SHAPE, MemoryCheckpoint
 
 KINDS = ("Qwen2VL", "Qwen2_5_VL")
 MAX_MODEL_LEN = 160
-_TEXT = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
+_TEXT = SHAPE | {"vocab_size": 512}
 _ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 _VISION = {
     "Qwen2VL": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2},
