@@ -83,7 +83,13 @@ def _ask(chosen: Cluster) -> None:
         raise ClusterError("no cluster is up: python -m e2e.cluster up")
     commands = first_token()
     print(*commands, sep="\n", flush=True)
-    done = as_typed(chosen, commands)
+    try:
+        done = as_typed(chosen, commands)
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(
+            f"no answer within {error.timeout:.0f} seconds; what the pods wait for: "
+            "python -m e2e.cluster kubectl describe pods --all-namespaces"
+        ) from None
     if done.returncode:
         raise ClusterError(f"a command failed:\n{done.stdout}{done.stderr}")
     print(json.loads(done.stdout.splitlines()[-1])["choices"][0]["message"]["content"])
