@@ -25,8 +25,10 @@ from triton.compiler import ASTSource
 from octavo_engine.backends.torch.triton import (
     attention,
     cut,
+    decode,
     draw,
     experts,
+    gemv,
     grouped,
     heads,
     matmul,
@@ -65,42 +67,45 @@ def cases() -> list[Case]:
     unusual = {"HAS_WINDOW": True, "HAS_CAP": True}
     wide = {"HEAD_DIM": 256, "DIM": 256, "GROUP": 2}
     exact = {"EXACT": True}
-    for label, is_decode, is_split, extra in (
-        ("prompt", False, False, {}),
-        ("decode", True, False, {}),
-        ("decode split", True, True, {}),
-        ("prompt window cap", False, False, unusual),
-        ("prompt 256", False, False, wide | unusual),
-        ("decode 256", True, True, wide | unusual),
-        ("prompt float32", False, False, exact),
-        ("decode float32", True, True, exact),
+    values = dict.fromkeys(("out", "q", "k_cache", "v_cache"), "*bf16")
+    values |= dict.fromkeys(("parts", "part_maxima", "part_sums"), "*fp32")
+    values |= {"score_scale": "fp32", "soft_cap": "fp32", "window": "i32"}
+    numbers = dict.fromkeys(("split_tokens", "first_tile", "part_rows"), "i32")
+    for label, is_split, extra in (
+        ("prompt", False, {}),
+        ("prompt split", True, {}),
+        ("prompt window cap", False, unusual),
+        ("prompt 256", False, wide | unusual),
+        ("prompt float32", False, exact),
     ):
-        shape = LLAMA | extra
-        is_exact = "EXACT" in extra
+        shape, itemsize = LLAMA | extra, 4 if "EXACT" in extra else 2
         tile = attention.choose_tile(
-            group=shape["GROUP"],
-            head_dim=shape["HEAD_DIM"],
-            itemsize=4 if is_exact else 2,
-            is_decode=is_decode,
+            group=shape["GROUP"], head_dim=shape["HEAD_DIM"], itemsize=itemsize
         )
         constants = {
             **LLAMA, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-            "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": is_split, "EXACT": False, **extra,
+            "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": is_split, "ALWAYS_MASKED": False,
+            "EXACT": False, **extra,
         }  # fmt: skip
-        values = "*fp32" if is_exact else "*bf16"
-        types = dict.fromkeys(("out", "q", "k_cache", "v_cache"), values)
-        types |= dict.fromkeys(("parts", "part_maxima", "part_sums"), "*fp32")
-        types |= {
-            "score_scale": "fp32",
-            "soft_cap": "fp32",
-            "window": "i32",
-            "split_tokens": "i32",
-            "first_tile": "i32",
-            "part_rows": "i32",
-        }
+        types = in_float32(values) if itemsize == 4 else values
         found.append(
-            Case(f"attend {label}", attention.attend_kernel, types, constants, tile.num_warps,
-                 {"num_stages": tile.num_stages})
+            Case(f"attend {label}", attention.attend_kernel, types | numbers, constants,
+                 tile.num_warps, {"num_stages": tile.num_stages})
+        )  # fmt: skip
+    for label, extra in (
+        ("", {}), (" window cap", unusual), (" 256", wide | unusual), (" float32", exact),
+    ):  # fmt: skip
+        shape, itemsize = LLAMA | extra, 4 if "EXACT" in extra else 2
+        walk = decode.choose_tile(head_dim=shape["HEAD_DIM"], itemsize=itemsize)
+        constants = {
+            **LLAMA, "PAGE": 16, "ROWS": 16, "MEMBERS": shape["GROUP"], "BLOCK_N": walk.block_n,
+            "PARTS": decode.JOINED_VALUES // (shape["GROUP"] * shape["DIM"]),
+            "HAS_WINDOW": False, "HAS_CAP": False, "EXACT": False, **extra,
+        }  # fmt: skip
+        types = in_float32(values) if itemsize == 4 else values
+        found.append(
+            Case(f"walk{label}", decode.walk_kernel, types, constants, walk.num_warps,
+                 {"num_stages": walk.num_stages})
         )  # fmt: skip
     found.append(
         Case("join", attention.join_kernel,
@@ -127,6 +132,13 @@ def cases() -> list[Case]:
               **dict.fromkeys(("num_rows", "num_outputs", "num_inputs"), "i32")},
              {"HAS_BIAS": True, "EXACT": False, "BLOCK_M": matmul.BLOCK_M,
               "BLOCK_N": matmul.BLOCK_N, "BLOCK_K": matmul.BLOCK_K}, 4, {"num_stages": 3})
+    )  # fmt: skip
+    found.append(
+        Case("row", gemv.gemv_kernel,
+             {**dict.fromkeys(("out", "x", "weight", "bias"), "*bf16"),
+              **dict.fromkeys(("num_outputs", "num_inputs"), "i32")},
+             {"HAS_BIAS": False, "IS_WHOLE": True, "BLOCK_N": gemv.BLOCK_N,
+              "BLOCK_K": gemv.BLOCK_K}, gemv.BLOCK_K // 256)
     )  # fmt: skip
     found += quantized_cases()
     found += [
@@ -170,14 +182,18 @@ def cases() -> list[Case]:
     return found
 
 
+def in_float32(types: dict[str, str]) -> dict[str, str]:
+    return {name: "*fp32" if kind == "*bf16" else kind for name, kind in types.items()}
+
+
 def quantized_cases() -> list[Case]:
-    """Products with 4, 8 and again 8 bits, for one row and for a prompt."""
+    """Products with 4, 8 and again 8 bits, for few rows and for a prompt."""
     numbers = ("num_rows", "num_outputs", "num_inputs", "group_size", "tiles_per_split",
                "num_blocks", "steps_per_split", "num_splits", "block_columns",
                "num_columns")  # fmt: skip
     common = dict.fromkeys(numbers, "i32") | {"bias": "*bf16", "x_scales": "*fp32"}
     found = []
-    for label, num_rows in (("one row", 1), ("prompt", 2048)):
+    for label, num_rows in (("few rows", 5), ("prompt", 2048)):
         halves = dict.fromkeys(("scales", "minima"), "*fp16")
         for kind, bits, has_minima, one_group in (
             ("int4 minima", 4, True, True), ("int4", 4, False, True),
@@ -186,8 +202,20 @@ def quantized_cases() -> list[Case]:
             types = common | halves | {"x": "*bf16", "packed": "*i8"}
             constants = {"BITS": bits, "HAS_MINIMA": has_minima, "ONE_GROUP": one_group,
                          "HALF": 64 if one_group else 32}  # fmt: skip
-            found.append(product_case(f"{kind} {label}", grouped.grouped_kernel, types, constants,
-                                      num_rows, sums_twice=True))  # fmt: skip
+            if num_rows <= grouped.MANY_ROWS:
+                found.append(product_case(f"{kind} {label}", grouped.grouped_kernel, types,
+                                          constants, num_rows, sums_twice=True))  # fmt: skip
+                found.append(
+                    Case(f"{kind} row", gemv.grouped_gemv_kernel, types | {"out": "*bf16"},
+                         constants | {"HAS_BIAS": False, "BLOCK_N": gemv.GROUPED_OUTPUTS,
+                                      "TILES": gemv.GROUPED_COLUMNS // 2 // constants["HALF"]}, 4)
+                )  # fmt: skip
+            else:
+                found.append(
+                    Case(f"{kind} expanded", grouped.expand_kernel, types | {"out": "*bf16"},
+                         constants | {"TILES": grouped.EXPANDED_TILES,
+                                      "ROWS": grouped.EXPANDED_ROWS}, 4)
+                )  # fmt: skip
         for kind, value, in_blocks in (
             ("int8 both", "*i8", False), ("fp8 both", "*fp8e4nv", False),
             ("fp8 blocks", "*fp8e4nv", True),

@@ -109,7 +109,9 @@ def _step_ms(
     scheduler = Scheduler(config, num_blocks=bench.num_blocks)
     engine = Engine(scheduler, executor, launches=executor if is_ahead else None)
     rng = np.random.default_rng(0)
-    params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True, **wishes)  # type: ignore[arg-type]  # floats all
+    # As many as are admitted together: without a limit each might grow to the full length.
+    longest = NUM_STEPS + WARM_STEPS + 64
+    params = SamplingParams(max_tokens=longest, temperature=0.0, ignore_eos=True, **wishes)  # type: ignore[arg-type]  # floats all
     for number in range(num_seqs):
         prompt = rng.integers(0, bench.backend.vocab_size, context).tolist()
         engine.add(EngineRequest(request_id=str(number), prompt_token_ids=prompt, params=params))

@@ -46,6 +46,7 @@ def decode(bench: Bench, num_seqs: int, context: int, ceilings: Ceilings) -> dic
     kv = bench.backend.kv_bytes_per_block / 16 * position * num_seqs
     flops = 2 * sum(math.prod(layer.weight.shape) for layer in bench.linears) * num_seqs
     gemm_ms = _linears_ms(bench, num_seqs)
+    kernels = kernel_times(lambda: graph_ms(bench, num_seqs, repeats=1, warm_up=0))
     return {
         "step_ms": step_ms,
         "device_ms": device_ms,
@@ -55,6 +56,7 @@ def decode(bench: Bench, num_seqs: int, context: int, ceilings: Ceilings) -> dic
         "device_bandwidth_share": (weights + kv) / (device_ms * 1e-3) / ceilings.bytes_per_s,
         "gemm_ms": gemm_ms,
         "gemm_peak_share": flops / (gemm_ms * 1e-3) / ceilings.flops_per_s,
+        **kernels,
     }
 
 
@@ -66,12 +68,14 @@ def prefill(bench: Bench, num_tokens: int, ceilings: Ceilings) -> dict[str, Any]
     layers = [layer for layer in bench.linears if not layer.is_head]
     flops = 2 * sum(math.prod(layer.weight.shape) for layer in layers) * num_tokens
     gemm_ms = _linears_ms(bench, num_tokens, with_head=False)
+    kernels = kernel_times(lambda: bench.backend.execute(step, sampling))
     return {
         "step_ms": step_ms,
         "tokens_per_s": num_tokens / step_ms * 1e3,
         "peak_share": flops / (step_ms * 1e-3) / ceilings.flops_per_s,
         "gemm_ms": gemm_ms,
         "gemm_peak_share": flops / (gemm_ms * 1e-3) / ceilings.flops_per_s,
+        **kernels,
     }
 
 
@@ -82,7 +86,7 @@ def draw(
     kernels = bench.backend._kernels
     buffer = bench.backend._buffer
     assert buffer is not None
-    from octavo_engine.backends.torch.device_step import StepSizes, cut_tiles
+    from octavo_engine.backends.torch.device_step import StepSizes, cut_walks
 
     logits = torch.randn((num_rows, bench.backend.vocab_size), device=bench.backend.device) * 4
     step = bench.step([7] * num_rows, [1] * num_rows)
@@ -96,7 +100,7 @@ def draw(
     }
     found = {}
     for name, fields in wishes.items():
-        tiles = cut_tiles(step.seq_starts, 1)
+        tiles = cut_walks(step.seq_lens, 0)
         buffer.send(buffer.fill(step, bench.sampling(step, **fields), tiles, sizes))
         params = buffer.draw_params(sizes)
         found[f"{name}_ms"] = timer(lambda params=params: kernels.draw(logits, params))  # type: ignore[misc]  # a default is no annotation
@@ -124,11 +128,30 @@ def upload() -> dict[str, Any]:
     }
 
 
-def graph_ms(bench: Bench, num_seqs: int) -> float:
+def graph_ms(bench: Bench, num_seqs: int, **options: int) -> float:
     """The captured step alone, replayed without the host in between."""
     graphs = bench.backend._graphs
-    assert graphs is not None
-    return median_ms(lambda: graphs.run(num_seqs, lambda: (torch.empty(0), torch.empty(0))))
+    assert graphs is not None and num_seqs in graphs.captured
+    return median_ms(
+        lambda: graphs.run(num_seqs, lambda: (torch.empty(0), torch.empty(0))), **options
+    )
+
+
+def kernel_times(work: Callable[[], object], *, most: int = 12) -> dict[str, Any]:
+    """How many kernels some work launches, and the milliseconds of those that take the most."""
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        work()
+        torch.cuda.synchronize()
+    events = sorted(profiled.key_averages(), key=lambda event: -event.self_device_time_total)
+    found: dict[str, Any] = {"num_kernels": sum(event.count for event in events)}
+    for event in events[:most]:
+        name = f"kernel {event.count} x {event.key[:100]}"
+        found[name] = event.self_device_time_total / 1e3
+    return found
 
 
 def _linears_ms(bench: Bench, num_rows: int, *, with_head: bool = True) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from octavo.measure.device_limits import median_ms
+from octavo.measure.device_limits import replayed_ms
 from octavo_engine.backends.torch import grouped_gemv
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.kernels import choose_kernels
@@ -16,7 +16,7 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.ops import ExpertsSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 # The largest layer of an 8B model, gate and up; and the experts of Mixtral 8x7B and Qwen3-30B-A3B.
 OUTPUTS, INPUTS = 28672, 4096
 MIXTURES = {"mixtral": (8, 2, 4096, 14336), "qwen3_30b": (128, 8, 2048, 768)}
-ROWS = (1, 4, 16, 256, 2048)
+ROWS = (1, 4, 16, 64, 256, 2048)
+# What is multiplied in turn, so that no product finds its weights in the cache.
+ROTATED_BYTES = 256 << 20
 
 
 def random_weight(
@@ -76,8 +78,9 @@ def quantized(
     shape: tuple[int, int] = (OUTPUTS, INPUTS),
     rows: tuple[int, ...] = ROWS,
     kernels: KernelChoice = "triton",
-    timer: Callable[[Callable[[], object]], float] = median_ms,
+    timer: Callable[[Sequence[Callable[[], object]]], float] = replayed_ms,
     library: Path = grouped_gemv.LIBRARY,
+    rotated_bytes: int = ROTATED_BYTES,
 ) -> dict[str, Any]:
     """Milliseconds of one product; for one row the share of bandwidth, for many that of peak. Of a
     few rows in groups by the CUDA kernel too, if it is built."""
@@ -87,17 +90,20 @@ def quantized(
     for kind in KINDS:
         if kind.startswith("fp8") and "fp8" not in chosen.formats:
             continue
-        layer = DeviceLinear(random_weight(kind, *shape, device))
+        layers = [DeviceLinear(random_weight(kind, *shape, device))]
+        num_bytes = layers[0].weight.nbytes
+        while len(layers) * num_bytes < rotated_bytes:
+            layers.append(DeviceLinear(random_weight(kind, *shape, device)))
         for num_rows in rows:
             x = torch.randn((num_rows, shape[1]), dtype=torch.bfloat16, device=device)
-            ms = timer(functools.partial(chosen.linear, x, layer))
+            ms = timer([functools.partial(chosen.linear, x, layer) for layer in layers])
             found[f"{kind}_{num_rows}_ms"] = ms
-            weight = layer.weight
-            if cuda and isinstance(weight, GroupedWeight) and num_rows <= grouped_gemv.MAX_ROWS:
-                work = functools.partial(cuda, x, weight, None, x.dtype)
-                found[f"{kind}_{num_rows}_cuda_ms"] = timer(work)
+            weights = [layer.weight for layer in layers]
+            if cuda and isinstance(weights[0], GroupedWeight) and num_rows <= grouped_gemv.MAX_ROWS:
+                works = [functools.partial(cuda, x, weight, None, x.dtype) for weight in weights]  # type: ignore[arg-type]  # all are of one kind
+                found[f"{kind}_{num_rows}_cuda_ms"] = timer(works)
             if num_rows == 1:
-                share = layer.weight.nbytes / (ms * 1e-3) / best.bytes_per_s
+                share = num_bytes / (ms * 1e-3) / best.bytes_per_s
                 found[f"{kind}_1_bandwidth_share"] = share
             elif num_rows == max(rows):
                 flops = 2 * num_rows * shape[0] * shape[1]
@@ -112,7 +118,7 @@ def mixtures(
     shapes: dict[str, tuple[int, int, int, int]] | None = None,
     rows: tuple[int, ...] = ROWS,
     kernels: KernelChoice = "auto",
-    timer: Callable[[Callable[[], object]], float] = median_ms,
+    timer: Callable[[Sequence[Callable[[], object]]], float] = replayed_ms,
 ) -> dict[str, Any]:
     """Milliseconds of one layer's experts, the routing included."""
     chosen = _kernels(device, kernels)
@@ -138,7 +144,7 @@ def mixtures(
             scores = torch.randn((num_rows, num_experts), device=device)
             for label, (wide_part, narrow_part) in weights.items():
                 ms = timer(
-                    functools.partial(chosen.experts, x, scores, wide_part, narrow_part, spec)
+                    [functools.partial(chosen.experts, x, scores, wide_part, narrow_part, spec)]
                 )
                 found[f"{label}_{num_rows}_ms"] = ms
         flops = 2 * max(rows) * top_k * 3 * columns * width

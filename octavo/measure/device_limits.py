@@ -15,7 +15,7 @@ import torch
 from octavo.measure.machine_limits import MachineLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -38,6 +38,21 @@ def median_ms(work: Callable[[], object], *, repeats: int = 20, warm_up: int = 3
         end.synchronize()
         times.append(float(start.elapsed_time(end)))
     return statistics.median(times)
+
+
+def replayed_ms(works: Sequence[Callable[[], object]], *, repeats: int = 10) -> float:
+    """How long each takes on the device by itself, on average: all of them are captured as one
+    graph, so that no launch is waited for. Give it enough of them, over different memory, that what
+    they read is not in the cache when its turn comes again."""
+    with torch.inference_mode():
+        for work in works:  # what is compiled or chosen at the first launch
+            work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for work in works:
+                work()
+        return median_ms(graph.replay, repeats=repeats) / len(works)
 
 
 def copy_bandwidth(

@@ -152,7 +152,8 @@ def round_rows(x: Tensor, dtype: torch.dtype, block: int) -> RoundedRows:
     num_blocks = -(-columns // block)
     padded = torch.nn.functional.pad(x.float(), (0, num_blocks * block - columns))
     blocks = padded.view(num_rows, num_blocks, block)
-    scales = blocks.abs().amax(-1) / LARGEST[dtype]
+    # A device divides by a number of the host's by multiplying with its inverse: another rounding.
+    scales = blocks.abs().amax(-1) / blocks.new_full((), LARGEST[dtype])
     scales = torch.where(scales > 0, scales, 1.0)
     scaled = (blocks / scales[..., None]).flatten(1)[:, :columns]
     values = scaled.round().to(dtype) if dtype == torch.int8 else scaled.to(dtype)

@@ -40,8 +40,8 @@ def triton(device, **options):
 
 
 @pytest.mark.parametrize(("num_tokens", "num_experts"), [(1, 8), (3, 8), (40, 4), (200, 2)])
-def test_every_pair_is_in_one_tile_of_its_expert(num_tokens, num_experts):
-    chosen = random(num_tokens, num_experts).argsort(1)[:, :2].int()
+def test_every_pair_is_in_one_tile_of_its_expert(num_tokens, num_experts, device):
+    chosen = random(num_tokens, num_experts).argsort(1)[:, :2].int().to(device)
     tiles = routing.cut_tiles(chosen, num_experts, batch_invariant=False)
     seen = []
     for tile, owner in enumerate(tiles.experts.tolist()):
@@ -54,10 +54,9 @@ def test_every_pair_is_in_one_tile_of_its_expert(num_tokens, num_experts):
     assert sorted(seen) == list(range(2 * num_tokens))
 
 
-def test_an_expert_that_nobody_chose_has_no_tile():
-    tiles = routing.cut_tiles(
-        torch.tensor([[3, 1]] * 9, dtype=torch.int32), 5, batch_invariant=False
-    )
+def test_an_expert_that_nobody_chose_has_no_tile(device):
+    chosen = torch.tensor([[3, 1]] * 9, dtype=torch.int32, device=device)
+    tiles = routing.cut_tiles(chosen, 5, batch_invariant=False)
     assert tiles.experts.tolist() == [1, 3, -1, -1, -1, -1, -1]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import correctness, gap, measure, products, run
+from benchmarks.gpu import attention, correctness, gap, measure, products, run, server
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
 from octavo.measure import device_limits
@@ -50,10 +50,10 @@ def test_filled_rows_decode_as_one_prompt_would():
 
 def test_products_and_experts_are_measured_beside_bf16():
     best = Ceilings(bytes_per_s=1e9, flops_per_s=1e12)
-    calls = []
+    calls: list[torch.Tensor] = []
 
-    def timer(work):
-        calls.append(work())
+    def timer(works):
+        calls.extend(work() for work in works)
         return 2.0
 
     options: dict[str, Any] = {
@@ -62,7 +62,9 @@ def test_products_and_experts_are_measured_beside_bf16():
         "kernels": "plain",
         "timer": timer,
     }
-    found = products.quantized(best, shape=(64, 256), **options)
+    found = products.quantized(
+        best, shape=(64, 256), rotated_bytes=0, library=Path("none"), **options
+    )
     assert found["bf16_1_bandwidth_share"] == pytest.approx(64 * 256 * 2 / 2e-3 / 1e9)
     assert found["int4_1_bandwidth_share"] == pytest.approx((64 * 128 + 64 * 2 * 4) / 2e-3 / 1e9)
     assert {name.rsplit("_", 2)[0] for name in found if name.endswith("_3_ms")} == set(
@@ -104,7 +106,7 @@ def test_the_report_begins_with_the_device_its_correctness_and_its_ceilings(monk
     monkeypatch.setattr(correctness, "check", lambda: {"prompts": 0.01})
     monkeypatch.setattr(device_limits, "measure_device_limits", lambda device: limits)
     monkeypatch.setattr(Bench, "make", lambda *args: None)
-    report = run.measure(2, [])
+    report = run.measure(2, [], lambda report: None)
     run.print_table(report)
     shown = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
     assert ["ceilings", "copy_gb_per_s", "3000"] in shown
@@ -121,6 +123,41 @@ def test_goals_are_judged_beside_their_numbers(capsys):
     share, bandwidth = capsys.readouterr().out.splitlines()
     assert share.endswith("goal <= 0.03: missed")
     assert bandwidth.endswith("goal >= 0.85: met")
+
+
+def test_a_part_that_fails_is_reported_and_holds_up_no_other(monkeypatch, tmp_path):
+    limits = MachineLimits(2, 3000.0, {"bf16": 800e3}, device="Abacus 9")
+    monkeypatch.setattr(run, "describe", lambda: {"name": "Abacus 9"})
+    monkeypatch.setattr(correctness, "check", lambda: {"prompts": 0.01})
+    monkeypatch.setattr(device_limits, "measure_device_limits", lambda device: limits)
+    monkeypatch.setattr(Bench, "make", lambda *args: None)
+    monkeypatch.setattr(measure, "draw", lambda *args: 1 // 0)
+    monkeypatch.setattr(measure, "upload", lambda: {"gb_per_s": 26.0})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    out = tmp_path / "gpu.json"
+    assert run.main(["--only", "draw", "upload", "--out", str(out)]) == 1
+    report = json.loads(out.read_text())
+    assert report["draw"] == {"failed": "ZeroDivisionError: integer division or modulo by zero"}
+    assert report["upload"] == {"gb_per_s": 26.0}
+
+
+def test_attention_is_compared_with_a_copy_of_its_bytes_and_with_its_products():
+    walk = attention.figure("walk 64 x 300 (64, 2, 5)", 0.5, 1e12)
+    assert walk["bandwidth_share"] == pytest.approx(64 * 300 * 8 * 128 * 4 / 0.5e-3 / 1e12)
+    prompt = attention.figure("prompt 2048 cudnn", 0.1, 1e12)
+    assert prompt["tflops"] == pytest.approx(4 * 2048**2 / 2 * 32 * 128 / 0.1e-3 / 1e12)
+
+
+def test_a_server_of_random_weights_is_measured_by_its_clients(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(server, "LOADS", ((3, 3, 8, 4), (1, 1, 8, 4)))
+    out = tmp_path / "server.json"
+    flags = ["--", "--num-threads", "1", "--kv-cache-memory-bytes", "16000000"]
+    options = ["--shape", "tiny", "--device", "cpu", "--out", str(out)]
+    assert server.main([*options, *flags]) == 0
+    found = json.loads(out.read_text())
+    assert list(found) == ["first start", "burst", "1 at once", "second start"]
+    assert found["burst"]["completed"] == 3 and found["1 at once"]["failed"] == 0
+    assert "burst" in capsys.readouterr().out
 
 
 def test_without_a_gpu_nothing_is_claimed(capsys, monkeypatch):

@@ -13,7 +13,7 @@ from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.torch import packed, repack
 from octavo_engine.backends.torch.packed import FP8, ScaledWeight
 from octavo_engine.backends.torch.triton import grouped, scaled
-from octavo_engine.backends.torch.triton.splits import cut
+from octavo_engine.backends.torch.triton.splits import FEW_ROWS, cut
 from octavo_engine.weights.checkpoint import StoredTensor
 from octavo_engine.weights.integer_blocks import q4_1_blocks, q8_0_blocks
 
@@ -162,7 +162,12 @@ def test_floats_of_eight_bits_on_both_sides(block, num_rows, device):
     x, bias = random(num_rows, 300).to(device), random(70, seed=2).to(device)
     found = scaled.matmul(x, weight, bias, torch.float32, num_processors=4)
     expected = packed.scaled_product(x, weight) + bias
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    if device.type == "cuda" and num_rows > FEW_ROWS:
+        # Its matrix units align what they add to the largest, and keep 13 bits behind the point.
+        weights = weight.values.float() * weight.scales.repeat_interleave(block, 1)[:, :300]
+        assert ((found - expected).abs() <= 2**-11 * (x.abs() @ weights.abs().t())).all()
+    else:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     exact = x @ (weight.values.float() * weight.scales.repeat_interleave(block, 1)[:, :300]).t()
     error = (found - bias - exact).norm() / exact.norm()
     assert 0.005 < error < 0.05  # three bits of mantissa, and no more lost
