@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,8 +18,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits, CompileListener
 
-# Beyond each of these numbers of rows `triton/splits.py` cuts products in another way.
-ROW_CLASSES = (16, 64)
+# Beyond each of these numbers of rows products are cut in another way (`triton/gemv.py`,
+# `triton/splits.py`, `triton/grouped.py`).
+ROW_CLASSES = (1, 16, 64, 128)
 
 
 class WarmUpStep(NamedTuple):
@@ -36,7 +40,7 @@ def warm_up_steps(limits: BackendLimits, *, expert_tokens: int = 0) -> Iterator[
             yield WarmUpStep(num_seqs, 1, is_long=False)
     yield WarmUpStep(1, 1, is_long=True)  # few programs: a long walk is split
     most = min(limits.max_tokens, limits.max_model_len)
-    for num_tokens in sorted({2, *few_rows[1:], expert_tokens} - {0}):
+    for num_tokens in sorted({*few_rows[1:], expert_tokens} - {0}):
         if num_tokens <= most:
             yield WarmUpStep(1, num_tokens, is_long=False)
     if most > 1:
@@ -60,6 +64,29 @@ def step_of(shape: WarmUpStep) -> BackendStep:
         logit_rows=starts[1:] - 1,
         copies=np.zeros((0, 3), np.int32),
     )
+
+
+@contextmanager
+def compiling_side_by_side() -> Iterator[bool]:
+    """Kernels that are launched meanwhile are not run but compiled, as many at once as there are
+    processors, and have been when this ends. False: this Triton cannot."""
+    try:
+        mode = importlib.import_module("triton.runtime._async_compile").AsyncCompileMode
+        kernel = importlib.import_module("triton.runtime.jit").JITFunction
+    except (ImportError, AttributeError):  # since 3.5
+        yield False
+        return
+    run = kernel.run
+
+    def compile_only(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, warmup=True, **kwargs)
+
+    kernel.run = compile_only
+    try:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, mode(pool):
+            yield True
+    finally:
+        kernel.run = run
 
 
 class CompileHooks:

@@ -16,7 +16,12 @@ import torch
 
 from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.capture import CudaRecorder
-from octavo_engine.backends.torch.compiling import CompileHooks, step_of, warm_up_steps
+from octavo_engine.backends.torch.compiling import (
+    CompileHooks,
+    compiling_side_by_side,
+    step_of,
+    warm_up_steps,
+)
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
 from octavo_engine.backends.torch.device_kv import DeviceKV
@@ -25,6 +30,7 @@ from octavo_engine.backends.torch.device_step import (
     StepBuffer,
     StepSizes,
     cut_tiles,
+    cut_walks,
     is_decode,
 )
 from octavo_engine.backends.torch.graphs import (
@@ -57,7 +63,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep, CompileListener
-    from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.device_step import DeviceStep, StepTiles
     from octavo_engine.backends.torch.graphs import GraphRecorder
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.landing import Landed
@@ -78,6 +84,7 @@ class Loaded(NamedTuple):
 
     model: Model
     parking: Parking
+    expanded_bytes: int  # of the largest quantised weight, if a step expands it
 
 
 Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
@@ -145,13 +152,14 @@ class CudaBackend:
                 loader = CudaLoader(checkpoint, uploader, dtype, progress, formats=formats)
                 model = build_model(config, loader, max_model_len)
                 loader.finish()
-            return Loaded(model, Parking(loader.made))
+            largest = memory.expanded_bytes(loader.made, dtype.itemsize)
+            return Loaded(model, Parking(loader.made), largest)
 
         loaded = load(progress)
         self._init(
             config, loaded.model, settled, dtype, chosen,
             use_graphs=use_graphs, label=label, memory_of=memory_of,
-            parking=loaded.parking, load=load,
+            parking=loaded.parking, load=load, expanded_bytes=loaded.expanded_bytes,
         )  # fmt: skip
 
     @classmethod
@@ -190,6 +198,7 @@ class CudaBackend:
         memory_of: Callable[[], DeviceMemory | None] | None = None,
         parking: Parking | None = None,
         load: Load | None = None,
+        expanded_bytes: int = 0,
     ) -> None:
         self.config = config
         self.cache_layout = one_group(config.caches())  # as DeviceKV has it
@@ -204,6 +213,7 @@ class CudaBackend:
         self._make_mark = marks_of(device)
         self._landing = Landing(device, lambda: self._make_mark())
         self._parking, self._load = parking, load
+        self._expanded_bytes = expanded_bytes
         self._context: Context | None = None
         self._buffer: StepBuffer | None = None
         self._counts: TokenCounts | None = None
@@ -251,7 +261,7 @@ class CudaBackend:
             if device is None:  # then only --kv-cache-memory-bytes can say
                 return 0
             free = device.free_bytes
-        workspace = self._kernels.workspace_bytes(limits)
+        workspace = self._kernels.workspace_bytes(limits) + self._expanded_bytes
         needed = memory.step_bytes(self.config, limits, self._dtype.itemsize) + workspace
         needed += memory.count_bytes(self.config, limits)
         if self._use_graphs:
@@ -264,7 +274,9 @@ class CudaBackend:
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits, self._num_blocks = limits, num_blocks
-        self._buffer = StepBuffer(limits, self.device, lambda: self._make_mark())
+        self._buffer = StepBuffer(
+            limits, self.device, lambda: self._make_mark(), self._kernels.walks
+        )
         self._counts = TokenCounts(limits.max_seqs, self.config.vocab_size, self.device)
         self._buckets = self._plan_buckets(limits)
         self._graphs = GraphCache(self._recorder, max_graphs=MAX_GRAPHS)
@@ -282,18 +294,26 @@ class CudaBackend:
         """As `executor.WarmsUp`. Plain kernels are compiled already."""
         if not self._kernels.can_capture:
             return
-        assert self._limits is not None, "prepare() comes first"
-        experts = self.config.experts
-        wide = 0 if experts is None else self._kernels.wide_tokens(experts)
-        for shape in warm_up_steps(self._limits, expert_tokens=wide):
-            step = step_of(shape)
-            longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
-            with torch.inference_mode():
-                self._launch_all(step, _greedy(shape.num_seqs), max_seq_len=longest, draws=True)
+        if self.device.type == "cuda":
+            with compiling_side_by_side() as is_possible:
+                if is_possible:
+                    self._launch_warm_up()
+        self._launch_warm_up()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self._hooks is None:
             self._hooks = CompileHooks(listener)
+
+    def _launch_warm_up(self) -> None:
+        assert self._limits is not None, "prepare() comes first"
+        experts = self.config.experts
+        wide = 0 if experts is None else self._kernels.wide_tokens(experts)
+        for shape in warm_up_steps(self._limits, expert_tokens=wide):
+            longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
+            with torch.inference_mode():
+                self._launch_all(
+                    step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
+                )
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         return self.launch(step, sampling).wait()
@@ -359,7 +379,7 @@ class CudaBackend:
         if self._parking is not None:
             self._parking.unpark()
         elif self._load is not None:
-            self._model, self._parking = self._load(None)
+            self._model, self._parking, _ = self._load(None)
         self._is_awake = True
 
     def close(self) -> None:
@@ -390,11 +410,9 @@ class CudaBackend:
         """Logits, what was drawn of them as they are, and how the step was laid out. Without
         `draws` nobody wants to know; only a graph does it all the same."""
         assert self._buffer is not None and self._graphs is not None and self._limits is not None
-        buffer, kernels = self._buffer, self._kernels
-        is_decode_step = is_decode(step)
+        buffer, is_decode_step = self._buffer, is_decode(step)
         num_rows = len(step.logit_rows)
-        per_tile = kernels.tokens_per_tile(is_decode=is_decode_step)
-        sizes = self._bucket(step, per_tile, is_decode=is_decode_step)
+        sizes = self._bucket(step, is_decode=is_decode_step)
         if sizes is None:
             longest = int(step.seq_lens.max(initial=0))
             return self._launch_all(step, sampling, max_seq_len=longest, draws=draws)
@@ -405,8 +423,7 @@ class CudaBackend:
             view = buffer.step(sizes, is_decode=is_decode_step, max_seq_len=longest, host=None)
             return self._keep(view, sizes)
 
-        starts = step.seq_starts if is_decode_step else np.append(step.seq_starts, sizes.tokens)
-        tiles = cut_tiles(starts, per_tile)
+        tiles = self._cut(step, np.append(step.seq_starts, sizes.tokens), is_decode=is_decode_step)
         buffer.send(buffer.fill(step, sampling, tiles, sizes, draws_later=not draws))
         # Sizes alone do not tell the two kinds apart.
         logits, found = self._graphs.run(sizes.seqs if is_decode_step else sizes, work)
@@ -418,7 +435,7 @@ class CudaBackend:
         """The step as it is, operation by operation."""
         assert self._buffer is not None
         is_decode_step = is_decode(step)
-        tiles = cut_tiles(step.seq_starts, self._kernels.tokens_per_tile(is_decode=is_decode_step))
+        tiles = self._cut(step, step.seq_starts, is_decode=is_decode_step)
         sizes = StepSizes(
             len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
         )
@@ -429,16 +446,23 @@ class CudaBackend:
         )
         return *self._forward(view, sizes, draws=draws), sizes
 
-    def _bucket(self, step: BackendStep, per_tile: int, *, is_decode: bool) -> StepSizes | None:
+    def _cut(self, step: BackendStep, starts: NDArray[np.int32], *, is_decode: bool) -> StepTiles:
+        """Attention's programs; `starts` are those of the sequences and of padding."""
+        if is_decode:
+            return cut_walks(step.seq_lens, self._kernels.walks.spare_parts)
+        return cut_tiles(starts, self._kernels.tokens_per_tile)
+
+    def _bucket(self, step: BackendStep, *, is_decode: bool) -> StepSizes | None:
         """What the step is padded to, so that a graph may hold it; None: it is launched as is."""
         if not self._use_graphs:
             return None
         if is_decode:
             bucket = choose_bucket(self._buckets.decode, len(step.logit_rows))
-            return None if bucket is None else StepSizes.of_decode(bucket)
+            spare = self._kernels.walks.spare_parts
+            return None if bucket is None else StepSizes.of_decode(bucket, spare)
         if not self._kernels.can_capture_prompts or not len(step.logit_rows):
             return None
-        return mixed_sizes(step, self._buckets, tokens_per_tile=per_tile)
+        return mixed_sizes(step, self._buckets, tokens_per_tile=self._kernels.tokens_per_tile)
 
     def _keep(self, step: DeviceStep, sizes: StepSizes) -> tuple[Tensor, Tensor]:
         """Results in memory that all graphs share; their own is for what is gone after a step."""

@@ -40,6 +40,7 @@ LEAST = np.float32(-32.0)  # below it exp is less than half a unit of mass
 # and unaligned arguments that it meets.
 ALIGNMENT = 16
 MAX_KNOWN = 256  # layouts that are remembered
+PART_TOKENS = 128  # the shortest part of a context, and what all are multiples of
 CHANGES_PER_SEQ = 4  # entries of block tables that a step's buffer has room for, on average
 
 
@@ -52,8 +53,8 @@ class StepSizes(NamedTuple):
     tiles: int
 
     @classmethod
-    def of_decode(cls, num_seqs: int) -> StepSizes:
-        return cls(num_seqs, num_seqs, num_seqs, num_seqs)
+    def of_decode(cls, num_seqs: int, spare_parts: int = 0) -> StepSizes:
+        return cls(num_seqs, num_seqs, num_seqs, num_seqs + spare_parts)
 
 
 class Filled(NamedTuple):
@@ -64,10 +65,13 @@ class Filled(NamedTuple):
 
 
 class StepTiles(NamedTuple):
-    """The attention kernel's programs: which sequence, and which of its tokens comes first."""
+    """The attention kernel's programs. Of a step that holds prompts: which sequence, and which of
+    its new tokens comes first. Of single tokens: which sequence, and the part of its context that
+    is looked at; the parts of a sequence lie side by side."""
 
     seqs: NDArray[np.int32]
     starts: NDArray[np.int32]
+    ends: NDArray[np.int32] | None = None  # of single tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,9 @@ class DeviceStep:
     logit_rows: Tensor
     tile_seqs: Tensor
     tile_starts: Tensor
+    tile_ends: Tensor
+    seq_tiles: Tensor  # the first tile of each sequence, if they are parts of contexts
+    arrivals: Tensor  # zeros, which the parts of a sequence are counted in
     is_decode: bool  # one token and one row of logits for each sequence
     max_seq_len: int
     host: BackendStep | None
@@ -125,6 +132,30 @@ def cut_tiles(seq_starts: NDArray[np.int32], tokens_per_tile: int) -> StepTiles:
     before = np.repeat(np.cumsum(counts) - counts, counts)
     starts = (np.arange(len(seqs)) - before) * tokens_per_tile
     return StepTiles(seqs, starts.astype(np.int32))
+
+
+class WalkCut(NamedTuple):
+    """How a backend's kernels want the contexts of single tokens cut."""
+
+    spare_parts: int = 0  # beside one for each sequence; 0: none is cut
+    num_heads: int = 0  # that count their parts' arrivals, of each sequence
+
+
+def cut_walks(seq_lens: NDArray[np.int32], spare_parts: int) -> StepTiles:
+    """Contexts in parts of equal length, at most `spare_parts` more of them than sequences."""
+    num_seqs = len(seq_lens)
+    length = 0
+    if spare_parts:
+        length = -(-int(seq_lens.sum()) // spare_parts)
+        length = max(1, -(-length // PART_TOKENS)) * PART_TOKENS
+    if not spare_parts or int(seq_lens.max(initial=0)) <= length:  # most steps
+        seqs = np.arange(num_seqs, dtype=np.int32)
+        return StepTiles(seqs, np.zeros_like(seqs), seq_lens)
+    counts = np.maximum(-(-seq_lens // length), 1)
+    seqs = np.repeat(np.arange(num_seqs, dtype=np.int32), counts)
+    before = np.repeat(np.cumsum(counts) - counts, counts)
+    starts = ((np.arange(len(seqs)) - before) * length).astype(np.int32)
+    return StepTiles(seqs, starts, np.minimum(starts + np.int32(length), seq_lens[seqs]))
 
 
 def is_decode(step: BackendStep) -> bool:
@@ -141,13 +172,15 @@ class StepBuffer:
         limits: BackendLimits,
         device: torch.device,
         make_mark: Callable[[], StreamMark] | None = None,
+        walks: WalkCut | None = None,
     ) -> None:
+        walks = walks or WalkCut()
         blocks = -(-limits.max_model_len // BLOCK_SIZE)
         most = StepSizes(
             limits.max_tokens,
             limits.max_seqs,
             max(limits.max_logit_rows, limits.max_seqs),
-            limits.max_tokens + limits.max_seqs,
+            limits.max_tokens + limits.max_seqs + walks.spare_parts,
         )
         self._room = CHANGES_PER_SEQ * limits.max_seqs
         num_words = _Layout(most).num_words + 2 * self._room
@@ -161,6 +194,8 @@ class StepBuffer:
         self._device = torch.zeros(
             num_words + limits.max_seqs + 1, dtype=torch.int32, device=device
         )
+        num_counted = max(1, limits.max_seqs * walks.num_heads)
+        self._arrivals = torch.zeros(num_counted, dtype=torch.int32, device=device)
         self._layouts: dict[StepSizes, _Layout] = {}
 
     def fill(
@@ -229,11 +264,12 @@ class StepBuffer:
         """Views of the device's words."""
         t = self._split(sizes)
         names = ("positions", "slots", "seq_starts", "seq_lens", "table_starts",
-                 "logit_rows", "tile_seqs", "tile_starts")  # fmt: skip
+                 "logit_rows", "tile_seqs", "tile_starts", "tile_ends", "seq_tiles")  # fmt: skip
         return DeviceStep(
             token_ids=self._device.index_select(0, t["token_at"]),
             **{name: t[name] for name in names},
             tables=self._tables.flat,
+            arrivals=self._arrivals,
             is_decode=is_decode,
             max_seq_len=max_seq_len,
             host=host,
@@ -259,15 +295,21 @@ class StepBuffer:
         read for them; where single tokens are padded each has one of its own, elsewhere the first
         has them all, and the tiles that are left begin where it ends."""
         num_seqs, num_tiles = len(step.seq_lens), len(tiles.seqs)
-        views["tile_seqs"][:num_tiles] = tiles.seqs
-        if is_decode(step):
-            rest = np.arange(1, sizes.seqs - num_seqs + 1, dtype=np.int32)
-            views["seq_starts"][num_seqs + 1 :] = step.seq_starts[-1] + rest
-            views["tile_seqs"][num_tiles:] = np.arange(num_tiles, sizes.tiles)
+        seqs = views["tile_seqs"]
+        seqs[:num_tiles] = tiles.seqs
+        if tiles.ends is not None:
+            spare = sizes.seqs - num_seqs
+            rest = np.arange(num_seqs, sizes.seqs, dtype=np.int32)
+            views["seq_starts"][num_seqs + 1 :] = rest + 1
+            seqs[num_tiles : num_tiles + spare] = rest
+            seqs[num_tiles + spare :] = -1
             _put(views["tile_starts"], tiles.starts, 0)
+            _put(views["tile_ends"], tiles.ends, 0)
+            views["seq_tiles"][:num_seqs] = np.searchsorted(tiles.seqs, np.arange(num_seqs))
+            views["seq_tiles"][num_seqs:] = num_tiles + np.arange(spare + 1)
         else:
             views["seq_starts"][num_seqs + 1 :] = sizes.tokens
-            views["tile_seqs"][num_tiles:] = num_seqs
+            seqs[num_tiles:] = num_seqs
             _put(views["tile_starts"], tiles.starts, sizes.tokens)
 
     def _place_tokens(self, view: NDArray[np.int32], step: BackendStep, layout: _Layout) -> None:
@@ -343,6 +385,8 @@ def _fields(sizes: StepSizes) -> dict[str, int]:
         "kept_with_step_at": logits,
         "tile_seqs": tiles,
         "tile_starts": tiles,
+        "tile_ends": tiles,
+        "seq_tiles": seqs + 1,
         "seeds": 2 * logits,
         "draw_positions": logits,
         "targets": logits,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
-    from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
+    from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams, WalkCut
     from octavo_engine.backends.torch.head_shape import HeadShape
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.config import AttentionBackend, KernelChoice
@@ -53,8 +53,13 @@ class Kernels(Protocol):
     def wide_tokens(self, experts: ExpertsConfig) -> int:
         """From how many tokens on experts have wide tiles; 0: there are no tiles."""
 
-    def tokens_per_tile(self, *, is_decode: bool) -> int:
-        """How many of a sequence's tokens one attention program takes."""
+    @property
+    def walks(self) -> WalkCut:
+        """How attention of single tokens is cut."""
+
+    @property
+    def tokens_per_tile(self) -> int:
+        """How many of a sequence's tokens one attention program takes in a step with prompts."""
 
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
         """x · weightᵀ + bias, in x's dtype; of the head in float32."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from octavo_engine.backends.torch.packed import GroupedWeight
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.models.config import ExpertsConfig
 
@@ -68,6 +72,13 @@ def step_bytes(shape: StepShape, limits: BackendLimits, itemsize: int) -> int:
     # The logits in float32, and as much again in keys and masses when a row has unusual parameters.
     logits = limits.max_logit_rows * shape.vocab_size * (4 + 4 + 8 + 8)
     return layer + logits
+
+
+def expanded_bytes(made: Iterable[object], itemsize: int) -> int:
+    """What the largest weight takes that is expanded for steps of many rows, and gone after."""
+    weights = (getattr(each, "weight", None) for each in made)
+    grouped = (weight for weight in weights if isinstance(weight, GroupedWeight))
+    return max((math.prod(weight.shape) * itemsize for weight in grouped), default=0)
 
 
 def count_bytes(shape: StepShape, limits: BackendLimits) -> int:

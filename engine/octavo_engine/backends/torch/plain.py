@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.packed import ALL_FORMATS, expert_product
 from octavo_engine.backends.torch.plain_draw import draw
 from octavo_engine.config import BLOCK_SIZE
@@ -28,15 +29,14 @@ class PlainKernels:
     name = "plain"
     can_capture = can_capture_prompts = False
     formats = ALL_FORMATS
+    walks = WalkCut()
+    tokens_per_tile = BLOCK_SIZE  # there are no tiles here
 
     def workspace_bytes(self, limits: BackendLimits) -> int:
         return 0
 
     def wide_tokens(self, experts: ExpertsConfig) -> int:
         return 0
-
-    def tokens_per_tile(self, *, is_decode: bool) -> int:
-        return 1 if is_decode else BLOCK_SIZE  # there are no tiles here
 
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
         return weight.apply(x)

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo_engine.backends.torch import grouped_gemv
+from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
 from octavo_engine.backends.torch.triton import (
     attention,
+    decode,
     draw,
     experts,
+    gemv,
     grouped,
     heads,
     matmul,
@@ -36,6 +39,7 @@ FP8_CAPABILITY = (
     8,
     9,
 )  # the first NVIDIA matrix units that know e4m3; AMD's before MI350 know another
+PARTS_PER_PROCESSOR = 2  # of the contexts of single tokens, each with one head of keys
 INVARIANT_SPLIT_TOKENS = 1024  # a fixed cut of a context gives the same sums in any company
 
 
@@ -59,13 +63,10 @@ class TritonKernels:
         kernels take the place of these where they are built and faster."""
         self._prompts = prompts
         group = shape.num_heads // shape.num_kv_heads
-        size = {"group": group, "head_dim": shape.head_dim, "itemsize": dtype.itemsize}
-        self._prompt_tile = attention.choose_tile(**size, is_decode=False)
-        # NOTE: one cut for all tokens when results must not depend on company: a token may be
-        # alone in one step and within a prompt in another.
-        self._decode_tile = (
-            self._prompt_tile if batch_invariant else attention.choose_tile(**size, is_decode=True)
+        self._tile = attention.choose_tile(
+            group=group, head_dim=shape.head_dim, itemsize=dtype.itemsize
         )
+        self._walk_tile = decode.choose_tile(head_dim=shape.head_dim, itemsize=dtype.itemsize)
         self._group = group
         self._shape = shape
         self._batch_invariant = batch_invariant
@@ -75,7 +76,12 @@ class TritonKernels:
             if device.type == "cuda"
             else 4
         )
-
+        # NOTE: one kernel for all tokens when results must not depend on company: a token may be
+        # alone in one step and within a prompt in another.
+        self.walks = WalkCut()
+        if not batch_invariant:
+            parts = PARTS_PER_PROCESSOR * self._num_processors // shape.num_kv_heads
+            self.walks = WalkCut(max(1, parts), shape.num_heads)
         self._few_rows: dict[int, grouped_gemv.Product] = {}
         if tries_cuda and not batch_invariant:  # where a row's bits depend on no number of rows
             self._few_rows = grouped_gemv.choose(device, dtype, self._grouped)
@@ -85,12 +91,15 @@ class TritonKernels:
         return self._prompts is None  # who plans on the host
 
     def workspace_bytes(self, limits: BackendLimits) -> int:
-        size = {"part_rows": self._prompt_tile.block_m, "head_dim": self._shape.head_dim}
+        size = {"part_rows": self._tile.block_m, "head_dim": self._shape.head_dim}
         if not self._batch_invariant:  # at most two programs for each processor leave parts
             programs = 2 * self._num_processors
-            return attention.plan_parts(
-                num_tiles=1, num_kv_heads=1, num_splits=programs, **size
-            ).num_bytes
+            split = attention.plan_parts(num_tiles=1, num_kv_heads=1, num_splits=programs, **size)
+            walked = decode.parts_bytes(
+                num_parts=limits.max_seqs + self.walks.spare_parts,
+                num_heads=self._shape.num_heads, head_dim=self._shape.head_dim,
+            )  # fmt: skip
+            return max(split.num_bytes, walked)
         return attention.plan_parts(
             num_tiles=limits.max_tokens + limits.max_seqs,  # if each one's last is partly filled
             num_kv_heads=self._shape.num_kv_heads,
@@ -101,13 +110,16 @@ class TritonKernels:
     def wide_tokens(self, experts: ExpertsConfig) -> int:
         return -(-routing.FEW_PER_EXPERT * experts.num_experts // experts.top_k)
 
-    def tokens_per_tile(self, *, is_decode: bool) -> int:
-        return self._tile(is_decode=is_decode).block_m // self._group
+    @property
+    def tokens_per_tile(self) -> int:
+        return self._tile.block_m // self._group
 
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
         dtype = torch.float32 if weight.is_head else x.dtype
         if isinstance(weight.weight, torch.Tensor):
             if not self._batch_invariant:
+                if len(x) == 1 and x.dtype.itemsize == 2:
+                    return gemv.matmul(x.contiguous(), weight.weight, weight.bias, dtype)
                 return weight.apply(x)  # cuBLAS
             return matmul.matmul(x.contiguous(), weight.weight, weight.bias, dtype)
         processors, invariant = self._num_processors, self._batch_invariant
@@ -174,6 +186,8 @@ class TritonKernels:
     ) -> Tensor:
         if self._prompts is not None and not step.is_decode:
             return self._prompts.attend(q, k_cache, v_cache, step, spec)
+        if step.is_decode and not self._batch_invariant:
+            return decode.attend(q, k_cache, v_cache, step, spec, tile=self._walk_tile)
         if self._batch_invariant:
             split_tokens = INVARIANT_SPLIT_TOKENS
             num_splits = -(-step.max_seq_len // split_tokens)
@@ -187,15 +201,12 @@ class TritonKernels:
             )
         return attention.attend(
             q, k_cache, v_cache, step, spec,
-            tile=self._tile(is_decode=step.is_decode),
+            tile=self._tile,
             num_splits=num_splits, split_tokens=split_tokens,
         )  # fmt: skip
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw.draw(logits, params)
-
-    def _tile(self, *, is_decode: bool) -> attention.Tile:
-        return self._decode_tile if is_decode else self._prompt_tile
 
 
 def _formats(device: torch.device) -> frozenset[Format]:

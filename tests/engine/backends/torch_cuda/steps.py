@@ -13,7 +13,10 @@ from octavo_engine.backends.torch.device_step import (
     DrawParams,
     StepBuffer,
     StepSizes,
+    StepTiles,
+    WalkCut,
     cut_tiles,
+    cut_walks,
 )
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.batch import SamplingBatch
@@ -83,18 +86,22 @@ def make_sampling(num_rows: int, **fields: Any) -> SamplingBatch:
 
 
 def on_device(
-    step: BackendStep, device: torch.device, tokens_per_tile: int, *, is_decode: bool
+    step: BackendStep, device: torch.device, tiles: StepTiles, *, walks: WalkCut | None = None
 ) -> DeviceStep:
     """The step through the buffer that the backend uses."""
     sampling = make_sampling(len(step.logit_rows))
-    tiles = cut_tiles(step.seq_starts, tokens_per_tile)
     sizes = StepSizes(
         len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
     )
-    buffer = StepBuffer(ROOMY, device)
+    buffer = StepBuffer(ROOMY, device, walks=walks)
     buffer.send(buffer.fill(step, sampling, tiles, sizes))
     longest = int(step.seq_lens.max())
+    is_decode = tiles.ends is not None
     return buffer.step(sizes, is_decode=is_decode, max_seq_len=longest, host=step)
+
+
+def of_prompts(step: BackendStep, device: torch.device, tokens_per_tile: int = 16) -> DeviceStep:
+    return on_device(step, device, cut_tiles(step.seq_starts, tokens_per_tile))
 
 
 def draw_params(sampling: SamplingBatch, device: torch.device) -> DrawParams:
@@ -102,5 +109,5 @@ def draw_params(sampling: SamplingBatch, device: torch.device) -> DrawParams:
     step = make_step([(7, 1)] * num_rows)
     sizes = StepSizes.of_decode(num_rows)
     buffer = StepBuffer(ROOMY, device)
-    buffer.send(buffer.fill(step, sampling, cut_tiles(step.seq_starts, 1), sizes))
+    buffer.send(buffer.fill(step, sampling, cut_walks(step.seq_lens, 0), sizes))
     return buffer.draw_params(sizes)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from octavo_engine.backends.torch.device_step import cut_tiles
 from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps
@@ -85,7 +86,8 @@ def cos_sin(rope: Rope | None, device: torch.device) -> torch.Tensor | None:
 def run(paged: Paged, tile: Tile, num_splits: int = 1, split_tokens: int = 0) -> torch.Tensor:
     spec = paged.spec
     tokens_per_tile = tile.block_m * spec.num_kv_heads // spec.num_heads
-    step = on_device(paged.step, paged.kv.device, tokens_per_tile, is_decode=False)
+    tiles = cut_tiles(paged.step.seq_starts, tokens_per_tile)
+    step = on_device(paged.step, paged.kv.device, tiles)
     k_cache, v_cache = paged.kv.unbind()
     angles = cos_sin(spec.rope, paged.kv.device)
     q = turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
@@ -219,7 +221,7 @@ def test_the_plain_twin_equals_the_reference(name, device):
     paged = Paged(MIXED, spec, device)
     expected = paged.reference()
     kernels = PlainKernels()
-    step = on_device(paged.step, device, 16, is_decode=False)
+    step = on_device(paged.step, device, cut_tiles(paged.step.seq_starts, 16))
     k_cache, v_cache = paged.kv.unbind()
     angles = cos_sin(spec.rope, device)
     q = kernels.turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
@@ -246,13 +248,11 @@ def test_a_row_of_padding_writes_nothing_and_reads_nothing(device):
     torch.testing.assert_close(paged.kv.cpu(), paged.expected_kv, equal_nan=True)
 
 
-def test_tiles_are_narrow_for_single_tokens_and_wide_for_prompts():
+def test_tiles_are_as_wide_as_registers_allow():
     size = {"group": 4, "head_dim": 128, "itemsize": 2}
-    assert choose_tile(**size, is_decode=True) == Tile(16, 64, 4, 3)
-    assert choose_tile(**size, is_decode=False) == Tile(128, 64, 8, 2)
-    assert choose_tile(group=32, head_dim=128, itemsize=2, is_decode=True).block_m == 32
-    assert choose_tile(group=4, head_dim=256, itemsize=2, is_decode=False).block_m == 64
-    assert choose_tile(group=20, head_dim=64, itemsize=4, is_decode=False).block_m == 32
+    assert choose_tile(**size) == Tile(128, 64, 8, 5)
+    assert choose_tile(group=4, head_dim=256, itemsize=2).block_m == 64
+    assert choose_tile(group=20, head_dim=64, itemsize=4).block_m == 32
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from octavo_engine.backends.torch.device_kv import DeviceKV
 from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.caches import KVSpec, one_group
-from tests.engine.backends.torch_cuda.steps import make_step, on_device
+from tests.engine.backends.torch_cuda.steps import make_step, of_prompts
 
 WEIGHT = torch.ones(8)
 
@@ -25,7 +25,7 @@ def ops():
         device=cpu,
     )
     context = Context(PlainKernels(), kv, DeviceRopeTables(8, cpu), torch.bfloat16)
-    step = on_device(make_step([(0, 3), (2, 2)]), cpu, 1, is_decode=False)
+    step = of_prompts(make_step([(0, 3), (2, 2)]), cpu)
     return CudaOps(step, context)
 
 

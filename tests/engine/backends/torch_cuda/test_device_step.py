@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from octavo_engine.backends.backend import BackendStep
-from octavo_engine.backends.torch.device_step import StepBuffer, StepSizes, cut_tiles, is_decode
+from octavo_engine.backends.torch.device_step import (
+    StepBuffer,
+    StepSizes,
+    cut_tiles,
+    cut_walks,
+    is_decode,
+)
 from tests.engine.backends.torch_cuda.steps import LIMITS, make_sampling, make_step
 
 
@@ -31,7 +37,7 @@ def test_a_padded_step_reads_as_the_step_and_rows_of_nothing(device):
                              top_k=[0, 4, 0], top_p=[1, 1, 0.5])  # fmt: skip
     sizes = StepSizes.of_decode(5)
     buffer = StepBuffer(LIMITS, device)
-    buffer.send(buffer.fill(step, sampling, cut_tiles(step.seq_starts, 1), sizes))
+    buffer.send(buffer.fill(step, sampling, cut_walks(step.seq_lens, 0), sizes))
     view = buffer.step(sizes, is_decode=True, max_seq_len=256, host=None)
     assert view.token_ids.tolist() == [7, 8, 9, 0, 0]
     assert view.positions.tolist() == [40, 3, 17, 0, 0]
@@ -58,7 +64,7 @@ def test_a_smaller_step_leaves_nothing_of_the_one_before(device):
     for sequences in ([(40, 1)] * 4, [(3, 1)]):
         step = make_step(sequences)
         sampling = make_sampling(len(sequences), temperature=1.0, min_p=0.5)
-        buffer.send(buffer.fill(step, sampling, cut_tiles(step.seq_starts, 1), sizes))
+        buffer.send(buffer.fill(step, sampling, cut_walks(step.seq_lens, 0), sizes))
     view = buffer.step(sizes, is_decode=True, max_seq_len=256, host=None)
     assert view.slots.tolist()[1:] == [-1, -1, -1]
     assert view.seq_lens.tolist() == [4, 0, 0, 0]
@@ -131,7 +137,7 @@ def test_tables_on_the_device_equal_the_whole_ones_at_every_step(model_len, is_c
             continue
         sizes = StepSizes.of_decode(len(step.rows))
         sampling = make_sampling(len(step.rows))
-        filled = buffer.fill(step, sampling, cut_tiles(step.seq_starts, 1), sizes)
+        filled = buffer.fill(step, sampling, cut_walks(step.seq_lens, 0), sizes)
         if number % 50 == 49:
             continue  # the step failed before it was sent: nothing of it is there
         buffer.send(filled)
@@ -152,6 +158,6 @@ def test_a_step_without_new_blocks_sends_the_words_of_its_layout_alone(device):
     buffer = StepBuffer(LIMITS, device)
     step, sizes = make_step([(40, 1), (3, 1)]), StepSizes.of_decode(2)
     for expected in (4, 0):
-        filled = buffer.fill(step, make_sampling(2), cut_tiles(step.seq_starts, 1), sizes)
+        filled = buffer.fill(step, make_sampling(2), cut_walks(step.seq_lens, 0), sizes)
         buffer.send(filled)
         assert len(filled.changes.places) == expected

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from octavo_engine.backends.torch.device_step import cut_walks
 from octavo_engine.backends.torch.flashinfer import FlashInferAttention
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.errors import ConfigError
 from octavo_engine.ops import AttentionSpec
-from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device
+from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, of_prompts, on_device
 
 CPU = torch.device("cpu")
 SHAPE = SimpleNamespace(num_heads=4, num_kv_heads=2, head_dim=64)
@@ -82,7 +83,7 @@ def test_it_is_told_where_the_tokens_and_blocks_of_each_sequence_are():
     attention = FlashInferAttention(CPU, fake)
     generator = torch.Generator().manual_seed(0)
     k, v = torch.randn((2, NUM_BLOCKS, 16, 2, 64), generator=generator)
-    step = on_device(make_step([(0, 20), (31, 1), (16, 16), (5, 40)]), CPU, 16, is_decode=False)
+    step = of_prompts(make_step([(0, 20), (31, 1), (16, 16), (5, 40)]), CPU)
     q = torch.randn((77, 256), generator=generator)
     for case in (spec(), spec(window=9), spec(soft_cap=3.0)):
         found = attention.attend(q, k, v, step, case)
@@ -98,7 +99,7 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind():
     k = v = torch.ones((NUM_BLOCKS, 16, 2, 64))
     q = torch.ones((5, 256))
     for _ in range(2):
-        step = on_device(make_step([(0, 5)]), CPU, 16, is_decode=False)
+        step = of_prompts(make_step([(0, 5)]), CPU)
         for layer in range(3):
             attention.attend(q, k, v, step, spec(layer))
     assert len(fake.plans) == 2
@@ -118,17 +119,16 @@ def choose(asked, *, dtype=torch.bfloat16, shape=SHAPE, **options):
     return choose_kernels(CPU, dtype, shape, choice="triton", attention=asked, **options)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its operands are the host's")
 def test_prompts_go_to_it_and_single_tokens_do_not(installed, caplog):
     caplog.set_level("INFO")
     kernels = choose("flashinfer", dtype=torch.float16)
     assert "Chose flashinfer for attention: asked for, for prompts" in caplog.text
     k = v = torch.ones((NUM_BLOCKS, 16, 2, 64), dtype=torch.float16)
-    step = on_device(make_step([(0, 5)]), CPU, 16, is_decode=False)
+    step = of_prompts(make_step([(0, 5)]), CPU)
     kernels.attend(torch.ones((5, 256), dtype=torch.float16), k, v, step, spec())
     assert len(installed.plans) == 1
-    single = on_device(
-        make_step([(4, 1)]), CPU, kernels.tokens_per_tile(is_decode=True), is_decode=True
-    )
+    single = on_device(make_step([(4, 1)]), CPU, cut_walks(np.array([5], np.int32), 0))
     out = kernels.attend(torch.ones((1, 256), dtype=torch.float16), k, v, single, spec())
     assert len(installed.plans) == 1
     np.testing.assert_allclose(out.numpy(), 1, rtol=1e-3)

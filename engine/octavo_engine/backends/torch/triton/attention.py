@@ -1,4 +1,5 @@
 """Paged attention in one kernel for any mix of prompts and single tokens, and its splits' join.
+Steps of single tokens alone have a kernel of their own, `decode.py`.
 
 A program holds BLOCK_Q tokens of one sequence times the GROUP query heads that share a kv head: the
 rows of one matrix, so that K and V are read once for all of them. It walks over the sequence's
@@ -37,19 +38,15 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def choose_tile(*, group: int, head_dim: int, itemsize: int, is_decode: bool) -> Tile:
-    """Wide rows for prompts, the fewest the matrix units take for single tokens.
-
-    Sizes are the largest whose registers do not spill, as benchmarks/gpu/compile_report.py shows.
-    """
+def choose_tile(*, group: int, head_dim: int, itemsize: int) -> Tile:
+    """What was fastest on an H100, whose registers do not spill. The compiler shares stages between
+    the numbers of pages and what lies in these, so five hold two blocks of the latter."""
     least = max(16, triton.next_power_of_2(group))
     if itemsize == 4:  # no matrix units for exact float32: for checking, not for speed
         return Tile(least, 16, 4, 1)
     if head_dim > 128:
-        return Tile(least if is_decode else max(64, least), 32, 8, 2)
-    if is_decode:
-        return Tile(least, 64, 4, 3)
-    return Tile(max(128, least), 64, 8, 2)
+        return Tile(max(64, least), 32, 8, 2)
+    return Tile(max(128, least), 64, 8, 5)
 
 
 class Parts(NamedTuple):
@@ -76,6 +73,83 @@ def count_splits(*, num_programs: int, max_seq_len: int, num_processors: int) ->
     """Enough programs for two on each multiprocessor, if the sequences are long enough."""
     wanted = 2 * num_processors // max(1, num_programs)
     return max(1, min(wanted, max_seq_len // MIN_SPLIT_TOKENS, MAX_SPLITS))
+
+
+@triton.jit
+def look_at(
+    maxima,
+    sums,
+    acc,
+    q_rows,  # [rows, DIM]
+    k_cache,
+    v_cache,
+    pages,  # of the sequence
+    n,  # the first of BLOCK_N tokens
+    low,
+    high,
+    positions,  # [rows]: the last token that each sees
+    window,
+    kv_head,
+    num_kv_heads,
+    score_scale,
+    soft_cap,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_MASKED: tl.constexpr,  # False: all rows see all of the tokens
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """The running maximum, sum and average of values, after BLOCK_N more tokens."""
+    columns = n + tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, DIM)
+    # Memory outside of [low, high) may hold anything, NaN too, and must not be read.
+    column_ok = (columns >= low) & (columns < high)
+    if IS_MASKED:
+        blocks = tl.load(pages + columns // PAGE, mask=column_ok, other=0)
+    else:
+        blocks = tl.load(pages + columns // PAGE)
+    places = blocks.to(tl.int64) * PAGE + columns % PAGE
+    places = (places * num_kv_heads + kv_head) * HEAD_DIM
+    k_rows = k_cache + places[None, :] + dims[:, None]
+    v_rows = v_cache + places[:, None] + dims[None, :]
+    if IS_MASKED:
+        dim_ok = dims < HEAD_DIM
+        k = tl.load(k_rows, mask=dim_ok[:, None] & column_ok[None, :], other=0.0)
+        v = tl.load(v_rows, mask=column_ok[:, None] & dim_ok[None, :], other=0.0)
+    elif HEAD_DIM == DIM:
+        k, v = tl.load(k_rows), tl.load(v_rows)
+    else:
+        k = tl.load(k_rows, mask=dims[:, None] < HEAD_DIM, other=0.0)
+        v = tl.load(v_rows, mask=dims[None, :] < HEAD_DIM, other=0.0)
+    if EXACT:
+        scores = tl.dot(q_rows, k, input_precision="ieee") * score_scale
+    else:
+        scores = tl.dot(q_rows, k) * score_scale
+    if HAS_CAP:
+        # tanh by one exponential, whose power stays within float32.
+        powers = tl.minimum(scores / soft_cap * 2.8853900817779268, 120.0)
+        scores = soft_cap * (1 - 2 / (tl.exp2(powers) + 1))
+        scores = scores * 1.4426950408889634
+    if IS_MASKED:
+        seen = (columns[None, :] <= positions[:, None]) & column_ok[None, :]
+        if HAS_WINDOW:
+            seen = seen & (columns[None, :] > positions[:, None] - window)
+        scores = tl.where(seen, scores, -float("inf"))
+    new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+    pivots = new_maxima
+    if IS_MASKED:  # a row that has seen nothing yet has no maximum to subtract
+        pivots = tl.where(new_maxima == -float("inf"), 0.0, new_maxima)
+    weights = tl.exp2(scores - pivots[:, None])
+    fade = tl.exp2(maxima - pivots)
+    acc = acc * fade[:, None]
+    if EXACT:
+        acc = tl.dot(weights, v, acc, input_precision="ieee")
+    else:
+        acc = tl.dot(weights.to(v.dtype), v, acc)
+    return new_maxima, sums * fade + tl.sum(weights, 1), acc
 
 
 @triton.jit(do_not_specialize=["first_tile", "part_rows", "split_tokens"])
@@ -108,9 +182,12 @@ def attend_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     SPLIT: tl.constexpr,
+    ALWAYS_MASKED: tl.constexpr,  # masks cost time and change the way in which numbers are rounded
     EXACT: tl.constexpr,  # float32 products as they are, not in tf32
 ):
-    place, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # The last tiles of a prompt look at the most tokens, so they begin first.
+    place = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head, split = tl.program_id(1), tl.program_id(2)
     tile = first_tile + place
     num_kv_heads, num_splits = tl.num_programs(1), tl.num_programs(2)
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -154,41 +231,22 @@ def attend_kernel(
     maxima = tl.full([BLOCK_M], -float("inf"), tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
-    for n in range(start, stop, BLOCK_N):
-        columns = n + tl.arange(0, BLOCK_N)
-        column_ok = (columns >= low) & (columns < high)
-        blocks = tl.load(pages + columns // PAGE, mask=column_ok, other=0)
-        places = blocks.to(tl.int64) * PAGE + columns % PAGE
-        places = (places * num_kv_heads + kv_head) * HEAD_DIM
-        k_mask = dim_ok[:, None] & column_ok[None, :]
-        k = tl.load(k_cache + places[None, :] + dims[:, None], mask=k_mask, other=0.0)
-        if EXACT:
-            scores = tl.dot(q_rows, k, input_precision="ieee") * score_scale
-        else:
-            scores = tl.dot(q_rows, k) * score_scale
-        if HAS_CAP:
-            # tanh by one exponential, whose power stays within float32.
-            powers = tl.minimum(scores / soft_cap * 2.8853900817779268, 120.0)
-            scores = soft_cap * (1 - 2 / (tl.exp2(powers) + 1))
-            scores = scores * 1.4426950408889634
-        seen = (columns[None, :] <= positions[:, None]) & column_ok[None, :]
-        if HAS_WINDOW:
-            seen = seen & (columns[None, :] > positions[:, None] - window)
-        scores = tl.where(seen, scores, -float("inf"))
-        new_maxima = tl.maximum(maxima, tl.max(scores, 1))
-        # A row that has seen nothing yet has no maximum to subtract.
-        pivots = tl.where(new_maxima == -float("inf"), 0.0, new_maxima)
-        weights = tl.exp2(scores - pivots[:, None])
-        fade = tl.exp2(maxima - pivots)
-        sums = sums * fade + tl.sum(weights, 1)
-        maxima = new_maxima
-        v_mask = column_ok[:, None] & dim_ok[None, :]
-        v = tl.load(v_cache + places[:, None] + dims[None, :], mask=v_mask, other=0.0)
-        acc = acc * fade[:, None]
-        if EXACT:
-            acc = tl.dot(weights, v, acc, input_precision="ieee")
-        else:
-            acc = tl.dot(weights.to(v.dtype), v, acc)
+    # Blocks that every row of the tile sees whole need no masks: of a long context nearly all.
+    whole = start
+    if not (HAS_WINDOW or ALWAYS_MASKED):
+        whole += tl.maximum(tl.minimum(stop, context + first + 1) - start, 0) // BLOCK_N * BLOCK_N
+    for n in range(start, whole, BLOCK_N):
+        maxima, sums, acc = look_at(
+            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, window,
+            kv_head, num_kv_heads, score_scale, soft_cap,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, False, False, HAS_CAP, EXACT,
+        )  # fmt: skip
+    for n in range(whole, stop, BLOCK_N):
+        maxima, sums, acc = look_at(
+            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, window,
+            kv_head, num_kv_heads, score_scale, soft_cap,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_CAP, EXACT,
+        )  # fmt: skip
 
     if SPLIT:
         is_used = rows < part_rows
@@ -271,7 +329,7 @@ def attend(
         return out
     group = spec.num_heads // spec.num_kv_heads
     is_split = num_splits > 1
-    part_rows = group if step.is_decode else tile.block_m
+    part_rows = group if step.is_decode else tile.block_m  # of a single token few are in use
     planned = plan_parts(
         num_tiles=num_tiles, num_kv_heads=spec.num_kv_heads, num_splits=num_splits,
         part_rows=part_rows, head_dim=spec.head_dim,
@@ -297,7 +355,7 @@ def attend(
             spec.soft_cap or 0.0, spec.window or 0, split_tokens,
             PAGE=k_cache.shape[1], BLOCK_N=tile.block_n,
             HAS_WINDOW=spec.window is not None, HAS_CAP=spec.soft_cap is not None,
-            SPLIT=is_split, EXACT=q.dtype == torch.float32,
+            SPLIT=is_split, ALWAYS_MASKED=split_tokens > 0, EXACT=q.dtype == torch.float32,
             num_warps=tile.num_warps, num_stages=tile.num_stages, **common,
         )  # fmt: skip
         if is_split:

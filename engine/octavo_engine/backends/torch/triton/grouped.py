@@ -1,7 +1,8 @@
 """Products with integers of 4 and 8 bits in groups; the input stays as it is.
 
 The integers meet the matrix units as they are, exact in any 16-bit float, and the partial sum of
-each group is scaled: nothing is rounded that the checkpoint did not round.
+each group is scaled: nothing is rounded that the checkpoint did not round. From MANY_ROWS rows on,
+where it is faster, the weight is expanded to the input's dtype and multiplied as any other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo_engine.backends.torch.triton import gemv
 from octavo_engine.backends.torch.triton.splits import cut, join
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.packed import GroupedWeight
     from octavo_engine.backends.torch.triton.splits import AxisCut
+
+MANY_ROWS = 129
+EXPANDED_ROWS, EXPANDED_TILES = 4, 16  # of a weight, by one program
 
 
 @triton.jit(do_not_specialize=["num_rows", "tiles_per_split"])
@@ -139,6 +144,10 @@ def matmul(
     num_rows, (num_outputs, num_inputs) = len(x), weight.shape
     if num_rows == 0:
         return x.new_empty((0, num_outputs), dtype=out_dtype)
+    if not batch_invariant and num_rows == 1:
+        return gemv.grouped_matmul(x, weight, bias, out_dtype)
+    if not batch_invariant and num_rows >= MANY_ROWS and out_dtype == x.dtype != torch.float32:
+        return torch.nn.functional.linear(x, expand(weight, x.dtype), bias)
     num_tiles = num_inputs // (2 * weight.half)
     work = cut(
         num_rows, num_outputs, num_tiles, num_processors,
@@ -163,3 +172,63 @@ def matmul(
 def _parts(x: Tensor, work: AxisCut, num_outputs: int, out_dtype: torch.dtype) -> Tensor:
     dtype = out_dtype if work.num_splits == 1 else torch.float32
     return x.new_empty((work.num_splits, len(x), num_outputs), dtype=dtype)
+
+
+@triton.jit
+def expand_kernel(
+    out,  # [N, K]
+    packed,
+    scales,
+    minima,
+    num_outputs,
+    num_inputs,
+    group_size,
+    BITS: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    HALF: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """TILES tiles of 2 * HALF columns, of ROWS rows."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tiles, lanes = tl.program_id(1) * TILES + tl.arange(0, TILES), tl.arange(0, HALF)
+    columns = tiles[:, None] * (2 * HALF) + lanes[None, :]
+    pair_ok = (rows < num_outputs)[:, None] & (tiles < num_inputs // (2 * HALF))[None, :]
+    mask = pair_ok[:, :, None]
+    rows = rows.to(tl.int64)
+    row_bytes = rows[:, None, None] * (num_inputs * BITS // 8)
+    target = out + rows[:, None, None] * num_inputs + columns[None, :, :]
+    group_rows = rows[:, None] * (num_inputs // group_size)
+    if BITS == 4:
+        places = tiles[:, None] * HALF + lanes[None, :]
+        words = tl.load(packed + row_bytes + places[None, :, :], mask=mask, other=0)
+        low, high = words & 15, (words >> 4) & 15
+        if not HAS_MINIMA:
+            low, high = low - 8, high - 8
+    else:
+        low = tl.load(packed + row_bytes + columns[None, :, :], mask=mask, other=0)
+        high = tl.load(packed + row_bytes + columns[None, :, :] + HALF, mask=mask, other=0)
+    for half in tl.static_range(2):
+        group = group_rows + ((tiles * 2 + half) * HALF // group_size)[None, :]
+        scale = tl.load(scales + group, mask=pair_ok, other=0.0).to(tl.float32)
+        values = (low if half == 0 else high).to(tl.float32) * scale[:, :, None]
+        if HAS_MINIMA:
+            minimum = tl.load(minima + group, mask=pair_ok, other=0.0).to(tl.float32)
+            values += minimum[:, :, None]
+        tl.store(target + half * HALF, values.to(out.dtype.element_ty), mask=mask)
+
+
+def expand(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
+    """The weight's values, columns as they lie."""
+    num_outputs, num_inputs = weight.shape
+    out = torch.empty((num_outputs, num_inputs), dtype=dtype, device=weight.packed.device)
+    num_tiles = num_inputs // (2 * weight.half)
+    expand_kernel[(triton.cdiv(num_outputs, EXPANDED_ROWS),
+                   triton.cdiv(num_tiles, EXPANDED_TILES))](
+        out, weight.packed, weight.scales,
+        weight.scales if weight.minima is None else weight.minima,
+        num_outputs, num_inputs, weight.group_size,
+        BITS=weight.bits, HAS_MINIMA=weight.minima is not None, HALF=weight.half,
+        TILES=EXPANDED_TILES, ROWS=EXPANDED_ROWS, num_warps=4,
+    )  # fmt: skip
+    return out

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from octavo_engine.backends.torch.packed import LARGEST, RoundedRows
-from octavo_engine.backends.torch.triton.splits import cut, join
+from octavo_engine.backends.torch.triton.splits import FEW_ROWS, cut, join
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,6 +155,20 @@ def round_rows(x: Tensor, dtype: torch.dtype, block: int) -> RoundedRows:
     return RoundedRows(out, scales)
 
 
+def _fits_library(x: Tensor, weight: ScaledWeight, out_dtype: torch.dtype) -> bool:
+    """Whether cuBLAS' kin multiplies FP8 with a scale for each row of both: on Hopper, and where
+    rows are many it does so faster."""
+    return (
+        x.is_cuda
+        and x.dtype == torch.float8_e4m3fn
+        and out_dtype == torch.bfloat16
+        and len(x) > FEW_ROWS
+        and all(size % 16 == 0 for size in weight.shape)
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(x.device)[0] == 9
+    )
+
+
 def matmul(
     x: Tensor,
     weight: ScaledWeight,
@@ -172,6 +186,11 @@ def matmul(
     in_blocks = weight.block < num_inputs
     step = weight.block if in_blocks else BLOCK_K
     rounded = round_rows(x.contiguous(), dtype, weight.block)
+    if not batch_invariant and not in_blocks and _fits_library(rounded.values, weight, out_dtype):
+        return torch._scaled_mm(
+            rounded.values, weight.values.t(), scale_a=rounded.scales, scale_b=weight.scales.t(),
+            bias=bias, out_dtype=out_dtype,
+        )  # fmt: skip
     num_steps = triton.cdiv(num_inputs, step)
     work = cut(
         num_rows, num_outputs, num_steps, num_processors,

@@ -1,0 +1,225 @@
+"""Attention of single tokens: each sequence's walk over its keys and values in parts of about equal
+length, however long the sequences are.
+
+A program takes one part and one kv head, for the GROUP query heads that share it. The program that
+is the last of its sequence to arrive adds what the others left, in the order of the parts, so the
+bits do not depend on who was last. The parts are cut on the host (`device_step.cut_walks`), as many
+as keep all processors busy; a graph has room for that many and those without work end at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from octavo_engine.backends.torch.triton.attention import LOG2_E, look_at
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.ops import AttentionSpec
+
+JOINED_VALUES = 8192  # of parts' averages that a program adds at once
+
+
+class WalkTile(NamedTuple):
+    """How many tokens a program looks at in one go, and the launch that suits it."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_tile(*, head_dim: int, itemsize: int) -> WalkTile:
+    """What was fastest on an H100. The compiler shares stages between the numbers of pages and what
+    lies in these, so five hold two blocks of the latter."""
+    if itemsize == 4:  # no matrix units for exact float32: for checking, not for speed
+        return WalkTile(16, 4, 1)
+    if head_dim > 128:
+        return WalkTile(32, 4, 2)
+    return WalkTile(64, 2, 5)
+
+
+@triton.jit
+def walk_kernel(
+    out,  # [S, num_heads * HEAD_DIM]
+    parts,  # [tiles, kv heads, GROUP, HEAD_DIM] f32: averages that are not divided yet
+    part_maxima,  # [tiles, kv heads, GROUP] f32
+    part_sums,
+    arrivals,  # [S, kv heads] i32: zeros, before and after
+    q,  # [S, num_heads * HEAD_DIM]
+    k_cache,  # [blocks, PAGE, kv heads, HEAD_DIM]
+    v_cache,
+    tile_seqs,  # -1: no part
+    tile_starts,
+    tile_ends,
+    seq_tiles,  # [S + 1]: the first part of each
+    seq_lens,
+    table_starts,
+    tables,
+    score_scale,  # scale, times log2(e) unless there is a soft cap
+    soft_cap,
+    window,
+    GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,  # GROUP, up to a power of two
+    ROWS: tl.constexpr,  # what the matrix units take at least
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr,  # that are added at once
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    num_kv_heads = tl.num_programs(1)
+    sequence = tl.load(tile_seqs + tile)
+    start, end = tl.load(tile_starts + tile), tl.load(tile_ends + tile)
+    if sequence >= 0:
+        seq_len = tl.load(seq_lens + sequence)
+        pages = tables + tl.load(table_starts + sequence)
+        first_tile = tl.load(seq_tiles + sequence)
+        num_parts = tl.load(seq_tiles + sequence + 1) - first_tile
+        rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
+        dim_ok = dims < HEAD_DIM
+        num_heads = num_kv_heads * GROUP
+        heads = sequence.to(tl.int64) * num_heads + kv_head * GROUP + rows
+        q_mask = (rows < GROUP)[:, None] & dim_ok[None, :]
+        q_places = heads[:, None] * HEAD_DIM + dims[None, :]
+        q_rows = tl.load(q + q_places, mask=q_mask, other=0.0)
+        positions = tl.zeros([ROWS], tl.int32) + (seq_len - 1)
+
+        low = start
+        if HAS_WINDOW:
+            low = tl.maximum(start, seq_len - window)
+            start = low // BLOCK_N * BLOCK_N
+        whole = start
+        if not HAS_WINDOW:
+            whole = start + (end - start) // BLOCK_N * BLOCK_N
+        maxima = tl.full([ROWS], -float("inf"), tl.float32)
+        sums = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, DIM], tl.float32)
+        for n in range(start, whole, BLOCK_N):
+            maxima, sums, acc = look_at(
+                maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, end, positions, window,
+                kv_head, num_kv_heads, score_scale, soft_cap,
+                HEAD_DIM, DIM, PAGE, BLOCK_N, False, False, HAS_CAP, EXACT,
+            )  # fmt: skip
+        for n in range(whole, end, BLOCK_N):
+            maxima, sums, acc = look_at(
+                maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, end, positions, window,
+                kv_head, num_kv_heads, score_scale, soft_cap,
+                HEAD_DIM, DIM, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_CAP, EXACT,
+            )  # fmt: skip
+
+        if num_parts == 1:
+            result = acc / tl.where(sums > 0, sums, 1.0)[:, None]
+            tl.store(out + q_places, result.to(out.dtype.element_ty), mask=q_mask)
+        else:
+            at = (tile * num_kv_heads + kv_head) * GROUP + rows
+            tl.store(part_maxima + at, maxima, mask=rows < GROUP)
+            tl.store(part_sums + at, sums, mask=rows < GROUP)
+            target = parts + at.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(target, acc, mask=q_mask)
+            arrival = arrivals + sequence * num_kv_heads + kv_head
+            tl.debug_barrier()  # all threads' parts are written before one of them says so
+            if tl.atomic_add(arrival, 1, sem="acq_rel") == num_parts - 1:
+                tl.store(arrival, 0)
+                join_parts(
+                    out, parts, part_maxima, part_sums, sequence, kv_head, num_kv_heads,
+                    first_tile, num_parts, GROUP, MEMBERS, HEAD_DIM, DIM, PARTS,
+                )  # fmt: skip
+
+
+@triton.jit
+def join_parts(
+    out,
+    parts,
+    part_maxima,
+    part_sums,
+    sequence,
+    kv_head,
+    num_kv_heads,
+    first_tile,
+    num_parts,
+    GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """What the parts of a sequence come to, each weighed by how much of the softmax it has seen.
+    They are read past the first cache, which other processors do not write to."""
+    members, dims, index = tl.arange(0, MEMBERS), tl.arange(0, DIM), tl.arange(0, PARTS)
+    member_ok, dim_ok = members < GROUP, dims < HEAD_DIM
+    maximum = tl.full([MEMBERS], -float("inf"), tl.float32)
+    total = tl.zeros([MEMBERS], tl.float32)
+    acc = tl.zeros([MEMBERS, DIM], tl.float32)
+    for first in range(0, num_parts, PARTS):
+        tiles = first_tile + first + index
+        at = (tiles[:, None] * num_kv_heads + kv_head) * GROUP + members[None, :]
+        mask = (first + index < num_parts)[:, None] & member_ok[None, :]
+        part_max = tl.load(part_maxima + at, mask=mask, other=-float("inf"), cache_modifier=".cg")
+        part_sum = tl.load(part_sums + at, mask=mask, other=0.0, cache_modifier=".cg")
+        part = tl.load(
+            parts + at.to(tl.int64)[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=mask[:, :, None] & dim_ok[None, None, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        new_max = tl.maximum(maximum, tl.max(part_max, 0))
+        pivot = tl.where(new_max == -float("inf"), 0.0, new_max)
+        fade, weight = tl.exp2(maximum - pivot), tl.exp2(part_max - pivot[None, :])
+        acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], 0)
+        total = total * fade + tl.sum(part_sum * weight, 0)
+        maximum = new_max
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    num_heads = num_kv_heads * GROUP
+    heads = sequence.to(tl.int64) * num_heads + kv_head * GROUP + members
+    tl.store(
+        out + heads[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty),
+        mask=member_ok[:, None] & dim_ok[None, :],
+    )  # fmt: skip
+
+
+def parts_bytes(*, num_parts: int, num_heads: int, head_dim: int) -> int:
+    """What the parts of a step take, with their maxima and sums."""
+    return num_parts * num_heads * (head_dim + 2) * 4
+
+
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: DeviceStep,
+    spec: AttentionSpec,
+    *,
+    tile: WalkTile,
+) -> Tensor:
+    """q [S, num_heads * head_dim], a token of each sequence, over the sequence's pages."""
+    out = torch.empty_like(q)
+    num_tiles = len(step.tile_seqs)
+    if num_tiles == 0:
+        return out
+    group = spec.num_heads // spec.num_kv_heads
+    members, dim = triton.next_power_of_2(group), triton.next_power_of_2(spec.head_dim)
+    num_parts = num_tiles * spec.num_heads
+    parts = q.new_empty((num_parts, spec.head_dim), dtype=torch.float32)
+    maxima, sums = q.new_empty((2, num_parts), dtype=torch.float32).unbind()
+    walk_kernel[(num_tiles, spec.num_kv_heads)](
+        out, parts, maxima, sums, step.arrivals, q, k_cache, v_cache,
+        step.tile_seqs, step.tile_starts, step.tile_ends, step.seq_tiles, step.seq_lens,
+        step.table_starts, step.tables,
+        spec.scale if spec.soft_cap is not None else spec.scale * LOG2_E,
+        spec.soft_cap or 0.0, spec.window or 0,
+        GROUP=group, MEMBERS=members, ROWS=max(16, members), HEAD_DIM=spec.head_dim, DIM=dim,
+        PAGE=k_cache.shape[1], BLOCK_N=tile.block_n,
+        PARTS=max(2, min(64, JOINED_VALUES // (members * dim))),
+        HAS_WINDOW=spec.window is not None, HAS_CAP=spec.soft_cap is not None,
+        EXACT=q.dtype == torch.float32,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    return out
