@@ -97,6 +97,7 @@ SAME_POD = [
     {"cache": {"accessMode": "ReadWriteMany"}},
 ]
 ADAPTER = {"name": "law", "uri": "hf://org/law"}
+KV = {"secretRef": {"name": "kv"}}
 WITH_LORA = [
     {"adapters": [ADAPTER]},
     {"lora": {}, "adapters": [ADAPTER]},
@@ -113,6 +114,7 @@ ANOTHER_POD = [
     {"rollout": {"drainTimeout": "10s"}},
     {"rollout": {"drainTimeout": "0s"}},
     {"podTemplate": {"metadata": {"annotations": {"restarted-at": "now"}}}},
+    {"prefill": KV},
 ]
 
 
@@ -240,6 +242,20 @@ def _scale(direction: str, **fields: Any) -> tuple[dict[str, Any], dict[str, Any
 
 
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{
+        f"prefill.{leaf}": ({"prefill": KV}, {"prefill": {**KV, **changed}})
+        for leaf, changed in {
+            "replicas": {"replicas": 2},
+            "secretRef.name": {"secretRef": {"name": "other"}},
+            "resources.requests.{}": {"resources": {"requests": {"cpu": "2"}}},
+            "resources.limits.{}": {"resources": {"limits": {"cpu": "2"}}},
+            "maxNumSeqs": {"maxNumSeqs": 2},
+            "maxNumBatchedTokens": {"maxNumBatchedTokens": 4096},
+            "kvCacheMemory": {"kvCacheMemory": "1Gi"},
+            "args.{}": {"args": {"max-queue": 2}},
+            "nodeSelector.{}": {"nodeSelector": {"pool": "prefill"}},
+        }.items()
+    },
     "lora.maxLoras": ({"lora": {}}, {"lora": {"maxLoras": 4}}),
     "lora.maxCpuLoras": ({"lora": {}}, {"lora": {"maxCpuLoras": 99}}),
     "lora.maxRank": ({"lora": {}}, {"lora": {"maxRank": 8}}),
