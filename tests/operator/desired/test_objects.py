@@ -450,3 +450,42 @@ def test_keda_is_refused_where_it_is_not():
     assert "ScaledObject" in objects(
         _keda(), OperatorSettings(capabilities=frozenset((SCALED_OBJECT,)))
     )
+
+
+def test_kv_blocks_go_from_prefill_pods_to_pods_that_answer_and_nowhere_else():
+    spec = {"model": {"uri": "demo://smollm2"}, "prefill": KV}
+    policy = objects(spec)["NetworkPolicy"]["spec"]
+    (http, kv) = policy["ingress"]
+    answering = {"octavo.dev/deployment": "smollm2", "app.kubernetes.io/component": "engine"}
+    assert kv == {
+        "from": [{"podSelector": {"matchLabels": answering}}],
+        "ports": [{"port": 14579, "protocol": "TCP"}],
+    }
+    assert {port["port"] for port in http["ports"]} == {"http"}
+    assert policy["egress"] == [
+        {
+            "to": [
+                {"podSelector": {
+                    "matchLabels": {**answering, "app.kubernetes.io/component": "prefill"}
+                }}
+            ],
+            "ports": [{"port": 14579, "protocol": "TCP"}],
+        }
+    ]  # fmt: skip
+    assert (
+        answering.items() <= objects(spec)["Deployment"]["spec"]["selector"]["matchLabels"].items()
+    )
+
+
+def test_clients_and_scalers_count_the_pods_that_answer():
+    found = {body["metadata"]["name"]: body for body in made({"prefill": KV}) if
+             body["kind"] == "Service"}  # fmt: skip
+    assert found["smollm2"]["spec"]["selector"]["app.kubernetes.io/component"] == "engine"
+    routing = json.loads(found["smollm2"]["metadata"]["annotations"]["octavo.dev/routing"])
+    assert routing["policy"] == "prefill-decode"
+    keda = {"provider": "keda", "maxReplicas": 3, "prometheusURL": "http://p:9090"}
+    scaled = objects({"prefill": KV, "autoscaling": keda}, EVERYTHING)["ScaledObject"]["spec"]
+    assert all(
+        'app_kubernetes_io_component="engine"' in trigger["metadata"]["query"]
+        for trigger in scaled["triggers"]
+    )

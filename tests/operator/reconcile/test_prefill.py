@@ -141,7 +141,9 @@ def test_each_side_marks_its_own_pods_that_leave():
     busy |= {uids["prefill"][0]: 0, uids["prefill"][1]: 3}
     everyone = tuple(uids["engine"] + uids["prefill"])
     bench.demand.learn("router-0", make_state(ready=everyone, busy=busy))
-    bench.edit(replicas=2, prefill={"replicas": 1})
+    bench.edit(replicas=2)
+    bench.reconcile()
+    bench.edit(prefill={"replicas": 1})  # before the first pod has left
     bench.settle()
     left = {side: [kinds.uid_of(p) for p in pods_of(bench, side)] for side in ("engine", "prefill")}
     assert left == {

@@ -113,7 +113,7 @@ def test_a_prompt_is_computed_by_the_revision_that_answers(ours: str, theirs: st
 
 
 def test_a_prompt_for_an_adapter_is_computed_where_that_is_loaded():
-    world, decode, (left, right) = paired()
+    world, decode, (_, right) = paired()
     for engine in (decode, right):
         engine.adapters = frozenset({"law"})
     request = make_request(prompt_tokens=1000)
