@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from octavo_operator.cluster.api import Cluster
     from octavo_operator.cluster.execute import Report
     from octavo_operator.decide.accepted_spec import Accepted
+    from octavo_operator.decide.adapters import AdapterDecision
     from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryVerdict
     from octavo_operator.decide.observed import DeploymentKey, Observed
+    from octavo_operator.decide.plan import CapacityPlan
     from octavo_operator.errors import NameConflict
     from octavo_operator.objects.kinds import Kind, Object
     from octavo_operator.report.events import EventRecorder
@@ -216,20 +218,14 @@ class Reconciler:
             verdict=self._judge(deployment, state, memory),
             now=self._epoch_clock(),
         )
+        groups = observed.prefill.groups(in_flight)
         prefill = SideStep(
-            plan_prefill(
-                deployment.prefill, target, observed.prefill.groups(in_flight), capacity.state
-            ),
+            plan_prefill(deployment.prefill, target, groups, capacity.state),
             observed.prefill,
             observed.prefill.replicas(in_flight),
         )
         adapters = decide_adapters(deployment, self._world.adapters(key), self._world.adapter_owner)
-        traffic = Traffic(
-            replicas=count.replicas,
-            weights=capacity.weights,
-            scaled_to_zero=_is_scaled_to_zero(deployment, count.replicas),
-            adapters=tuple(one.adapter for one in adapters.taken),
-        )
+        traffic = _traffic(deployment, count.replicas, capacity, adapters)
         desired = desired_objects(deployment, self.settings, traffic, revision=revision)
         plan = plan_changes(
             adopt.kept(desired, observed),
@@ -444,6 +440,17 @@ def _faults_of(report: Report) -> list[Fault]:
         subject = f"{body['kind']} {kinds.name_of(body)}"
         faults.append(Fault(refusal(why.message, why.status), why.message, subject))
     return faults
+
+
+def _traffic(
+    deployment: LLMDeployment, replicas: int, capacity: CapacityPlan, adapters: AdapterDecision
+) -> Traffic:
+    return Traffic(
+        replicas=replicas,
+        weights=capacity.weights,
+        scaled_to_zero=_is_scaled_to_zero(deployment, replicas),
+        adapters=tuple(one.adapter for one in adapters.taken),
+    )
 
 
 def _is_scaled_to_zero(deployment: LLMDeployment, replicas: int) -> bool:
