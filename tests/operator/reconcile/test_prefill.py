@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -205,3 +206,63 @@ def test_a_template_of_one_side_is_kept_for_its_own_pods_alone():
     }
     assert kept["engine"] == "older"
     assert kept["prefill"] != "older"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_edits_in_a_row_with_an_operator_that_is_killed_at_every_step_cost_no_replica(seed: int):
+    rng = random.Random(seed)
+    bench = running_operator(replicas=3)
+    before = set(sides(bench))
+    edits: list[dict[str, Any]] = [
+        {"prefill": PREFILL},
+        {"prefill": {"replicas": 3, "maxNumSeqs": 4}},
+        {"engine": {"maxNumSeqs": 7}},
+        {"prefill": {"replicas": 1}},
+        {"prefill": None, "engine": {"maxNumSeqs": None}},
+    ]
+    for step in range(120):
+        if edits and rng.random() < 0.2:
+            bench.edit(**edits.pop(0))
+        bench = OperatorBench(bench.cluster, clock=bench.clock)  # the earlier one was killed
+        bench.reconcile()
+        for _ in range(2):
+            ready = [pod for pod in pods_of(bench, "engine") if is_ready(pod)]
+            assert len(ready) >= 3, step
+            bench.workloads.sync()
+        if rng.random() < 0.5:
+            bench.workloads.make_all_ready()
+        bench.clock.advance(1.0)
+    assert not edits
+    bench.settle()
+    assert set(sides(bench)) == before
+    assert {kinds.name_of(body) for body in bench.cluster.all(kinds.CONFIG_MAP)} == {
+        f"smollm2-{revision}" for _, revision in before
+    }
+
+
+def test_a_rejected_canary_takes_its_prefill_pods_along():
+    canary = {"strategy": "Canary", "canary": {"steps": [{"weight": 50}]}}
+    bench = running(rollout=canary)
+    (stable,) = revisions(bench)
+    bench.edit(engine={"maxNumSeqs": 7})
+    bench.settle()
+    (trial,) = revisions(bench) - {stable}
+    assert sides(bench) == {
+        ("engine", stable): 1, ("engine", trial): 1,
+        ("prefill", stable): 1, ("prefill", trial): 1,
+    }  # fmt: skip
+    status = bench.deployment()["status"]["rollout"]
+    rejected = {"stable": stable, "rejected": trial, "message": "CanarySlow: too slow"}
+    assert status["revision"] == trial
+    bench.cluster.merge(
+        kinds.LLM_DEPLOYMENT, *KEY, {"status": {"rollout": {**dict.fromkeys(status), **rejected}}}
+    )
+    bench.settle()
+    assert sides(bench) == {("engine", stable): 2, ("prefill", stable): 2}
+    bench.edit(engine={"maxNumSeqs": None})
+    bench.settle()
+    assert sides(bench) == {("engine", stable): 2, ("prefill", stable): 2}
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
