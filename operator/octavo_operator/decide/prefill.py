@@ -54,6 +54,11 @@ def _shares(
 ) -> dict[str, int]:
     """Replicas by revision, as `next_step` takes them."""
     wanted = {target.revision: target.replicas} if is_wanted else {}
+    if not is_wanted and is_awake:
+        # A revision with such pods is not of this spec: it serves until its rollout may begin.
+        wanted = {
+            group.revision: group.target for group in groups if group.revision == target.revision
+        }
     is_tried = target.revision in (state.revision, state.rejected)
     if target.rollout.strategy != "Canary" or not is_tried:
         return wanted

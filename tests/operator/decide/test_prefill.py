@@ -68,6 +68,12 @@ def test_all_leave_that_the_spec_does_not_name_any_more():
     assert step(spec=None).is_done
 
 
+def test_they_stay_while_the_rollout_that_ends_them_has_to_wait():
+    """For those of other LLMDeployments: pods of the old revision answer until then."""
+    assert step(serving("new", 2), serving("older", 1), spec=None).targets == {"older": 0}
+    assert step(serving("new", 2), spec=None, answering=0).targets == {"new": 0}
+
+
 def test_recreated_ones_come_after_the_old_have_left():
     recreate = RolloutSpec(strategy="Recreate")
     assert step(serving("old", 2), rollout=recreate).targets == {"old": 0}
