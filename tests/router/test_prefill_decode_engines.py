@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,7 @@ def test_pods_of_an_llmdeployment_are_a_pair_within_one_revision(tmp_path: Path)
                 f'    - {{url: "{decode.url}", revision: {revision}}}\n'
             )
             with routing("--config", str(file)) as router:
-                router.until(lambda router=router: set(router.states().values()) == {"ready"})
+                router.until(partial(all_are_ready, router))
                 answer = router.client.post(CHAT, json=body(number))
                 assert answer.status_code == 200
                 assert content_of(answer)
@@ -175,6 +176,10 @@ def test_an_engine_lost_before_its_blocks_are_fetched_costs_a_computation(
             if accident is signal.SIGSTOP:
                 for pid in (first.process.pid, *children_of(first.process.pid)):
                     os.kill(pid, signal.SIGCONT)
+
+
+def all_are_ready(router: RouterProcess) -> bool:
+    return set(router.states().values()) == {"ready"}
 
 
 def children_of(pid: int) -> list[int]:

@@ -241,21 +241,23 @@ def _scale(direction: str, **fields: Any) -> tuple[dict[str, Any], dict[str, Any
     return _hpa(), _hpa(behavior={direction: fields})
 
 
+def _prefill(**changed: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {"prefill": KV}, {"prefill": {**KV, **changed}}
+
+
+PREFILL_LEAVES: dict[str, dict[str, Any]] = {
+    "replicas": {"replicas": 2},
+    "secretRef.name": {"secretRef": {"name": "other"}},
+    "resources.requests.{}": {"resources": {"requests": {"cpu": "2"}}},
+    "resources.limits.{}": {"resources": {"limits": {"cpu": "2"}}},
+    "maxNumSeqs": {"maxNumSeqs": 2},
+    "maxNumBatchedTokens": {"maxNumBatchedTokens": 4096},
+    "kvCacheMemory": {"kvCacheMemory": "1Gi"},
+    "args.{}": {"args": {"max-queue": 2}},
+    "nodeSelector.{}": {"nodeSelector": {"pool": "prefill"}},
+}
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    **{
-        f"prefill.{leaf}": ({"prefill": KV}, {"prefill": {**KV, **changed}})
-        for leaf, changed in {
-            "replicas": {"replicas": 2},
-            "secretRef.name": {"secretRef": {"name": "other"}},
-            "resources.requests.{}": {"resources": {"requests": {"cpu": "2"}}},
-            "resources.limits.{}": {"resources": {"limits": {"cpu": "2"}}},
-            "maxNumSeqs": {"maxNumSeqs": 2},
-            "maxNumBatchedTokens": {"maxNumBatchedTokens": 4096},
-            "kvCacheMemory": {"kvCacheMemory": "1Gi"},
-            "args.{}": {"args": {"max-queue": 2}},
-            "nodeSelector.{}": {"nodeSelector": {"pool": "prefill"}},
-        }.items()
-    },
+    **{f"prefill.{leaf}": _prefill(**changed) for leaf, changed in PREFILL_LEAVES.items()},
     "lora.maxLoras": ({"lora": {}}, {"lora": {"maxLoras": 4}}),
     "lora.maxCpuLoras": ({"lora": {}}, {"lora": {"maxCpuLoras": 99}}),
     "lora.maxRank": ({"lora": {}}, {"lora": {"maxRank": 8}}),
