@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from octavo_engine.errors import ConfigError
+from octavo_engine.protocol.endpoints import KV_PORT
 
 # Tokens per KV block: a sheet folded into sixteen pages. It is the kernels' panel width too.
 HOST_MEMORY_FRACTION = 0.5  # for KV, of the memory free after loading; others share the host
@@ -124,7 +125,7 @@ class KVTransferConfig:
     kv_role: KVRole = "kv_both"
     engine_id: str = ""  # default: made up at each start
     kv_ip: str = "127.0.0.1"  # where blocks are served; other engines are given this address
-    kv_port: int = 14579  # 0: any that is free
+    kv_port: int = KV_PORT  # 0: any that is free
     peers: tuple[str, ...] = ()  # HOST:PORT of engines whose blocks are looked up for each prompt
     secret_file: str | None = None  # with what all engines that share blocks must know
     # When it drains, routers go on with its streams elsewhere at once, and it serves their blocks

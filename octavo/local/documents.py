@@ -159,6 +159,13 @@ def _check_local(deployment: LLMDeployment) -> None:
             f"{model.uri} is a volume of a cluster; on this machine name the folder: file:///PATH",
             reason="Unsupported",
         )
+    if deployment.prefill is not None:
+        raise SpecInvalid(
+            "spec.prefill",
+            "has no use on one machine, where prompts and answers share the cores; leave it out, "
+            "or start the two engines yourself: docs/prefill-decode.md",
+            reason="Unsupported",
+        )
 
 
 def _keep_adapter(adapters: list[LLMAdapter], body: Mapping[str, Any], where: str) -> None:

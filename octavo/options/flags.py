@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 ENV_PREFIX = "OCTAVO_"
 # Read elsewhere, by parts that are no command of their own.
-OTHER_ENV = frozenset(("OCTAVO_CONFIG", "OCTAVO_CPU_ISA", "OCTAVO_FAILPOINTS", "OCTAVO_HOME"))
+OTHER_ENV = frozenset(
+    ("OCTAVO_CONFIG", "OCTAVO_CPU_ISA", "OCTAVO_FAILPOINTS", "OCTAVO_HOME", "OCTAVO_POD_IP")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from octavo_operator.decide.accepted_spec import accept
 from octavo_operator.decide.adapters import decide_adapters
 from octavo_operator.decide.autoscale import ReplicaCount, ScaleHistory
 from octavo_operator.decide.observed import waits_for_gate
-from octavo_operator.decide.plan import Target, plan_capacity, plan_changes
+from octavo_operator.decide.plan import SideStep, Target, plan_capacity, plan_changes
+from octavo_operator.decide.prefill import plan_prefill
 from octavo_operator.decide.rollout_slots import RolloutSlots
 from octavo_operator.desired import Traffic, check_autoscaler, desired_objects
 from octavo_operator.desired.revision import image_of
@@ -44,9 +45,10 @@ if TYPE_CHECKING:
     from octavo_operator.cluster.api import Cluster
     from octavo_operator.cluster.execute import Report
     from octavo_operator.decide.accepted_spec import Accepted
+    from octavo_operator.decide.adapters import AdapterDecision
     from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryVerdict
-    from octavo_operator.decide.observed import DeploymentKey
-    from octavo_operator.decide.rollout import RevisionReplica
+    from octavo_operator.decide.observed import DeploymentKey, Observed
+    from octavo_operator.decide.plan import CapacityPlan
     from octavo_operator.errors import NameConflict
     from octavo_operator.objects.kinds import Kind, Object
     from octavo_operator.report.events import EventRecorder
@@ -157,7 +159,7 @@ class Reconciler:
             snapshot.plan,
             namespace=key.namespace,
             owner_uid=kinds.uid_of(body),
-            pods=snapshot.observed.engine_pods,
+            pods=(*snapshot.observed.engine_pods, *snapshot.observed.prefill.engine_pods),
         )
         memory.settled.update(report.settled)
         faults += _faults_of(report)
@@ -202,7 +204,7 @@ class Reconciler:
         revision = adopt.current_revision(deployment, self.settings, observed, status)
         in_flight = self._demand.in_flight(deployment.pool)
         replicas = observed.replicas(in_flight)
-        count = self._count(deployment, status, replicas, memory, is_decided=has_executed)
+        count = self._count(deployment, status, observed, memory, is_decided=has_executed)
         state = rollout_from_status(status)
         most = self.settings.max_rollouts
         running = revision
@@ -216,13 +218,14 @@ class Reconciler:
             verdict=self._judge(deployment, state, memory),
             now=self._epoch_clock(),
         )
-        adapters = decide_adapters(deployment, self._world.adapters(key), self._world.adapter_owner)
-        traffic = Traffic(
-            replicas=count.replicas,
-            weights=capacity.weights,
-            scaled_to_zero=_is_scaled_to_zero(deployment, count.replicas),
-            adapters=tuple(one.adapter for one in adapters.taken),
+        groups = observed.prefill.groups(in_flight)
+        prefill = SideStep(
+            plan_prefill(deployment.prefill, target, groups, capacity.state),
+            observed.prefill,
+            observed.prefill.replicas(in_flight),
         )
+        adapters = decide_adapters(deployment, self._world.adapters(key), self._world.adapter_owner)
+        traffic = _traffic(deployment, count.replicas, capacity, adapters)
         desired = desired_objects(deployment, self.settings, traffic, revision=revision)
         plan = plan_changes(
             adopt.kept(desired, observed),
@@ -232,31 +235,44 @@ class Reconciler:
             owner_name=deployment.name,
             revision=revision,
             replicas=replicas,
+            prefill=prefill,
             settled=memory.settled,
         )
         if running != revision:
             text = f"a rollout of another LLMDeployment to end (at most {most} at a time)"
             plan = replace(plan, hold=(*plan.hold, text))
         return ReconcileSnapshot(
-            accepted, revision, target, observed, replicas, capacity, plan, count.scaling, adapters
+            accepted,
+            revision,
+            target,
+            observed,
+            replicas,
+            capacity,
+            prefill,
+            plan,
+            count.scaling,
+            adapters,
         )
 
     def _count(
         self,
         deployment: LLMDeployment,
         status: Object,
-        replicas: Sequence[RevisionReplica],
+        observed: Observed,
         memory: _Memory,
         *,
         is_decided: bool,
     ) -> ReplicaCount:
         last = scaling_from_status(status)
-        serving = sum(replica.routable and not replica.is_leaving for replica in replicas)
+        serving = sum(
+            replica.routable and not replica.is_leaving for replica in observed.replicas({})
+        )
+        prefill = frozenset(map(kinds.uid_of, observed.prefill.engine_pods))
         count = autoscale.wanted_replicas(
             deployment,
             last,
             memory.scale,
-            partial(self._demand.signals, deployment.pool, serving=serving),
+            partial(self._demand.signals, deployment.pool, serving=serving, without=prefill),
             now=self._clock(),
             now_text=self._now_text,
             is_decided=is_decided,
@@ -348,7 +364,7 @@ class Reconciler:
 
     async def _refresh(self, key: DeploymentKey) -> None:
         """Read this key's Deployments and pods anew: what was only watched may be old."""
-        selector = labels.selector_text(labels.engines(key.name))
+        selector = labels.selector_text(labels.pods(key.name))
         for kind in (kinds.DEPLOYMENT, kinds.POD):
             listing = await self._cluster.find(kind, key.namespace, selector=selector)
             self._world.replace_children(key, kind, listing)
@@ -400,7 +416,7 @@ def _next_tick(snapshot: ReconcileSnapshot, loading: LoadingState | None) -> flo
     scaling = snapshot.deployment.autoscaling
     if snapshot.capacity.state.revision or (scaling is not None and scaling.provider == "octavo"):
         return TICK_S
-    if not snapshot.capacity.step.is_done:
+    if not snapshot.is_done:
         observed = snapshot.observed
         waits = unexplained(observed) or any(map(waits_for_gate, observed.pods))
         is_loading = loading is not None and loading.phase in ("Fetching", "Loading")
@@ -424,6 +440,17 @@ def _faults_of(report: Report) -> list[Fault]:
         subject = f"{body['kind']} {kinds.name_of(body)}"
         faults.append(Fault(refusal(why.message, why.status), why.message, subject))
     return faults
+
+
+def _traffic(
+    deployment: LLMDeployment, replicas: int, capacity: CapacityPlan, adapters: AdapterDecision
+) -> Traffic:
+    return Traffic(
+        replicas=replicas,
+        weights=capacity.weights,
+        scaled_to_zero=_is_scaled_to_zero(deployment, replicas),
+        adapters=tuple(one.adapter for one in adapters.taken),
+    )
 
 
 def _is_scaled_to_zero(deployment: LLMDeployment, replicas: int) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo_operator.decide.prefill import wanted_prefill
+
 if TYPE_CHECKING:
     from octavo_operator.decide.accepted_spec import Accepted
     from octavo_operator.decide.adapters import AdapterDecision
     from octavo_operator.decide.autoscale import Scaling
     from octavo_operator.decide.observed import Observed
-    from octavo_operator.decide.plan import CapacityPlan, ReconcilePlan, Target
+    from octavo_operator.decide.plan import CapacityPlan, ReconcilePlan, SideStep, Target
     from octavo_operator.decide.rollout import RevisionReplica
     from octavo_operator.spec import LLMDeployment
 
@@ -25,6 +27,7 @@ class ReconcileSnapshot:
     observed: Observed
     replicas: list[RevisionReplica]
     capacity: CapacityPlan
+    prefill: SideStep
     plan: ReconcilePlan
     scaling: Scaling | None
     adapters: AdapterDecision
@@ -33,6 +36,16 @@ class ReconcileSnapshot:
     def deployment(self) -> LLMDeployment:
         """Of the spec that is carried out."""
         return self.accepted.deployment
+
+    @property
+    def is_done(self) -> bool:
+        """Every replica of both sides has the current revision and serves."""
+        return self.capacity.step.is_done and self.prefill.step.is_done
+
+    @property
+    def wanted_prefill(self) -> int | None:
+        """None: the spec has no prefill pods."""
+        return wanted_prefill(self.deployment.prefill, self.target)
 
     @property
     def is_queued(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -159,6 +160,7 @@ def pod(
     terminating: bool = False,
     phase: str = "Running",
     namespace: str = "default",
+    component: str = "engine",
 ) -> Object:
     """An engine pod as the operator makes it."""
     meta: Object = {
@@ -168,7 +170,7 @@ def pod(
         "labels": {
             "octavo.dev/deployment": deployment,
             "octavo.dev/revision": revision,
-            "app.kubernetes.io/component": "engine",
+            "app.kubernetes.io/component": component,
         },
     }
     if terminating:
@@ -219,9 +221,11 @@ def endpoint_slice(
 
 def _selected(body: Object, query: dict[str, str]) -> bool:
     labels = body["metadata"].get("labels") or {}
-    for term in filter(None, query.get("labelSelector", "").split(",")):
-        key, _, value = term.partition("=")
-        if key not in labels or (value and labels[key] != value):
+    for term in filter(None, re.split(r",(?![^(]*\))", query.get("labelSelector", ""))):
+        key, values = term.strip(), ""
+        if match := re.fullmatch(r"(\S+?)(?:=(\S+)| in \((.*)\))", key):
+            key, values = match[1], match[2] or match[3]
+        if key not in labels or (values and labels[key] not in re.split(r",\s*", values)):
             return False
     return True
 

@@ -73,6 +73,10 @@ def keda(**fields: Any) -> dict[str, Any]:
     return scaling(provider="keda", prometheusURL="http://prometheus:9090", **fields)
 
 
+def prefill(**fields: Any) -> dict[str, Any]:
+    return {"prefill": {"secretRef": {"name": "kv"}, **fields}}
+
+
 SECRET = {"secretKeyRef": {"name": "keys", "key": "key"}}
 BOTH = {**SECRET, "configMapKeyRef": {"name": "keys", "key": "key"}}
 DIGEST = "sha256:" + "0" * 64
@@ -477,6 +481,78 @@ CASES = [
         claim(existingClaim="weights"),
         claim(existingClaim="weights", storageClassName="fast"),
         "storageClassName is that of existingClaim already; leave it out",
+    ),
+    # --- spec.prefill
+    Case("a secret between pods", prefill(), {"prefill": {}}, "secretRef"),
+    Case(
+        "its name", prefill(), prefill(secretRef={"name": "KV"}), "must be the name of a Secret",
+    ),
+    Case(
+        "flags of prefill pods", prefill(args={"max-queue": 64}), prefill(args={"--max-queue": 64}),
+        "must have flags of octavo serve without dashes in front as keys",
+    ),
+    Case(
+        "fields of prefill pods", prefill(maxNumSeqs=4, args={"no-access-log": "true"}),
+        prefill(args={"max-num-seqs": 4}), "that have a field of their own, in spec.prefill",
+    ),
+    Case(
+        "no flag leads them apart",
+        {**prefill(), **engine(args={"kv-cache-dtype": "int8"})},
+        prefill(args={"kv-cache-dtype": "int8"}),
+        "must not set flags that are the same in all pods",
+    ),
+    Case(
+        "nor does a negated one", prefill(args={"no-vllm-metrics": "true"}),
+        prefill(args={"no-batch-invariant": "true"}), "the same in all pods",
+    ),
+    Case(
+        "prefill pods are the operator's to connect",
+        prefill(),
+        engine(args={"kv-transfer-config": "{}"}),
+        "kv-transfer-config is set by spec.prefill",
+    ),
+    Case(
+        "routers lead prefill pods by one policy",
+        {**prefill(), "routing": {"policy": "prefix-load"}},
+        {**prefill(), "routing": {"policy": "session"}},
+        "routing.policy must be prefix-load beside prefill",
+    ),
+    Case(
+        "prefill pods compute on no GPU but torch's",
+        {**prefill(resources=GPU), **engine(device="torch")},
+        prefill(resources=GPU),
+        "prefill.resources request a GPU, on which only device: torch",
+    ),
+    *(
+        Case(
+            f"prefill pods cannot serve blocks of {name}",
+            {**prefill(), **engine(device="sim")},
+            {**prefill(), **spec},
+            "prefill needs device: cpu, torch or sim, tensorParallelSize: 1",
+        )
+        for name, spec in {
+            "a GPU": GPU_LIMIT,
+            "CUDA": {**GPU_LIMIT, **engine(device="cuda")},
+            "ranks": engine(executor="mp", tensorParallelSize=2),
+            "stages": engine(executor="mp", pipelineParallelSize=2),
+            "cores": engine(dataParallelSize=2),
+            "cores by a flag": engine(args={"data-parallel-size": 2}),
+            "no cache": engine(prefixCaching=False),
+        }.items()
+    ),
+    Case(
+        "a volume of one node has no second pod for prompts",
+        {**claim(), **prefill(replicas=0)},
+        {**claim(), **prefill()},
+        "ReadWriteOnce is for the pods of one node",
+    ),
+    Case(
+        "requests of prefill pods", prefill(resources={"requests": {"cpu": 1}}),
+        prefill(resources={"requests": {"cpu": 2}, "limits": {"cpu": 1}}),
+        "requests must be at most limits",
+    ),
+    Case(
+        "numbers of prefill pods", prefill(replicas=0), prefill(replicas=1001), "prefill.replicas",
     ),
     # --- spec.podTemplate
     Case(

@@ -7,16 +7,21 @@ import os
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
+from octavo_engine.protocol.endpoints import KV_PORT
+from octavo_operator.desired import kv_transfer
+from tests.fakes.deployments import make_deployment
 from tests.fakes.process import serving
 from tests.fakes.router_process import routing
 
 if TYPE_CHECKING:
+    from octavo_operator.spec import LLMDeployment
     from tests.fakes.process import ServeProcess
     from tests.fakes.router_process import RouterProcess
 
@@ -99,6 +104,45 @@ def test_prompts_are_computed_by_one_engine_and_answered_by_another(tmp_path: Pa
             assert peer_blocks(decode) == blocks
 
 
+def test_pods_of_an_llmdeployment_are_a_pair_within_one_revision(tmp_path: Path):
+    """The flags that the operator gives them, over an address that is not loopback's own."""
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n")
+    deployment = make_deployment({"prefill": {"secretRef": {"name": "kv"}}})
+
+    def flags(side: LLMDeployment) -> tuple[str, ...]:
+        (flag,) = kv_transfer.arguments(side)
+        for of_pod, here in (
+            ("$(OCTAVO_POD_IP)", "127.0.0.2"),
+            ("/run/octavo/kv/secret", str(secret)),
+            (f'"kv_port": {KV_PORT}', '"kv_port": 0'),
+        ):
+            flag = flag.replace(of_pod, here)
+        return (*FLAGS, flag)
+
+    with (
+        serving(*flags(deployment.prefill_side())) as prefill,
+        serving(*flags(deployment)) as decode,
+    ):
+        blocks = []
+        for number, (revision, outcomes) in enumerate((("r1", {"ok": 1}), ("r2", {}))):
+            file = tmp_path / f"{revision}.yaml"
+            file.write_text(
+                "routing: {policy: prefill-decode}\n"
+                "discovery:\n  upstreams:\n"
+                f'    - {{url: "{prefill.url}", role: prefill, revision: r1}}\n'
+                f'    - {{url: "{decode.url}", revision: {revision}}}\n'
+            )
+            with routing("--config", str(file)) as router:
+                router.until(partial(all_are_ready, router))
+                answer = router.client.post(CHAT, json=body(number))
+                assert answer.status_code == 200
+                assert content_of(answer)
+                assert prompts(router) == outcomes
+            blocks.append(peer_blocks(decode))
+        assert blocks[0] == blocks[1] > 60
+
+
 @pytest.mark.parametrize("accident", [signal.SIGSTOP, signal.SIGKILL])
 def test_an_engine_lost_before_its_blocks_are_fetched_costs_a_computation(
     accident: signal.Signals,
@@ -132,6 +176,10 @@ def test_an_engine_lost_before_its_blocks_are_fetched_costs_a_computation(
             if accident is signal.SIGSTOP:
                 for pid in (first.process.pid, *children_of(first.process.pid)):
                     os.kill(pid, signal.SIGCONT)
+
+
+def all_are_ready(router: RouterProcess) -> bool:
+    return set(router.states().values()) == {"ready"}
 
 
 def children_of(pid: int) -> list[int]:

@@ -3,6 +3,7 @@
 ENGINE_PORT = 8000
 ROUTER_PORT = 8080
 OPERATOR_PORT = 8090
+KV_PORT = 14579  # of engines that serve KV blocks to others
 
 # on the engine
 STREAM_PATH = "/octavo/v1/stream"  # load and residency, pushed: protocol.stream

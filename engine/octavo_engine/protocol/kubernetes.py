@@ -14,6 +14,7 @@ DEPLOYMENT_LABEL = "octavo.dev/deployment"  # the LLMDeployment's name
 REVISION_LABEL = "octavo.dev/revision"  # hash of the pod template
 COMPONENT_LABEL = "app.kubernetes.io/component"
 ENGINE_COMPONENT = "engine"
+PREFILL_COMPONENT = "prefill"  # engines that compute prompts for those of ENGINE_COMPONENT
 ROUTER_COMPONENT = "router"
 
 # On the LLMDeployment's Service: how a router shall serve it. JSON object (docs/router.md):
@@ -26,3 +27,4 @@ ROUTING_ANNOTATION = "octavo.dev/routing"
 ROUTABLE_CONDITION = "octavo.dev/Routable"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 POD_UID_ENV = "OCTAVO_POD_UID"
+POD_IP_ENV = "OCTAVO_POD_IP"  # where an engine serves its KV blocks to others

@@ -11,6 +11,7 @@ from octavo_engine.protocol.kubernetes import (
     REVISION_LABEL,
     ROUTABLE_CONDITION,
 )
+from octavo_operator.decide.observed import component_of
 from octavo_operator.decide.plan import FINGERPRINT_ANNOTATION, owner_text, stamp
 from octavo_operator.errors import ApiRefused, Conflict, NameConflict, NotFound
 from octavo_operator.objects import kinds
@@ -121,7 +122,8 @@ async def _mark_leaving(
     on who leaves."""
     wanted: Mapping[str, str] = dict.fromkeys(order.leaving, GOES_FIRST)
     for pod in pods:
-        if kinds.labels_of(pod).get(REVISION_LABEL) != order.revision:
+        place = (component_of(pod), kinds.labels_of(pod).get(REVISION_LABEL))
+        if place != (order.component, order.revision):
             continue
         cost = wanted.get(kinds.uid_of(pod))
         if kinds.annotations_of(pod).get(DELETION_COST_ANNOTATION) == cost:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
-from octavo_operator.decide.observed import condition_of
+from octavo_operator.decide.observed import component_of, condition_of
 from octavo_operator.desired.deployment import ASKED_ANNOTATION, TEMPLATE_ANNOTATION
 from octavo_operator.desired.pod import pod_template
 from octavo_operator.desired.revision import revision_of
@@ -63,7 +63,12 @@ def _kept(body: Object, observed: Observed) -> Object:
     mark = kinds.annotations_of(found).get(TEMPLATE_ANNOTATION)
     if mark == kinds.annotations_of(body)[TEMPLATE_ANNOTATION]:
         return body
-    pods = (pod for pod in observed.pods if kinds.labels_of(pod).get(REVISION_LABEL) == revision)
+    pods = (
+        pod
+        for pod in observed.pods
+        if kinds.labels_of(pod).get(REVISION_LABEL) == revision
+        and component_of(pod) == component_of(body)
+    )
     if not any(map(_runs, pods)):
         return body
     annotations = {**kinds.annotations_of(body), TEMPLATE_ANNOTATION: mark}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.protocol.kubernetes import (
     COMPONENT_LABEL,
     ENGINE_COMPONENT,
+    PREFILL_COMPONENT,
     REVISION_LABEL,
     ROUTABLE_CONDITION,
 )
@@ -30,10 +31,16 @@ class DeploymentKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Observed:
-    """One picture of what an LLMDeployment has in the cluster."""
+    """One picture of what an LLMDeployment has in the cluster. Replicas are those that answer;
+    `prefill` is the same picture with the prefill pods as replicas."""
 
     children: Mapping[tuple[Kind, str], Object] = field(default_factory=dict)
     pods: tuple[Object, ...] = ()
+    component: str = ENGINE_COMPONENT
+
+    @cached_property
+    def prefill(self) -> Observed:
+        return replace(self, component=PREFILL_COMPONENT)
 
     @cached_property
     def engines(self) -> dict[str, Object]:
@@ -42,7 +49,7 @@ class Observed:
             revision: body
             for (kind, _), body in self.children.items()
             if kind == kinds.DEPLOYMENT
-            and kinds.labels_of(body).get(COMPONENT_LABEL) == ENGINE_COMPONENT
+            and kinds.labels_of(body).get(COMPONENT_LABEL) == self.component
             and (revision := kinds.labels_of(body).get(REVISION_LABEL))
         }
 
@@ -62,7 +69,9 @@ class Observed:
         return tuple(
             pod
             for pod in self.pods
-            if kinds.labels_of(pod).get(REVISION_LABEL) and not is_finished(pod)
+            if kinds.labels_of(pod).get(REVISION_LABEL)
+            and component_of(pod) == self.component
+            and not is_finished(pod)
         )
 
     def groups(self, in_flight: Mapping[str, int]) -> list[RevisionGroup]:
@@ -79,6 +88,11 @@ def replica_of(pod: Object, in_flight: int = 0) -> RevisionReplica:
         in_flight=in_flight,
         is_leaving=bool(pod["metadata"].get("deletionTimestamp")),
     )
+
+
+def component_of(body: Object) -> str:
+    """Which side a pod, a Deployment or a ConfigMap of a revision belongs to."""
+    return kinds.labels_of(body).get(COMPONENT_LABEL, ENGINE_COMPONENT)
 
 
 def condition_of(body: Object, condition_type: str) -> str:

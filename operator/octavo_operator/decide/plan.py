@@ -12,12 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import (
+    ENGINE_COMPONENT,
     MANAGED_BY,
     MANAGED_BY_LABEL,
+    PREFILL_COMPONENT,
     REVISION_LABEL,
 )
 from octavo_operator.decide import canary
 from octavo_operator.decide.canary import HOLD, CanaryState, CanaryVerdict
+from octavo_operator.decide.observed import component_of
 from octavo_operator.decide.rollout import (
     RevisionGroup,
     RevisionReplica,
@@ -76,6 +79,21 @@ class ScaleOrder:
     was: int
     replicas: int
     leaving: tuple[str, ...] = ()  # pod UIDs
+    component: str = ENGINE_COMPONENT
+
+    @property
+    def detail(self) -> str:
+        side = "prefill of " if self.component == PREFILL_COMPONENT else ""
+        return f"Scaled {side}revision {self.revision} from {self.was} to {self.replicas}"
+
+
+@dataclass(frozen=True, slots=True)
+class SideStep:
+    """The next step of the pods that answer, or of the prefill pods."""
+
+    step: RolloutStep
+    observed: Observed
+    replicas: Sequence[RevisionReplica] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +220,15 @@ def plan_changes(
     owner_name: str,
     revision: str,
     replicas: Sequence[RevisionReplica] = (),
+    prefill: SideStep | None = None,
     settled: Mapping[tuple[Kind, str], tuple[str, str]] | None = None,
 ) -> ReconcilePlan:
     """Everything to write, in order. `settled` names objects that came back from the server
     unchanged after an apply: (fingerprint, generation), so that what the server stores in another
     form is not written for ever. No engine is made or changed while an object that comes before it
     is not ours; those that run are still scaled."""
+    sides = [SideStep(capacity.step, observed, replicas), *([prefill] if prefill else [])]
+    targets = {side.observed.component: side.step.targets for side in sides}
     applies: list[Object] = []
     hold: list[str] = []
     conflicts: list[NameConflict] = []
@@ -221,7 +242,7 @@ def plan_changes(
             continue
         if found is None:
             if is_engine:
-                target = capacity.step.targets.get(revision, 0)
+                target = targets.get(component_of(wanted), {}).get(revision, 0)
                 if not target:
                     continue
                 body = with_replicas(body, target)
@@ -244,14 +265,11 @@ def plan_changes(
             continue
         applies.append(body)
         details.append(f"Updated {kind.name} {name}")
-    scales = _plan_scales(observed, capacity, replicas, owner_uid)
-    details += [
-        f"Scaled revision {order.revision} from {order.was} to {order.replicas}" for order in scales
-    ]
-    deletes = _plan_deletes(desired, observed, capacity, owner_uid)
+    scales = _plan_scales(sides, owner_uid)
+    details += [order.detail for order in scales]
+    deletes = _plan_deletes(desired, observed, sides, owner_uid)
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
-    if capacity.step.waiting_for:
-        hold.append(capacity.step.waiting_for)
+    hold += [side.step.waiting_for for side in sides if side.step.waiting_for]
     return ReconcilePlan(
         tuple(applies), tuple(scales), tuple(deletes), tuple(hold), tuple(conflicts), tuple(details)
     )
@@ -300,18 +318,21 @@ def is_of_predecessor(found: Object, owner_name: str) -> bool:
     )
 
 
-def _plan_scales(
-    observed: Observed, capacity: CapacityPlan, replicas: Sequence[RevisionReplica], owner_uid: str
-) -> list[ScaleOrder]:
-    orders = []
-    for revision, target in capacity.step.targets.items():
+def _plan_scales(sides: Sequence[SideStep], owner_uid: str) -> list[ScaleOrder]:
+    orders = [order for side in sides for order in _scales_of(side, owner_uid)]
+    return sorted(orders, key=lambda order: order.replicas < order.was)  # increases first
+
+
+def _scales_of(side: SideStep, owner_uid: str) -> list[ScaleOrder]:
+    orders, observed = [], side.observed
+    for revision, target in side.step.targets.items():
         body = observed.engines.get(revision)
         if body is None or kinds.controller_uid(body) != owner_uid:
             continue
         was = observed.targets[revision]
         if was == target:
             continue
-        own = [replica for replica in replicas if replica.revision == revision]
+        own = [replica for replica in side.replicas if replica.revision == revision]
         staying = sum(not replica.is_leaving for replica in own)
         leaving = victims(own, staying - target) if target else []
         orders.append(
@@ -323,18 +344,20 @@ def _plan_scales(
                 was=was,
                 replicas=target,
                 leaving=tuple(replica.id for replica in leaving),
+                component=observed.component,
             )
         )
-    return sorted(orders, key=lambda order: order.replicas < order.was)  # increases first
+    return orders
 
 
 def _plan_deletes(
-    desired: Sequence[Object], observed: Observed, capacity: CapacityPlan, owner_uid: str
+    desired: Sequence[Object], observed: Observed, sides: Sequence[SideStep], owner_uid: str
 ) -> list[Object]:
     """Objects of ours that are no longer desired. Never a volume: data is the user's to delete."""
     wanted = {(kinds.kind_of(body), kinds.name_of(body)) for body in desired}
-    vanished = set(capacity.step.vanished)
-    alive = set(observed.engines) - vanished
+    vanished = {(side.observed.component, name) for side in sides for name in side.step.vanished}
+    there = {(side.observed.component, name) for side in sides for name in side.observed.engines}
+    alive = there - vanished
     deletes = []
     for (kind, name), body in observed.children.items():
         if kind == kinds.VOLUME_CLAIM or kind not in kinds.OWNED:
@@ -346,11 +369,12 @@ def _plan_deletes(
         if body["metadata"].get("deletionTimestamp"):
             continue
         revision = kinds.labels_of(body).get(REVISION_LABEL, "")
+        place = (component_of(body), revision)
         if kind == kinds.DEPLOYMENT and revision:
-            if revision in vanished:
+            if place in vanished:
                 deletes.append(body)
             continue
-        if (kind, name) in wanted or revision in alive:
+        if (kind, name) in wanted or place in alive:
             continue
         deletes.append(body)
     return sorted(deletes, key=lambda body: -kinds.OWNED.index(kinds.kind_of(body)))

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol import metric_names
-from octavo_engine.protocol.kubernetes import KIND
+from octavo_engine.protocol.kubernetes import ENGINE_COMPONENT, KIND
 from octavo_operator.desired.metadata import child
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.objects import names
@@ -75,7 +75,10 @@ def _pod_autoscaler(deployment: LLMDeployment, scaling: AutoscalingSpec) -> dict
 
 def _scaled_object(deployment: LLMDeployment, scaling: AutoscalingSpec) -> dict[str, Any]:
     name = names.autoscaler(deployment.name)
-    ours = f'{{namespace="{deployment.namespace}",octavo_dev_deployment="{deployment.name}"}}'
+    pods = [f'namespace="{deployment.namespace}"', f'octavo_dev_deployment="{deployment.name}"']
+    if deployment.prefill is not None:  # prompts there are no load of those that answer
+        pods.append(f'app_kubernetes_io_component="{ENGINE_COMPONENT}"')
+    ours = f"{{{','.join(pods)}}}"
     triggers = [_trigger(scaling, f"sum({metric}{ours})", v) for metric, v in _signals(scaling)]
     spec: dict[str, Any] = {
         "scaleTargetRef": _target(deployment),

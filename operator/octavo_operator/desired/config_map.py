@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
-from octavo_engine.protocol.kubernetes import REVISION_LABEL
+from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, REVISION_LABEL
 from octavo_operator.desired.engine_options import Option, engine_options, to_toml
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.weights import weights
@@ -18,9 +18,10 @@ CONFIG_FILE = "engine.toml"
 
 
 def config_map(deployment: LLMDeployment, revision: str) -> dict[str, Any]:
-    name = names.config_map(deployment.name, revision)
+    name = names.config_map(deployment.name, revision, is_prefill=deployment.is_prefill)
+    extra = {COMPONENT_LABEL: deployment.component, REVISION_LABEL: revision}
     return {
-        **child(deployment, "v1", "ConfigMap", name, extra_labels={REVISION_LABEL: revision}),
+        **child(deployment, "v1", "ConfigMap", name, extra_labels=extra),
         "immutable": True,
         "data": {CONFIG_FILE: config_text(deployment)},
     }

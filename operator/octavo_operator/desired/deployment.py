@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.protocol.kubernetes import REVISION_LABEL
+from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, REVISION_LABEL
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.pod import pod_template
 from octavo_operator.desired.revision import revision_of
@@ -23,15 +23,21 @@ TEMPLATE_ANNOTATION = "octavo.dev/template"  # a hash of the template as it was 
 
 
 def engine_deployment(
-    deployment: LLMDeployment, settings: OperatorSettings, revision: str, *, replicas: int | None
+    deployment: LLMDeployment,
+    settings: OperatorSettings,
+    revision: str,
+    *,
+    replicas: int | None,
+    is_prefill: bool = False,
 ) -> dict[str, Any]:
-    """Without `replicas` if an autoscaler sets it."""
-    name = names.engine_deployment(deployment.name, revision)
-    template = pod_template(deployment, settings, revision)
+    """Without `replicas` if an autoscaler sets it. `is_prefill`: of its prefill pods."""
+    side = deployment.prefill_side() if is_prefill else deployment
+    name = names.engine_deployment(deployment.name, revision, is_prefill=is_prefill)
+    template = pod_template(side, settings, revision)
     spec: dict[str, Any] = {
         "progressDeadlineSeconds": max(60, round(deployment.rollout.progress_deadline_s)),
         "revisionHistoryLimit": 0,
-        "selector": {"matchLabels": labels.revision(deployment.name, revision)},
+        "selector": {"matchLabels": labels.revision(deployment.name, revision, side.component)},
         # Pods are replaced by moving replicas between Deployments; within one, at most what the
         # cluster itself takes away.
         "strategy": {
@@ -51,7 +57,7 @@ def engine_deployment(
         "apps/v1",
         "Deployment",
         name,
-        extra_labels={REVISION_LABEL: revision},
+        extra_labels={COMPONENT_LABEL: side.component, REVISION_LABEL: revision},
         annotations=annotations,
     )
     return {**head, "spec": spec}

@@ -17,7 +17,7 @@ def disruption_budget(deployment: LLMDeployment) -> dict[str, Any]:
     spec = {
         # At least one: a budget of none would stop every node from being drained for ever.
         "maxUnavailable": 1 if allowed in (0, "0%") else allowed,
-        "selector": {"matchLabels": labels.engines(deployment.name)},
+        "selector": {"matchLabels": labels.pods(deployment.name)},
         # A pod that never became ready needs no protection.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }

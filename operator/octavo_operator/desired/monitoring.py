@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, REVISION_LABEL
+from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, DEPLOYMENT_LABEL, REVISION_LABEL
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.probes import PORT_NAME
 from octavo_operator.objects import labels, names
@@ -16,19 +16,21 @@ if TYPE_CHECKING:
 
 _API = "monitoring.coreos.com/v1"
 _SCRAPE = {"port": PORT_NAME, "path": "/metrics"}
-_TARGET_LABELS = [DEPLOYMENT_LABEL, REVISION_LABEL]
 
 
 def monitors(deployment: LLMDeployment, settings: OperatorSettings) -> list[dict[str, Any]]:
     """One at most: two would count everything twice."""
     name = names.monitor(deployment.name)
     extra = settings.monitor_labels
-    selector = {"matchLabels": labels.engines(deployment.name)}
+    selector = {"matchLabels": labels.pods(deployment.name)}
+    targets = [DEPLOYMENT_LABEL, REVISION_LABEL]
+    if deployment.prefill is not None:
+        targets.append(COMPONENT_LABEL)
     if POD_MONITOR in settings.capabilities:
         head = child(deployment, _API, "PodMonitor", name, extra_labels=extra)
         spec: dict[str, Any] = {
             "selector": selector,
-            "podTargetLabels": _TARGET_LABELS,
+            "podTargetLabels": targets,
             "podMetricsEndpoints": [_SCRAPE],
         }
         return [{**head, "spec": spec}]
@@ -36,7 +38,7 @@ def monitors(deployment: LLMDeployment, settings: OperatorSettings) -> list[dict
         head = child(deployment, _API, "ServiceMonitor", name, extra_labels=extra)
         spec = {
             "selector": {"matchLabels": {**labels.engines(deployment.name), **labels.HEADLESS}},
-            "podTargetLabels": _TARGET_LABELS,
+            "podTargetLabels": targets,
             "endpoints": [_SCRAPE],
         }
         return [{**head, "spec": spec}]

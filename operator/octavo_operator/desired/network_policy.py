@@ -1,11 +1,19 @@
-"""The NetworkPolicy: routers and monitoring reach engines; engines reach their weights' source."""
+"""The NetworkPolicy: routers and monitoring reach engines; engines reach their weights' source.
+
+Pods that answer also reach the KV blocks of prefill pods, and nobody else does.
+"""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, ROUTER_COMPONENT
+from octavo_engine.protocol.endpoints import KV_PORT
+from octavo_engine.protocol.kubernetes import (
+    COMPONENT_LABEL,
+    PREFILL_COMPONENT,
+    ROUTER_COMPONENT,
+)
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.probes import PORT_NAME
 from octavo_operator.objects import labels, names
@@ -44,13 +52,24 @@ def network_policy(deployment: LLMDeployment, settings: OperatorSettings) -> dic
         {"namespaceSelector": _namespace(settings.monitoring_namespace)},
         *map(dict, settings.engine_clients),
     ]
-    spec: dict[str, Any] = {
-        "podSelector": {"matchLabels": labels.engines(deployment.name)},
-        "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"from": callers, "ports": [{"port": PORT_NAME, "protocol": "TCP"}]}],
-    }
+    ingress = [{"from": callers, "ports": [{"port": PORT_NAME, "protocol": "TCP"}]}]
+    egress: list[dict[str, Any]] = []  # else none: weights are there already
     if deployment.model.is_fetched and deployment.device != "sim":
-        spec["egress"] = _to_the_source(deployment.model)  # else none: weights are there already
+        egress += _to_the_source(deployment.model)
+    if deployment.prefill is not None:
+        answering = {"matchLabels": labels.engines(deployment.name)}
+        prefill = {"matchLabels": labels.engines(deployment.name, PREFILL_COMPONENT)}
+        kv_port = [{"port": KV_PORT, "protocol": "TCP"}]
+        ingress.append({"from": [{"podSelector": answering}], "ports": kv_port})
+        egress.append({"to": [{"podSelector": prefill}], "ports": kv_port})
+    spec: dict[str, Any] = {
+        # All pods: none may be without a policy for as long as it outlives spec.prefill.
+        "podSelector": {"matchLabels": labels.pods(deployment.name)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress,
+    }
+    if egress:
+        spec["egress"] = egress
     return {**child(deployment, "networking.k8s.io/v1", "NetworkPolicy", name), "spec": spec}
 
 

@@ -56,6 +56,8 @@ def desired_objects(
     if "serviceAccountName" not in deployment.pod_template.get("spec", {}):
         objects.append(service_account(deployment))
     objects.append(config_map(deployment, revision))
+    if deployment.prefill is not None:
+        objects.append(config_map(deployment.prefill_side(), revision))
     if deployment.model.is_fetched and deployment.cache.has_own_claim:
         objects.append(volume_claim(deployment))
     objects += [
@@ -71,5 +73,10 @@ def desired_objects(
         objects.append(network_policy(deployment, settings))
     objects.append(disruption_budget(deployment))
     objects += monitors(deployment, settings)
+    if deployment.prefill is not None:
+        number = 0 if deployment.suspend else deployment.prefill.replicas
+        objects.append(
+            engine_deployment(deployment, settings, revision, replicas=number, is_prefill=True)
+        )
     objects.append(engine_deployment(deployment, settings, revision, replicas=replicas))
     return objects + autoscalers(deployment, settings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import POD_UID_ENV, REVISION_LABEL, ROUTABLE_CONDITION
-from octavo_operator.desired import kv_disk
+from octavo_operator.desired import kv_disk, kv_transfer
 from octavo_operator.desired.config_map import CONFIG_FILE
 from octavo_operator.desired.engine_options import extra_arguments
 from octavo_operator.desired.merge import overlay
@@ -39,14 +39,18 @@ def pod_template(
     if settings.images.pull_secrets and "imagePullSecrets" not in template["spec"]:
         secrets = [{"name": name} for name in settings.images.pull_secrets]
         template["spec"]["imagePullSecrets"] = secrets
+    if deployment.is_prefill and deployment.prefill is not None:
+        nodes = {**template["spec"].get("nodeSelector", {}), **deployment.prefill.node_selector}
+        if nodes:
+            template["spec"]["nodeSelector"] = nodes
     return template
 
 
 def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) -> dict[str, Any]:
     image, pull_policy = image_of(deployment, settings), settings.images.pull_policy
     parts = weights(deployment, image=image, pull_policy=pull_policy)
-    config = {"name": names.config_map(deployment.name, revision)}
-    selected = labels.revision(deployment.name, revision)
+    config = {"name": names.config_map(deployment.name, revision, is_prefill=deployment.is_prefill)}
+    selected = labels.revision(deployment.name, revision, deployment.component)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -66,6 +70,7 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
             {"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
             *parts.volumes,
             *kv_disk.volumes(deployment),
+            *kv_transfer.volumes(deployment),
         ],
     }
     if parts.init_containers:
@@ -81,7 +86,10 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
     if settings.readiness_gate:
         spec["readinessGates"] = [{"conditionType": ROUTABLE_CONDITION}]
     metadata = {
-        "labels": {**labels.common(deployment.name), REVISION_LABEL: revision},
+        "labels": {
+            **labels.common(deployment.name, deployment.component),
+            REVISION_LABEL: revision,
+        },
         "annotations": {labels.MODEL_ANNOTATION: deployment.model.uri},
     }
     return {"metadata": metadata, "spec": spec}
@@ -101,14 +109,22 @@ def _engine(
         "image": image,
         "imagePullPolicy": settings.images.pull_policy,
         "command": ["octavo", "serve"],
-        "args": [f"--config={CONFIG_MOUNT}/{CONFIG_FILE}", *extra_arguments(deployment)],
+        "args": [
+            f"--config={CONFIG_MOUNT}/{CONFIG_FILE}",
+            *extra_arguments(deployment),
+            *kv_transfer.arguments(deployment),
+        ],
         "env": [
             {"name": POD_UID_ENV, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
             # Compilers and hubs keep caches at home; the root file system is read-only.
             {"name": "HOME", "value": "/tmp"},
+            *kv_transfer.variables(deployment),
             *(_variable(variable) for variable in deployment.engine.env),
         ],
-        "ports": [{"name": PORT_NAME, "containerPort": ENGINE_PORT}],
+        "ports": [
+            {"name": PORT_NAME, "containerPort": ENGINE_PORT},
+            *kv_transfer.ports(deployment),
+        ],
         "resources": _drop_empty({"requests": requests, "limits": dict(resources.limits)}),
         "securityContext": container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -118,6 +134,7 @@ def _engine(
             {"name": "tmp", "mountPath": "/tmp"},
             *mounts,
             *kv_disk.mounts(deployment),
+            *kv_transfer.mounts(deployment),
         ],
     }
     if settings.pre_stop_s:

@@ -63,6 +63,7 @@ def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
         "engine": engine,
         "resources": _changed(deployment.resources),
         "cache": cache_source(deployment) if is_fetched(deployment) else {},
+        "prefill": _prefill(deployment),
         # Room for adapters, not which ones: those are loaded and unloaded while pods run.
         "lora": {} if room is None else {"enabled": True, **_changed(room)},
         "rollout": {
@@ -73,6 +74,15 @@ def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
         "podTemplate": deployment.pod_template,
     }
     return {name: value for name, value in wanted.items() if value}
+
+
+def _prefill(deployment: LLMDeployment) -> dict[str, Any]:
+    """Both sides have one revision: what changes one of them replaces both."""
+    if deployment.prefill is None:
+        return {}
+    changed = _changed(deployment.prefill)
+    changed.pop("replicas", None)
+    return changed
 
 
 def _settled(deployment: LLMDeployment, settings: OperatorSettings) -> dict[str, Any]:

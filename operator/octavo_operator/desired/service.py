@@ -45,7 +45,7 @@ def headless_service(deployment: LLMDeployment) -> dict[str, Any]:
         "clusterIP": "None",
         # Who is not ready yet is visible: a router connects early, the gate waits for it.
         "publishNotReadyAddresses": True,
-        "selector": labels.engines(deployment.name),
+        "selector": labels.pods(deployment.name),
         "ports": [_port()],
     }
     return {**head, "spec": spec}
@@ -61,7 +61,7 @@ def routing_annotation(
     """How a router shall serve it: JSON, the same text for the same meaning."""
     routing: dict[str, Any] = {
         "names": list(deployment.model.names),
-        "policy": deployment.routing.policy,
+        "policy": "prefill-decode" if deployment.prefill is not None else deployment.routing.policy,
         "holdSeconds": plain(deployment.routing.hold_s),
         "port": ENGINE_PORT,
         "scaledToZero": scaled_to_zero,

@@ -30,26 +30,33 @@ RESERVED_PREFIX = "octavo.dev/"
 RESERVED = frozenset((MANAGED_BY_LABEL, COMPONENT_LABEL, NAME_LABEL, INSTANCE_LABEL, PART_OF_LABEL))
 
 
-def common(deployment_name: str) -> dict[str, str]:
+def common(deployment_name: str, component: str = ENGINE_COMPONENT) -> dict[str, str]:
     """On every child object."""
     return {
         NAME_LABEL: "octavo-engine",
         INSTANCE_LABEL: deployment_name,
         PART_OF_LABEL: APP,
         MANAGED_BY_LABEL: MANAGED_BY,
-        COMPONENT_LABEL: ENGINE_COMPONENT,
+        COMPONENT_LABEL: component,
         DEPLOYMENT_LABEL: deployment_name,
     }
 
 
-def engines(deployment_name: str) -> dict[str, str]:
-    """Selects the engine pods of all revisions."""
-    return {DEPLOYMENT_LABEL: deployment_name, COMPONENT_LABEL: ENGINE_COMPONENT}
+def pods(deployment_name: str) -> dict[str, str]:
+    """Selects all its pods: those that answer, and prefill pods."""
+    return {DEPLOYMENT_LABEL: deployment_name}
 
 
-def revision(deployment_name: str, revision: str) -> dict[str, str]:
-    """Selects the engine pods of one revision. Immutable once a Deployment has it."""
-    return {**engines(deployment_name), REVISION_LABEL: revision}
+def engines(deployment_name: str, component: str = ENGINE_COMPONENT) -> dict[str, str]:
+    """Selects the pods of all revisions that answer, or those of another `component`."""
+    return {DEPLOYMENT_LABEL: deployment_name, COMPONENT_LABEL: component}
+
+
+def revision(
+    deployment_name: str, revision: str, component: str = ENGINE_COMPONENT
+) -> dict[str, str]:
+    """Selects such pods of one revision. Immutable once a Deployment has it."""
+    return {**engines(deployment_name, component), REVISION_LABEL: revision}
 
 
 def selector_text(labels: Mapping[str, str]) -> str:

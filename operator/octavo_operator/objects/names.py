@@ -14,6 +14,9 @@ _HASH_CHARS = 6
 # As Kubernetes' own: no vowels, hence no words; nothing that looks like something else.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
+# NOTE: no revision ends so, for its lack of vowels: no other Deployment has the name.
+_PREFILL = "-prefill"
+
 ENGINE_CONTAINER = "engine"
 FETCH_CONTAINER = "fetch"
 
@@ -41,12 +44,17 @@ def service_account(deployment_name: str) -> str:
     return base(deployment_name)
 
 
-def engine_deployment(deployment_name: str, revision: str) -> str:
-    return f"{base(deployment_name)}-{revision}"
+def engine_deployment(deployment_name: str, revision: str, *, is_prefill: bool = False) -> str:
+    return f"{base(deployment_name)}-{revision}{_PREFILL if is_prefill else ''}"
 
 
-def config_map(deployment_name: str, revision: str) -> str:
-    return f"{base(deployment_name)}-{revision}"
+def config_map(deployment_name: str, revision: str, *, is_prefill: bool = False) -> str:
+    return engine_deployment(deployment_name, revision, is_prefill=is_prefill)
+
+
+def is_of_prefill(child_name: str) -> bool:
+    """Whether a Deployment has prefill pods."""
+    return child_name.endswith(_PREFILL)
 
 
 def cache_claim(deployment_name: str) -> str:

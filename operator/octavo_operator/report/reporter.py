@@ -113,7 +113,6 @@ class Reporter:
         stalled_s = self._stalled_s(snapshot, last)
         found = find_faults(snapshot.observed, warnings, has_routers=has_routers)
         faults = refusals + [f for f in found if stalled_s >= PATIENCE_S.get(f.reason, 0.0)]
-        step = snapshot.capacity.step
         refusal = _refusal(snapshot.accepted)
         facts = Facts(
             generation=snapshot.deployment.generation,
@@ -121,9 +120,11 @@ class Reporter:
             wanted=snapshot.target.replicas,
             least_serving=snapshot.target.limits.least_serving,
             is_suspended=snapshot.deployment.suspend,
-            is_done=step.is_done and not snapshot.plan.hold,
+            is_done=snapshot.is_done and not snapshot.plan.hold,
             waiting_for=", ".join(snapshot.plan.hold),
             replicas=snapshot.replicas,
+            prefill=snapshot.prefill.replicas,
+            wanted_prefill=snapshot.wanted_prefill,
             faults=faults,
             loading=last.loading,
             model=self._model(snapshot, pods, previous),
@@ -247,7 +248,11 @@ class Reporter:
         picture = (
             snapshot.revision,
             snapshot.target.replicas,
-            tuple((r.id, r.ready, r.routable) for r in snapshot.replicas),
+            snapshot.wanted_prefill,
+            tuple(
+                (r.id, r.ready, r.routable)
+                for r in (*snapshot.replicas, *snapshot.prefill.replicas)
+            ),
         )
         now = self._clock()
         if last.progress[0] != picture or snapshot.is_queued:

@@ -37,6 +37,8 @@ class Facts:
     is_done: bool = False  # every replica has the revision and serves
     waiting_for: str = ""
     replicas: Sequence[RevisionReplica] = ()
+    prefill: Sequence[RevisionReplica] = ()
+    wanted_prefill: int | None = None  # None: the spec has no prefill pods
     faults: Sequence[Fault] = ()
     loading: LoadingState | None = None
     model: Mapping[str, object] = field(default_factory=dict)  # what was found of it
@@ -74,16 +76,16 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
     ]
     status: Object = {
         "observedGeneration": facts.generation,
-        "replicas": len(staying),
-        "readyReplicas": sum(replica.ready for replica in staying),
-        "routableReplicas": routable,
-        "updatedReplicas": sum(replica.revision == facts.revision for replica in staying),
+        **_counts(staying, facts.revision),
         "selector": facts.selector,
         "endpoint": facts.endpoint,
         "revision": facts.revision,
         "revisions": _revisions(facts, staying),
         "conditions": merge_conditions(conditions, previous, facts.generation, now),
     }
+    prefill = [replica for replica in facts.prefill if not replica.is_leaving]
+    if prefill or facts.wanted_prefill is not None:
+        status["prefill"] = _counts(prefill, facts.revision)
     if facts.accepted:
         status["accepted"] = dict(facts.accepted)
     if facts.loading is not None:
@@ -102,6 +104,15 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
             "changedAt": facts.scaling.changed_at,
         }
     return status
+
+
+def _counts(staying: Sequence[RevisionReplica], revision: str) -> Object:
+    return {
+        "replicas": len(staying),
+        "readyReplicas": sum(replica.ready for replica in staying),
+        "routableReplicas": sum(replica.routable for replica in staying),
+        "updatedReplicas": sum(replica.revision == revision for replica in staying),
+    }
 
 
 def refused(
@@ -288,7 +299,7 @@ def _ready(facts: Facts, routable: int) -> StatusCondition:
     if facts.wanted == 0:
         reason = _zero(facts)
         return StatusCondition("Ready", "False", reason, _ZERO_TEXT[reason])
-    total = f"{routable} of {facts.wanted} replicas serve"
+    total = f"{routable} of {facts.wanted} replicas serve{_prefill_text(facts)}"
     if routable and routable >= facts.least_serving:
         return StatusCondition("Ready", "True", Reason.SERVING, f"{total}.")
     fault = facts.faults[0] if facts.faults else None
@@ -307,6 +318,13 @@ def _ready(facts: Facts, routable: int) -> StatusCondition:
     far = _how_far(facts)
     text = f"{far[0].lower()}{far[1:]}" if far else f"waiting for {facts.waiting_for or 'pods'}."
     return StatusCondition("Ready", "False", reason, f"{total}; {text}")
+
+
+def _prefill_text(facts: Facts) -> str:
+    if not facts.wanted_prefill:
+        return ""
+    routable = sum(replica.routable and not replica.is_leaving for replica in facts.prefill)
+    return f", {routable} of {facts.wanted_prefill} compute prompts for them"
 
 
 def _how_far(facts: Facts) -> str:

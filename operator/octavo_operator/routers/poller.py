@@ -208,19 +208,22 @@ class RouterDemand:
         reported = [e.max_model_len for e in self._endpoints(pool) if e.revision == revision]
         return max(reported, default=0)
 
-    def signals(self, pool: str, *, serving: int) -> LoadSignals:
+    def signals(self, pool: str, *, serving: int, without: Collection[str] = ()) -> LoadSignals:
+        """`without`: UIDs of pods whose load is not that of the replicas."""
         fresh = self._fresh()
         if not fresh:
             return LoadSignals(serving=serving)
         pools = [p for state in fresh for p in state.pools if p.pool == pool]
         # Engines report the same to every router: the highest value, once per engine.
         engines: dict[str, EndpointState] = {}
-        for endpoint in self._endpoints(pool):
+        endpoints = [e for e in self._endpoints(pool) if e.id not in without]
+        others = sum(e.in_flight for e in self._endpoints(pool) if e.id in without)
+        for endpoint in endpoints:
             known = engines.get(endpoint.id)
             if known is None or endpoint.queued_tokens > known.queued_tokens:
                 engines[endpoint.id] = endpoint
         engines_running: dict[str, int] = {}
-        for endpoint in self._endpoints(pool):
+        for endpoint in endpoints:
             if endpoint.state != "down":  # what it reported before it went is no work
                 busy = max(endpoint.running + endpoint.waiting, engines_running.get(endpoint.id, 0))
                 engines_running[endpoint.id] = busy
@@ -233,7 +236,7 @@ class RouterDemand:
             kv_usage=sum(usages) / len(usages) if usages else None,
             ttft_p95_s=self._recent(pool).ttft_p95_s,
             refused_share=self._refused_share(pool, serving),
-            in_flight=sum(p.in_flight for p in pools),
+            in_flight=sum(p.in_flight for p in pools) - others,
             held=sum(p.held for p in pools),
             last_request_age_s=min(ages, default=None),
             running=sum(engines_running.values()),

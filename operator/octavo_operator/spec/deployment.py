@@ -10,7 +10,13 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.protocol.kubernetes import GROUP, KIND, VERSION
+from octavo_engine.protocol.kubernetes import (
+    ENGINE_COMPONENT,
+    GROUP,
+    KIND,
+    PREFILL_COMPONENT,
+    VERSION,
+)
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.objects.names import ENGINE_CONTAINER
 from octavo_operator.objects.quantities import parse_quantity
@@ -23,10 +29,18 @@ from octavo_operator.spec.adapters import (
 )
 from octavo_operator.spec.autoscaling import AutoscalingSpec, read_autoscaling
 from octavo_operator.spec.cache import CacheSpec, read_cache
-from octavo_operator.spec.engine import EngineSpec, ResourcesSpec, read_engine, read_resources
+from octavo_operator.spec.engine import (
+    DATA_ARG,
+    EngineSpec,
+    ResourcesSpec,
+    check_fields_beside,
+    read_engine,
+    read_resources,
+)
 from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.model import ModelSpec, read_model
 from octavo_operator.spec.pod_template import read_pod_template
+from octavo_operator.spec.prefill import PrefillSpec, read_prefill
 from octavo_operator.spec.traffic import RolloutSpec, RoutingSpec, read_rollout, read_routing
 
 if TYPE_CHECKING:
@@ -56,7 +70,9 @@ class LLMDeployment:
     lora: LoraSpec | None = None  # as written; see `room_for_adapters`
     adapters: tuple[AdapterSpec, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict)  # as written, nulls removed
+    prefill: PrefillSpec | None = None  # None: each engine computes the prompts it answers
     suspend: bool = False
+    is_prefill: bool = False  # it speaks of the prefill pods; see `prefill_side`
     unknown: tuple[str, ...] = ()  # fields that this version does not support, and ignores
 
     @classmethod
@@ -103,9 +119,36 @@ class LLMDeployment:
         )
 
     @property
-    def most_replicas(self) -> int:
+    def most_pods(self) -> int:
         """The most that the spec allows, an autoscaler's included."""
-        return max(self.replicas, self.autoscaling.max_replicas if self.autoscaling else 0)
+        most = max(self.replicas, self.autoscaling.max_replicas if self.autoscaling else 0)
+        return most + (self.prefill.replicas if self.prefill is not None else 0)
+
+    @property
+    def component(self) -> str:
+        """What its pods are, as their label says."""
+        return PREFILL_COMPONENT if self.is_prefill else ENGINE_COMPONENT
+
+    def prefill_side(self) -> LLMDeployment:
+        """The same with the settings of its prefill pods. Needs spec.prefill."""
+        prefill = self.prefill
+        assert prefill is not None
+        engine = self.engine
+        engine = replace(
+            engine,
+            args={**engine.args, **prefill.args},
+            max_num_seqs=prefill.max_num_seqs or engine.max_num_seqs,
+            max_num_batched_tokens=prefill.max_num_batched_tokens or engine.max_num_batched_tokens,
+            kv_cache_memory=prefill.kv_cache_memory or engine.kv_cache_memory,
+        )
+        return replace(
+            self,
+            engine=engine,
+            resources=self.resources if prefill.resources is None else prefill.resources,
+            replicas=prefill.replicas,
+            autoscaling=None,
+            is_prefill=True,
+        )
 
     @property
     def wanted_replicas(self) -> int:
@@ -145,6 +188,7 @@ def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
     if model is None:
         raise SpecInvalid("spec.model", "is required, with at least uri")
     autoscaling, lora = spec.optional("autoscaling"), spec.optional("lora")
+    prefill = spec.optional("prefill")
     deployment = LLMDeployment(
         name=name,
         namespace=namespace,
@@ -161,6 +205,7 @@ def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
         lora=None if lora is None else read_lora(lora),
         adapters=spec.objects("adapters", read_adapter, most=MAX_ADAPTERS),
         pod_template=read_pod_template(spec.section("podTemplate")),
+        prefill=None if prefill is None else read_prefill(prefill, most_replicas=MAX_REPLICAS),
         suspend=spec.flag("suspend", default=False),
     )
     spec.end()
@@ -171,13 +216,14 @@ def _check_together(deployment: LLMDeployment) -> None:
     """Raises SpecInvalid. The schema says the same in CEL where CEL can."""
     _check_device(deployment)
     cache = deployment.cache
-    if cache.is_of_one_node and deployment.most_replicas > 1:
+    if cache.is_of_one_node and deployment.most_pods > 1:
         raise SpecInvalid(
             "spec.cache.accessMode",
             f"ReadWriteOnce is for the pods of one node, and there may be "
-            f"{deployment.most_replicas} replicas; use ReadWriteMany where the StorageClass can, "
+            f"{deployment.most_pods} replicas; use ReadWriteMany where the StorageClass can, "
             "kind: EmptyDir, or one replica",
         )
+    _check_prefill(deployment)
     names = [adapter.name for adapter in deployment.adapters]
     if len(set(names)) < len(names) or set(names) & set(deployment.model.names):
         raise SpecInvalid("spec.adapters", "must have names unlike each other's and the model's")
@@ -186,6 +232,33 @@ def _check_together(deployment: LLMDeployment) -> None:
     if room is not None and num_pinned > room.slots:
         raise SpecInvalid(
             "spec.adapters", f"pins {num_pinned}, and an engine has room for {room.slots}"
+        )
+
+
+def _check_prefill(deployment: LLMDeployment) -> None:
+    prefill, engine = deployment.prefill, deployment.engine
+    if prefill is None:
+        return
+    check_fields_beside(engine, prefill.args, "spec.prefill.args")
+    if deployment.routing.policy != "prefix-load":
+        raise SpecInvalid(
+            "spec.routing.policy",
+            "must be prefix-load beside spec.prefill, where routers pick both pods of a request; "
+            "leave it out",
+        )
+    own = prefill.resources
+    if own is not None and engine.device != "torch" and (own.has_gpu or own.other_accelerator):
+        raise SpecInvalid(
+            "spec.prefill.resources.limits",
+            "requests a GPU, on which only device: torch computes prompts for other pods; drop it",
+        )
+    has_cores = engine.data_parallel_size > 1 or DATA_ARG in engine.args
+    is_cuda = deployment.device == "cuda"
+    if is_cuda or engine.num_ranks > 1 or has_cores or not engine.prefix_caching:
+        raise _unsupported(
+            "spec.prefill",
+            "needs device: cpu, torch or sim, tensorParallelSize: 1, pipelineParallelSize: 1, "
+            "dataParallelSize: 1 and prefixCaching; leave it out",
         )
 
 

@@ -48,7 +48,7 @@ RESERVED_ARGS: Mapping[str, str] = {
     "num-threads": "spec.resources.limits.cpu",
     "nnodes": "the operator, which has an engine in one pod",
     "node-rank": "the operator, which has an engine in one pod",
-    "kv-transfer-config": "the operator, whose engines do not reach each other for KV blocks",
+    "kv-transfer-config": "spec.prefill, whose pods compute prompts for those that answer",
     "host": "the operator",
     "port": "the operator",
     "config": "the operator",
@@ -56,7 +56,9 @@ RESERVED_ARGS: Mapping[str, str] = {
 }
 TIER_ARGS = ("kv-offloading-size", "kv-disk-path", "kv-disk-size")  # of spec.engine.kvTiers
 DATA_ARG = "data-parallel-size"  # of spec.engine.dataParallelSize, which came after it
-RESERVED_ENV = frozenset(("OCTAVO_POD_UID", "OCTAVO_CONFIG", "OCTAVO_HOST", "OCTAVO_PORT"))
+RESERVED_ENV = frozenset(
+    ("OCTAVO_POD_UID", "OCTAVO_POD_IP", "OCTAVO_CONFIG", "OCTAVO_HOST", "OCTAVO_PORT")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,25 +160,39 @@ def read_engine(fields: FieldReader) -> EngineSpec:
         executor=fields.choice("executor", get_args(Executor), "uni"),
         startup_timeout_s=fields.maybe_duration("startupTimeout", least_s=10, most_s=86400),
         image=fields.text("image", longest=512, pattern=r"(\S+)?", form="an image without spaces"),
-        args=fields.mapping("args", _argument, most=64),
+        args=read_args(fields),
         env=fields.objects("env", _variable, most=64),
     )
-    for name, value in engine.args.items():
-        path = f"{fields.at('args')}.{name[:80]}"
-        if name == DATA_ARG and engine.data_parallel_size > 1:
-            raise SpecInvalid(path, "is set by spec.engine.dataParallelSize; use one of the two")
-        if name in TIER_ARGS and not engine.kv_tiers.is_empty:
-            raise SpecInvalid(path, "is set by spec.engine.kvTiers; use one of the two")
-        _check_argument_name(name, path)
-        advice = refusal(name, value, UNSUPPORTED_OPTIONS)
-        if advice is not None:
-            raise SpecInvalid(path, f"is not supported: {advice}")
+    check_fields_beside(engine, engine.args, fields.at("args"))
     names = [variable.name for variable in engine.env]
     for name in names:
         if names.count(name) > 1:
             raise fields.fail("env", f"has {name} more than once")
     fields.end()
     return engine
+
+
+def read_args(fields: FieldReader) -> Mapping[str, str]:
+    """`args`: flags of octavo serve, without those that have a field of their own."""
+    args = fields.mapping("args", _argument, most=64)
+    for name, value in args.items():
+        path = f"{fields.at('args')}.{name[:80]}"
+        _check_argument_name(name, path)
+        advice = refusal(name, value, UNSUPPORTED_OPTIONS)
+        if advice is not None:
+            raise SpecInvalid(path, f"is not supported: {advice}")
+    return args
+
+
+def check_fields_beside(engine: EngineSpec, args: Mapping[str, str], path: str) -> None:
+    """Raises SpecInvalid where a flag is also set by a field of `engine` that came after it."""
+    for name in args:
+        if name == DATA_ARG and engine.data_parallel_size > 1:
+            raise SpecInvalid(
+                f"{path}.{name}", "is set by spec.engine.dataParallelSize; use one of the two"
+            )
+        if name in TIER_ARGS and not engine.kv_tiers.is_empty:
+            raise SpecInvalid(f"{path}.{name}", "is set by spec.engine.kvTiers; use one of the two")
 
 
 def _read_tiers(fields: FieldReader) -> KVTiersSpec:

@@ -15,6 +15,7 @@ from octavo_operator.decide.accepted_spec import accepted_of, served_names
 from octavo_operator.decide.adapters import age_of
 from octavo_operator.decide.observed import DeploymentKey, Observed
 from octavo_operator.objects import kinds
+from octavo_operator.objects.names import is_of_prefill
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -193,7 +194,9 @@ class World:
         return [
             key
             for key, children in self._children.items()
-            if sum(kind == kinds.DEPLOYMENT for kind, _ in children) > 1 and self.has(key)
+            if self.has(key)
+            and sum(kind == kinds.DEPLOYMENT and not is_of_prefill(name) for kind, name in children)
+            > 1
         ]
 
     def observe(self, key: DeploymentKey) -> Observed:

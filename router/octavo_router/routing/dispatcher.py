@@ -280,8 +280,8 @@ class Dispatcher:
         endpoints = [
             one
             for one in found
-            if one.kind
-            == lease.endpoint.kind  # ours and plain servers do not understand each other
+            if _understands(lease.endpoint, one)
+            and (not request.adapter or request.adapter in one.adapters)
             and (allowed is None or one.spec.address.authority in allowed)
         ]
         if not endpoints:
@@ -413,6 +413,13 @@ class Dispatcher:
             pick = pricing.cheapest(request.prompt_tokens, rest, [m for _, m in left])
             chosen.append(left.pop(pick)[0])
         return tuple(chosen)
+
+
+def _understands(answering: Endpoint, computing: Endpoint) -> bool:
+    """Whether an engine may use KV blocks of another one: ours and plain servers do not understand
+    each other, and another revision may be another model."""
+    revisions = {answering.spec.revision, computing.spec.revision} - {""}
+    return answering.kind == computing.kind and len(revisions) < 2
 
 
 def _use_adapter(endpoint: Endpoint, adapter: str) -> None:

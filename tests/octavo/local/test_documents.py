@@ -54,6 +54,10 @@ data: {{level: debug}}
         ("just text", "a.yaml, document 1: "),
         (f"{ONE}---\n{ONE}", "a.yaml, document 2: LLMDeployment default/one is there twice"),
         (ONE.replace("demo://smollm2", "pvc://claim/x"), "document 1: spec.model.uri"),
+        (
+            ONE.replace("}}", "}, prefill: {secretRef: {name: kv}}}"),
+            "spec.prefill has no use on one machine",
+        ),
         (ONE.replace("v1alpha1", "v9"), "document 1: apiVersion must be octavo.dev/v1alpha1"),
         (ONE + "  replicas: 2\n", "a.yaml, line"),
         ("kind: Secret\nmetadata: {name: x}\ndata: {a: '%%'}", "not base64"),

@@ -53,6 +53,7 @@ AROUND: dict[str, dict[str, Any]] = {
         "autoscaling": {"maxReplicas": 8, "provider": "keda", "targets": {"inFlight": 8}}
     },
     "adapters": {"adapters": [{"name": "a", "uri": "hf://a/b"}]},
+    "prefill": {"prefill": {"secretRef": {"name": "kv"}}},
     "cache.kind": {"cache": {"accessMode": "ReadWriteMany"}},
     "cache.size": {"cache": {"kind": "PersistentVolumeClaim", "accessMode": "ReadWriteMany"}},
     "cache.storageClassName": {
@@ -138,6 +139,15 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "cache.accessMode": (OBJECTS, "ReadWriteOnce", "ReadWriteMany"),
     "cache.existingClaim": (PODS, "mine", "yours"),
     "cache.hostPath": (PODS, "/var/models", "/srv/models"),
+    "prefill.replicas": (OBJECTS, 1, 2),  # and no other pods
+    "prefill.secretRef.name": (PODS, "kv", "other"),
+    "prefill.resources.requests.{}": (PODS, "1Gi", "2Gi"),
+    "prefill.resources.limits.{}": (PODS, "1Gi", "2Gi"),
+    "prefill.maxNumSeqs": (PODS, 16, 32),
+    "prefill.maxNumBatchedTokens": (PODS, 1024, 2048),
+    "prefill.kvCacheMemory": (PODS, "1Gi", "2Gi"),
+    "prefill.args.{}": (PODS, 64, 65),
+    "prefill.nodeSelector.{}": (PODS, "a", "b"),
     "suspend": (OBJECTS, False, True),
     "podTemplate.metadata.labels": (PODS, {"a": "b"}, {"a": "c"}),
     "podTemplate.metadata.annotations": (PODS, {"a": "b"}, {"a": "c"}),

@@ -11,6 +11,7 @@ import pytest
 from octavo_operator.spec import LLMDeployment, autoscaling, cache, engine, pod_template, traffic
 from octavo_operator.spec import fields as fields_module
 from octavo_operator.spec.engine import RESERVED_ARGS
+from octavo_operator.spec.prefill import SHARED_ARGS
 from tests.fakes.quick_yaml import read_yaml
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def test_people_find_it(crd: dict[str, Any]):
         },
     }
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert columns[:5] == ["Ready", "Reason", "Replicas", "Routable", "Loading"]
+    assert columns[:6] == ["Ready", "Reason", "Replicas", "Routable", "Loading", "Prefill"]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,12 @@ def test_the_overlay_has_the_fields_that_merging_knows(schema: dict[str, Any]):
 
 def test_each_reserved_argument_is_in_the_rule(schema: dict[str, Any]):
     rules = at(schema, "spec.engine.args")["x-kubernetes-validations"]
+    ours = at(schema, "spec.prefill.args")["x-kubernetes-validations"]
     for name in RESERVED_ARGS:
         assert f"'{name}'" in rules[1]["rule"]
+        assert f"'{name}'" in ours[1]["rule"]
+    for name in (*SHARED_ARGS, "data-parallel-size"):
+        assert f"'{name}'" in ours[2]["rule"]
 
 
 def test_the_parser_reads_every_field_and_no_other(
@@ -168,6 +173,7 @@ EVERYTHING = {
             ],
             "kvTiers": {"hostMemory": "1Gi", "disk": {"size": "1Gi"}},
         },
+        "prefill": {"secretRef": {"name": "kv"}, "resources": {"limits": {"cpu": "1"}}},
         "lora": {"maxLoras": 4},
         "adapters": [{"name": "law", "uri": "hf://org/law"}],
         "rollout": {"strategy": "Canary", "canary": {"steps": [{"weight": 5}]}},

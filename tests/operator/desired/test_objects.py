@@ -97,6 +97,7 @@ SAME_POD = [
     {"cache": {"accessMode": "ReadWriteMany"}},
 ]
 ADAPTER = {"name": "law", "uri": "hf://org/law"}
+KV = {"secretRef": {"name": "kv"}}
 WITH_LORA = [
     {"adapters": [ADAPTER]},
     {"lora": {}, "adapters": [ADAPTER]},
@@ -113,6 +114,7 @@ ANOTHER_POD = [
     {"rollout": {"drainTimeout": "10s"}},
     {"rollout": {"drainTimeout": "0s"}},
     {"podTemplate": {"metadata": {"annotations": {"restarted-at": "now"}}}},
+    {"prefill": KV},
 ]
 
 
@@ -239,7 +241,23 @@ def _scale(direction: str, **fields: Any) -> tuple[dict[str, Any], dict[str, Any
     return _hpa(), _hpa(behavior={direction: fields})
 
 
+def _prefill(**changed: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {"prefill": KV}, {"prefill": {**KV, **changed}}
+
+
+PREFILL_LEAVES: dict[str, dict[str, Any]] = {
+    "replicas": {"replicas": 2},
+    "secretRef.name": {"secretRef": {"name": "other"}},
+    "resources.requests.{}": {"resources": {"requests": {"cpu": "2"}}},
+    "resources.limits.{}": {"resources": {"limits": {"cpu": "2"}}},
+    "maxNumSeqs": {"maxNumSeqs": 2},
+    "maxNumBatchedTokens": {"maxNumBatchedTokens": 4096},
+    "kvCacheMemory": {"kvCacheMemory": "1Gi"},
+    "args.{}": {"args": {"max-queue": 2}},
+    "nodeSelector.{}": {"nodeSelector": {"pool": "prefill"}},
+}
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{f"prefill.{leaf}": _prefill(**changed) for leaf, changed in PREFILL_LEAVES.items()},
     "lora.maxLoras": ({"lora": {}}, {"lora": {"maxLoras": 4}}),
     "lora.maxCpuLoras": ({"lora": {}}, {"lora": {"maxCpuLoras": 99}}),
     "lora.maxRank": ({"lora": {}}, {"lora": {"maxRank": 8}}),
@@ -433,4 +451,43 @@ def test_keda_is_refused_where_it_is_not():
     assert "ScaledObject" not in objects(_keda())  # it may have gone under a running model
     assert "ScaledObject" in objects(
         _keda(), OperatorSettings(capabilities=frozenset((SCALED_OBJECT,)))
+    )
+
+
+def test_kv_blocks_go_from_prefill_pods_to_pods_that_answer_and_nowhere_else():
+    spec = {"model": {"uri": "demo://smollm2"}, "prefill": KV}
+    policy = objects(spec)["NetworkPolicy"]["spec"]
+    (http, kv) = policy["ingress"]
+    answering = {"octavo.dev/deployment": "smollm2", "app.kubernetes.io/component": "engine"}
+    assert kv == {
+        "from": [{"podSelector": {"matchLabels": answering}}],
+        "ports": [{"port": 14579, "protocol": "TCP"}],
+    }
+    assert {port["port"] for port in http["ports"]} == {"http"}
+    assert policy["egress"] == [
+        {
+            "to": [
+                {"podSelector": {
+                    "matchLabels": {**answering, "app.kubernetes.io/component": "prefill"}
+                }}
+            ],
+            "ports": [{"port": 14579, "protocol": "TCP"}],
+        }
+    ]  # fmt: skip
+    assert (
+        answering.items() <= objects(spec)["Deployment"]["spec"]["selector"]["matchLabels"].items()
+    )
+
+
+def test_clients_and_scalers_count_the_pods_that_answer():
+    found = {body["metadata"]["name"]: body for body in made({"prefill": KV}) if
+             body["kind"] == "Service"}  # fmt: skip
+    assert found["smollm2"]["spec"]["selector"]["app.kubernetes.io/component"] == "engine"
+    routing = json.loads(found["smollm2"]["metadata"]["annotations"]["octavo.dev/routing"])
+    assert routing["policy"] == "prefill-decode"
+    keda = {"provider": "keda", "maxReplicas": 3, "prometheusURL": "http://p:9090"}
+    scaled = objects({"prefill": KV, "autoscaling": keda}, EVERYTHING)["ScaledObject"]["spec"]
+    assert all(
+        'app_kubernetes_io_component="engine"' in trigger["metadata"]["query"]
+        for trigger in scaled["triggers"]
     )

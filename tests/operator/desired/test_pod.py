@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from octavo_engine.config import KVTransferConfig
+from octavo_engine.protocol.endpoints import KV_PORT
 from octavo_operator.desired.pod import GRACE_S, pod_template
 from octavo_operator.desired.revision import revision_of
 from octavo_operator.errors import SpecInvalid
@@ -398,3 +400,53 @@ def test_tiers_are_set_by_fields_or_by_arguments(name: str):
     engine({"engine": args})
     with pytest.raises(SpecInvalid, match=rf"args.{name} is set by spec.engine.kvTiers"):
         pod({"engine": {**args, "kvTiers": {"hostMemory": "1Gi"}}})
+
+
+# --- prefill and decode apart
+
+PREFILL = {"prefill": {"secretRef": {"name": "kv"}, "nodeSelector": {"pool": "prompts"}}}
+
+
+def sides(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pods that answer, and the prefill pods."""
+    deployment = make_deployment(spec)
+    both = (deployment, deployment.prefill_side())
+    answering, prefill = (pod_template(one, with_images(), "rev")["spec"] for one in both)
+    return answering, prefill
+
+
+def transfer(pod: dict[str, Any]) -> KVTransferConfig:
+    """As the engine reads it, in a pod of this address."""
+    (flag,) = [arg for arg in pod["containers"][0]["args"] if arg.startswith("--kv-transfer")]
+    text = flag.removeprefix("--kv-transfer-config=").replace("$(OCTAVO_POD_IP)", "10.0.0.7")
+    return KVTransferConfig.parse(text)
+
+
+def test_the_engine_understands_what_the_operator_says_of_kv_blocks():
+    answering, prefill = map(transfer, sides(PREFILL))
+    assert (answering.kv_role, prefill.kv_role) == ("kv_consumer", "kv_producer")
+    assert (prefill.kv_ip, prefill.kv_port) == ("10.0.0.7", KV_PORT)
+    assert answering.secret_file == prefill.secret_file == "/run/octavo/kv/secret"
+    assert "kv-transfer" not in str(engine())
+
+
+def test_prefill_pods_know_their_address_and_both_sides_the_secret():
+    answering, prefill = sides(PREFILL)
+    address = {
+        "name": "OCTAVO_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}
+    }  # fmt: skip
+    assert address in prefill["containers"][0]["env"]
+    assert address not in answering["containers"][0]["env"]
+    for each in (answering, prefill):
+        secret = by_name(each["volumes"])["kv-secret"]["secret"]
+        assert secret["secretName"] == "kv"
+        assert secret["items"] == [{"key": "secret", "path": "secret"}]
+        mount = by_name(each["containers"][0]["volumeMounts"])["kv-secret"]
+        assert mount == {"name": "kv-secret", "mountPath": "/run/octavo/kv", "readOnly": True}
+
+
+def test_prefill_pods_have_nodes_of_their_own():
+    overlay = {"podTemplate": {"spec": {"nodeSelector": {"pool": "all", "zone": "a"}}}}
+    answering, prefill = sides({**PREFILL, **overlay})
+    assert answering["nodeSelector"] == {"pool": "all", "zone": "a"}
+    assert prefill["nodeSelector"] == {"pool": "prompts", "zone": "a"}

@@ -80,6 +80,23 @@ class TestSignals:
         )  # fmt: skip
         assert demand.in_flight(POOL) == {"u": 7}
 
+    def test_the_load_of_prefill_pods_is_left_out(self):
+        demand, _ = make_demand("a")
+        state = make_state(in_flight=7, queued_tokens=0)
+        engines = [
+            EndpointState(
+                uid, POOL, "r", "", "ready", in_flight=in_flight, queued_tokens=queued,
+                kv_usage=usage, running=running,
+            )
+            for uid, in_flight, queued, usage, running in (
+                ("u", 4, 100, 0.2, 1), ("p", 3, 900, 0.8, 5),
+            )
+        ]  # fmt: skip
+        demand.learn("a", dataclasses.replace(state, endpoints=engines))
+        signals = demand.signals(POOL, serving=1, without={"p"})
+        assert (signals.queued_tokens, signals.kv_usage) == (100, 0.2)
+        assert (signals.in_flight, signals.running) == (4, 1)
+
     def test_one_silent_router_makes_the_sums_partial(self):
         demand, clock = make_demand("a", "b")
         demand.learn("a", make_state(last_request_age_s=900.0))

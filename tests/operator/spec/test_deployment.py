@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -267,3 +267,51 @@ def test_control_characters_end_up_in_no_condition():
     error = refusal(make_body({"model": {"uri": "s3://b/\x1b[31m\n"}}))
     assert "\x1b" not in str(error)
     assert "\n" not in str(error)
+
+
+class TestPrefill:
+    KV: ClassVar = {"secretRef": {"name": "kv"}}
+
+    def test_prefill_pods_are_as_the_others_but_for_what_is_said(self):
+        engine = {"maxNumSeqs": 8, "kvCacheMemory": "1Gi", "args": {"max-queue": 4, "seed": 1}}
+        own = {"maxNumSeqs": 2, "args": {"max-queue": 64}, "resources": {"limits": {"cpu": "9"}}}
+        deployment = make_deployment(
+            {"engine": engine, "replicas": 3, "prefill": {**self.KV, **own},
+             "autoscaling": {"maxReplicas": 5}}
+        )  # fmt: skip
+        side = deployment.prefill_side()
+        assert (side.component, side.replicas, side.autoscaling) == ("prefill", 1, None)
+        assert side.engine == dataclasses.replace(
+            deployment.engine, max_num_seqs=2, args={"max-queue": "64", "seed": "1"}
+        )
+        assert side.resources.limits == {"cpu": "9"}
+        assert deployment.component == "engine"
+        assert deployment.most_pods == 6
+
+    @pytest.mark.parametrize(
+        ("args", "problem"),
+        [
+            ({"kv-cache-dtype": "int8"}, "must be the same in all pods, or KV blocks are refused"),
+            ({"data-parallel-size": 2}, "must be left out: an engine that serves KV blocks is one"),
+            ({"kv-offloading-size": 1}, "is set by spec.engine.kvTiers; use one of the two"),
+            ({"kv-transfer-config": "{}"}, "is set by spec.prefill, whose pods compute prompts"),
+            ({"dtype": "float32"}, "is set by spec.engine.dtype; leave it out here"),
+        ],
+    )
+    def test_flags_that_they_cannot_have_are_named(self, args: dict[str, Any], problem: str):
+        spec = {
+            "engine": {"kvTiers": {"hostMemory": "1Gi"}}, "prefill": {**self.KV, "args": args}
+        }  # fmt: skip
+        (name,) = args
+        with pytest.raises(SpecInvalid, match=f"^spec.prefill.args.{name} {problem}"):
+            make_deployment(spec)
+
+    def test_the_secret_is_asked_for_with_what_it_must_have(self):
+        with pytest.raises(
+            SpecInvalid, match=r"spec\.prefill\.secretRef is required: a Secret whose"
+        ):
+            make_deployment({"prefill": {}})
+
+    def test_the_flag_in_the_engines_arguments_names_the_field_to_use(self):
+        with pytest.raises(SpecInvalid, match=r"kv-transfer-config is set by spec\.prefill"):
+            make_deployment({"engine": {"args": {"kv-transfer-config": "{}"}}})

@@ -100,6 +100,33 @@ def test_who_cannot_hand_over_is_not_asked(fact: str):
 
 
 @pytest.mark.parametrize(
+    ("ours", "theirs", "is_pair"),
+    [("r1", "r1", True), ("r1", "r2", False), ("", "r2", True), ("r1", "", True)],
+)
+def test_a_prompt_is_computed_by_the_revision_that_answers(ours: str, theirs: str, is_pair: bool):
+    """While a rollout runs: blocks of another revision would be refused after the work."""
+    world = World(0, config=PAIRED)
+    world.add(1, kind="openai", revision=ours)
+    world.add(1, kind="openai", role="prefill", revision=theirs)
+    lease = world.place(make_request(prompt_tokens=1000))
+    assert (world.dispatcher.place_prompt(lease) is not None) is is_pair
+
+
+def test_a_prompt_for_an_adapter_is_computed_where_that_is_loaded():
+    world, decode, (_, right) = paired()
+    for engine in (decode, right):
+        engine.adapters = frozenset({"law"})
+    request = make_request(prompt_tokens=1000)
+    request.adapter = "law"
+    lease = world.place(request)
+    prompt = world.dispatcher.place_prompt(lease)
+    assert prompt is not None
+    assert prompt.endpoint is right
+    right.adapters = frozenset()
+    assert world.dispatcher.place_prompt(lease) is None
+
+
+@pytest.mark.parametrize(
     ("role", "fetches"),
     [("", False), ("kv_producer", False), ("kv_consumer", True), ("kv_both", True)],
 )

@@ -8,7 +8,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, DEPLOYMENT_LABEL, ENGINE_COMPONENT
+from octavo_engine.protocol.kubernetes import (
+    COMPONENT_LABEL,
+    DEPLOYMENT_LABEL,
+    ENGINE_COMPONENT,
+    PREFILL_COMPONENT,
+)
 from octavo_router.discovery.kubernetes import specs
 from octavo_router.discovery.kubernetes.objects import EndpointSlice, KubernetesService, Pod
 from octavo_router.discovery.kubernetes.readiness_damping import Steadiness
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POD_SELECTOR = f"{DEPLOYMENT_LABEL},{COMPONENT_LABEL}={ENGINE_COMPONENT}"
+POD_SELECTOR = f"{DEPLOYMENT_LABEL},{COMPONENT_LABEL} in ({ENGINE_COMPONENT},{PREFILL_COMPONENT})"
 COALESCE_S = 0.02  # a rollout changes many objects at once
 
 

@@ -10,7 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
-from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, REVISION_LABEL
+from octavo_engine.protocol.kubernetes import (
+    COMPONENT_LABEL,
+    DEPLOYMENT_LABEL,
+    PREFILL_COMPONENT,
+    REVISION_LABEL,
+)
 from octavo_router.discovery.kubernetes.routing import (
     RoutingAnnotation,
     RoutingInvalid,
@@ -117,12 +122,14 @@ def _from_pods(pods: Iterable[Pod], ports: dict[str, int]) -> Iterator[EndpointS
         if deployment is None or not status.pod_ip or status.phase in ("Succeeded", "Failed"):
             continue
         pool = f"{meta.namespace}/{deployment}"
+        is_prefill = meta.labels.get(COMPONENT_LABEL) == PREFILL_COMPONENT
         yield EndpointSpec(
             id=meta.uid,
             address=Address(status.pod_ip, ports.get(pool, ENGINE_PORT)),
             pool=pool,
             revision=meta.labels.get(REVISION_LABEL, ""),
             kind="octavo",
+            role="prefill" if is_prefill else "both",
             pod_uid=meta.uid,
             labels=(("namespace", meta.namespace), ("pod", meta.name)),
             is_terminating=meta.deletion_timestamp is not None,

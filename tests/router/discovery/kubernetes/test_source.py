@@ -95,6 +95,22 @@ def test_engines_are_found_by_their_labels_and_pools_by_their_services():
     run(story())
 
 
+def test_prefill_pods_compute_prompts_for_the_pool_and_strangers_are_not_taken():
+    async def story() -> None:
+        async with KubeWatch() as api, watching(api) as told:
+            api.put("pods", pod("a"))
+            api.put("pods", pod("p", ip="10.0.0.2", component="prefill"))
+            api.put("pods", pod("x", ip="10.0.0.3", component="notebook"))
+            await until(lambda: len(told.specs) == 2)
+            prefill = told.specs["uid-p"]
+            assert (prefill.role, prefill.pool, prefill.revision) == (
+                "prefill", "default/smollm2", "r1",
+            )  # fmt: skip
+            assert told.specs["uid-a"].role == "both"
+
+    run(story())
+
+
 def test_a_pod_that_is_being_deleted_is_terminating_at_once_and_gone_when_deleted():
     async def story() -> None:
         async with KubeWatch() as api:

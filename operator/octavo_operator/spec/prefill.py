@@ -1,0 +1,84 @@
+"""spec.prefill: pods of their own that compute long prompts for the pods that answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_operator.errors import SpecInvalid
+from octavo_operator.spec.engine import DATA_ARG, ResourcesSpec, read_args, read_resources
+from octavo_operator.spec.fields import FieldReader, show
+from octavo_operator.spec.model import OBJECT_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SECRET_KEY = "secret"  # of the Secret that both sides have
+# Flags by which the tokens of a prompt or the bits of its KV blocks differ: an engine refuses
+# blocks of another one that was started otherwise.
+SHARED_ARGS = (
+    "activation-bits", "attention-backend", "batch-invariant", "chat-template", "hf-overrides",
+    "kernels", "kv-cache-dtype", "load-format", "mm-processor-kwargs", "model-impl", "platform",
+    "sim-vocab-size", "speculative-config", "tokenizer", "weight-format",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSpec:
+    """What its pods have unlike those that answer. None: as these have it."""
+
+    secret: str  # name of the Secret by which both sides know each other
+    replicas: int = 1
+    resources: ResourcesSpec | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory: str | None = None  # a quantity
+    args: Mapping[str, str] = field(default_factory=dict)  # beside those of the engine
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_prefill(fields: FieldReader, *, most_replicas: int) -> PrefillSpec:
+    secret = fields.optional("secretRef")
+    if secret is None:
+        raise fields.fail(
+            "secretRef",
+            f"is required: a Secret whose key {SECRET_KEY} has 16 bytes or more, by which engines "
+            "know whom they give KV blocks to",
+        )
+    resources = fields.optional("resources")
+    prefill = PrefillSpec(
+        secret=secret.required_text(
+            "name", longest=253, pattern=OBJECT_NAME, form="the name of a Secret"
+        ),
+        replicas=fields.integer("replicas", 1, least=0, most=most_replicas),
+        resources=None if resources is None else read_resources(resources),
+        max_num_seqs=fields.maybe_integer("maxNumSeqs", least=1, most=65536),
+        max_num_batched_tokens=fields.maybe_integer(
+            "maxNumBatchedTokens", least=16, most=1_048_576
+        ),
+        kv_cache_memory=fields.maybe_quantity("kvCacheMemory"),
+        args=read_args(fields),
+        node_selector=fields.mapping("nodeSelector", _label_value, most=16),
+    )
+    secret.end()
+    for name in prefill.args:
+        path = f"{fields.at('args')}.{name[:80]}"
+        plain = name.removeprefix("no-")
+        if plain in SHARED_ARGS:
+            raise SpecInvalid(
+                path, "must be the same in all pods, or KV blocks are refused; use spec.engine.args"
+            )
+        if plain == DATA_ARG:
+            raise SpecInvalid(path, "must be left out: an engine that serves KV blocks is one core")
+    fields.end()
+    return prefill
+
+
+def _label_value(value: object, path: str) -> str:
+    if not isinstance(value, str) or len(value) > 63:
+        raise SpecInvalid(
+            path,
+            f"must be a label's value, of at most 63 characters; got {show(value)} (quote numbers "
+            "and booleans)",
+        )
+    return value
