@@ -16,8 +16,8 @@ from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.connect import in_process
 from octavo_engine.core.data_parallel.data_parallel_client import DataParallelClient
-from octavo_engine.core.pooling.async_pooling import PoolingItem
 from octavo_engine.core.offline.llm import LLM
+from octavo_engine.core.pooling.async_pooling import PoolingItem
 from octavo_engine.core.process.process_client import ProcessClient
 from octavo_engine.core.process.supervision import Timing
 from octavo_engine.core.text.submission import Submission
