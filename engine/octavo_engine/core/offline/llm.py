@@ -128,8 +128,7 @@ class LLM(PoolingMethods, VLLMMethods):
         check_llm_options(others, LLM.__init__)
         scheduler = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-        )  # fmt: skip
+            enable_prefix_caching=enable_prefix_caching)  # fmt: skip
         config = EngineConfig(
             model=fspath(model), tokenizer=_path(tokenizer), revision=revision,
             hf_overrides=_as_json(hf_overrides),
@@ -139,10 +138,8 @@ class LLM(PoolingMethods, VLLMMethods):
             load_format=llm_value("load-format", load_format), runner=runner,
             max_model_len=max_model_len, num_threads=num_threads,
             kv_cache_memory_bytes=kv_cache_memory_bytes, memory_fraction=memory_fraction,
-            tensor_parallel_size=tensor_parallel_size,
+            **_of_processes(tensor_parallel_size, pipeline_parallel_size, data_parallel_size),
             enable_expert_parallel=enable_expert_parallel,
-            pipeline_parallel_size=pipeline_parallel_size,
-            data_parallel_size=data_parallel_size,
             distributed_executor_backend=distributed_executor_backend or "auto",
             seed=seed, chat_template=chat_template,
             speculative_config=_as_json(speculative_config),
@@ -534,6 +531,15 @@ def _storage(
         "weight_format": weight_format,
         "activation_bits": activation_bits,
         "kv_cache_dtype": kv_cache_dtype,
+    }
+
+
+def _of_processes(tensor: int, pipeline: int, data: int) -> dict[str, Any]:
+    """How many there are, and for what."""
+    return {
+        "tensor_parallel_size": tensor,
+        "pipeline_parallel_size": pipeline,
+        "data_parallel_size": data,
     }
 
 

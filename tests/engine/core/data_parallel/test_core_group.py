@@ -17,12 +17,14 @@ import psutil
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.core.beam_search import BeamSearchParams
 from octavo_engine.core.data_parallel.core_group import CoreGroup
 from octavo_engine.core.info import CoreHealth
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.offline.lora_request import LoRARequest
 from octavo_engine.core.process import wire
 from octavo_engine.errors import ConfigError, InvalidRequest, ModelError, OctavoError, WorkerLost
+from octavo_engine.state.grammar import GrammarSpec
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.adapters import write_adapter
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from octavo_engine.core.text.outputs import RequestOutput
+    from octavo_engine.state.outputs import StepOutput
 
 SIM = EngineConfig(
     device="sim",
@@ -52,6 +55,9 @@ REAL = EngineConfig(
 TWO = REAL.replace(data_parallel_size=2)
 DRAWN = SamplingParams(temperature=1.0, seed=5, max_tokens=8, n=2, logprobs=2, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+CODE = SamplingParams(
+    temperature=1.0, seed=6, max_tokens=20, grammar=GrammarSpec(kind="regex", text="[0-9]{3}-[a-z]")
+)
 ENDLESS = SamplingParams(max_tokens=100, ignore_eos=True)
 PROMPTS = [f"{number}. The capital of France is" for number in range(24)]
 
@@ -117,9 +123,33 @@ def test_of_many_prompts_only_some_wait_at_the_cores() -> None:
         group: Any = llm._engine
         placed: list[int] = []
         step = group.step
-        group.step = lambda: (step(), placed.append(len(group._placed)))[0]
+
+        def noted_step() -> StepOutput:
+            output: StepOutput = step()
+            placed.append(len(group._placed))
+            return output
+
+        group.step = noted_step
         llm.generate(PROMPTS * 8, SHORT, use_tqdm=False)
         assert 8 < max(placed) <= 2 * 2 * 4
+
+
+def test_the_answers_to_one_prompt_are_sent_together() -> None:
+    with LLM.from_config(SIM) as llm:
+        cores: Any = llm._engine._cores  # type: ignore[attr-defined]
+        sent: list[int] = []
+        send = cores.send
+
+        def noted_send(message: wire.AddRequests, request_ids: list[str]) -> None:
+            sent.append(len(message.requests))
+            send(message, request_ids)
+
+        cores.send = noted_send
+        llm.generate(PROMPTS, DRAWN, use_tqdm=False)
+        assert sent == [2] * len(PROMPTS)
+        sent.clear()
+        llm.generate(PROMPTS, SHORT, use_tqdm=False)
+        assert sent == [1] * len(PROMPTS)
 
 
 def test_an_adapter_is_loaded_into_all_cores(tmp_path: Path) -> None:
@@ -221,7 +251,11 @@ def test_answers_are_those_of_one_core() -> None:
 
     def all_answers(llm: LLM) -> Any:
         first = llm.generate(PROMPTS, DRAWN, use_tqdm=False)
-        return facts(first), facts(llm.chat(chats, DRAWN, use_tqdm=False))
+        coded = llm.generate(PROMPTS[:4], CODE, use_tqdm=False)
+        beams = llm.beam_search(PROMPTS[:2], BeamSearchParams(beam_width=2, max_tokens=3))
+        texts = [[beam.text for beam in found.sequences] for found in beams]
+        chatted = llm.chat(chats, DRAWN, use_tqdm=False)
+        return facts(first), facts(coded), texts, facts(chatted)
 
     with LLM.from_config(REAL) as alone:
         expected = all_answers(alone)
