@@ -51,7 +51,8 @@ async def serve(step_ms: float) -> None:
     """The server's process: prints its port, lives until stdin ends."""
     from octavo_common.logs import set_up_logging
     from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
-    from octavo_engine.core.async_engine import AsyncEngine, in_child_process
+    from octavo_engine.core.async_engine import AsyncEngine
+    from octavo_engine.core.connect import in_child_process
     from octavo_engine.server.app import build_app
     from octavo_engine.server.http.listen import open_port
     from octavo_engine.server.run import make_server

@@ -489,10 +489,14 @@ void bind_program(nb::module_& module) {
                int64_t top_k, bool renormalise, const std::string& activation, bool is_sigmoid,
                int64_t num_groups, int64_t top_groups, int64_t best_of_group, float scale,
                const std::optional<Floats>& routing_bias, const std::optional<Floats>& gate_up_bias,
-               const std::optional<Floats>& down_bias, bool weighs_inputs) {
+               const std::optional<Floats>& down_bias, bool weighs_inputs, int64_t first_expert,
+               std::optional<int64_t> num_experts) {
                 self.moe({dst, src, scores, gathered, hidden, results},
                          {.gate_up = gate_up,
                           .down = down,
+                          .first_expert = first_expert,
+                          .num_experts =
+                              num_experts.value_or(static_cast<int64_t>(gate_up.size())),
                           .top_k = top_k,
                           .renormalise = renormalise,
                           .activation = parse_activation(activation),
@@ -509,7 +513,9 @@ void bind_program(nb::module_& module) {
             arg("routing_bias").noconvert().none() = nb::none(),
             arg("gate_up_bias").noconvert().none() = nb::none(),
             arg("down_bias").noconvert().none() = nb::none(), arg("weighs_inputs") = false,
+            arg("first_expert") = 0, arg("num_experts").none() = nb::none(),
             nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+        .def("expert_tokens", &Program::expert_tokens)
         .def(
             "glu",
             [](Program& self, int dst, int src, const std::string& activation) {

@@ -68,14 +68,16 @@ struct CrossOptions {
 };
 
 struct MoeOptions {
-    std::vector<const Packed*> gate_up;  // of each expert
+    std::vector<const Packed*> gate_up;  // of each own expert
     std::vector<const Packed*> down;
+    int64_t first_expert;  // of the own ones, which are in a row; a rank may have some of them
+    int64_t num_experts;   // of all ranks together
     int64_t top_k;
     bool renormalise;  // weights are shares among the chosen experts, not among all
     cpu::Activation activation;
     RoutingOptions routing = {};
     std::span<const float> routing_bias = {};  // [experts], or empty
-    // Of all experts side by side, or empty; copied.
+    // Of all own experts side by side, or empty; copied.
     std::span<const float> gate_up_bias = {};
     std::span<const float> down_bias = {};
 };
@@ -158,6 +160,8 @@ class Program {
     void attention(int dst, int qkv, const AttentionOptions& options);
     void latent_attention(const LatentBuffers& buffers, const LatentOptions& options);
     void moe(const MoeBuffers& buffers, const MoeOptions& options);
+    // How many rows each expert was chosen for, of all mixtures and runs so far, on any rank.
+    std::vector<int64_t> expert_tokens() const { return expert_tokens_; }
     void glu(int dst, int src, cpu::Activation activation);
     void activation(int dst, int src, cpu::Activation activation);
     void add(int dst, int x, int y, float scale);
@@ -208,10 +212,11 @@ class Program {
         bool is_cut;
     };
     struct Experts {
-        std::vector<cpu::Panels> weights;
+        std::vector<cpu::Panels> weights;  // of the own ones
+        int64_t first_expert;
         int64_t first_column;
-        bool is_cut;
-        std::vector<const float*> biases;  // of each expert; or empty
+        bool is_own;  // other ranks have other experts, or other columns of these
+        std::vector<const float*> biases;  // of each; or empty
     };
     struct LayerNorm {
         cpu::NormArgs args;
@@ -295,7 +300,8 @@ class Program {
     cpu::LinearArgs of_experts(const cpu::Panels& weight, const cpu::Matrix& src,
                                const cpu::Matrix& dst, cpu::Activation activation) const;
     void quantize_pairs(const cpu::LinearArgs& args, Range rows);
-    Experts experts_of(const std::vector<const Packed*>& weights, std::span<const float> biases);
+    Experts experts_of(const MoeOptions& options, const std::vector<const Packed*>& weights,
+                       std::span<const float> biases);
     void for_each_expert(const Experts& experts, const cpu::Matrix& src, const cpu::Matrix& dst,
                          cpu::Activation activation, bool shares_rows, int worker);
 
@@ -358,6 +364,7 @@ class Program {
     std::vector<int32_t> shifted_rows_;
 
     Pairs pairs_;  // of the mixture of experts under way
+    std::vector<int64_t> expert_tokens_;  // by expert: rows of all mixtures so far
 
     std::vector<AttentionPlan> plans_;
     std::atomic<int64_t> next_part_[2] = {};  // of this instruction and the next, in turns

@@ -2,6 +2,9 @@
 //
 // Every product is an ordinary linear of some rows, which do not depend on their company, and the
 // sum is in the order of the token's own scores: so a token's bits depend on nothing but itself.
+//
+// Ranks either have some columns of every expert, or some experts as a whole. What an expert takes
+// and gives lies in memory that all ranks see, so nothing is sent to its owner, or back.
 #include <algorithm>
 
 #include "common/check.h"
@@ -31,7 +34,7 @@ void check_expert(const char* which, const Packed& weight, const Packed& first, 
 
 RoutingOptions checked_routing(const MoeOptions& options) {
     const RoutingOptions& routing = options.routing;
-    const auto num_experts = static_cast<int64_t>(options.gate_up.size());
+    const int64_t num_experts = options.num_experts;
     check(routing.num_groups >= 1 && num_experts % routing.num_groups == 0 &&
               routing.top_groups >= 1 && routing.top_groups <= routing.num_groups,
           "moe: ", routing.top_groups, " of ", routing.num_groups, " groups of ", num_experts,
@@ -56,12 +59,17 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     const Buffer& gathered = at("moe", at_index.gathered);
     const Buffer& hidden = at("moe", at_index.hidden);
     const Buffer& results = at("moe", at_index.results);
-    const auto num_experts = static_cast<int64_t>(options.gate_up.size());
+    const auto num_own = static_cast<int64_t>(options.gate_up.size());
+    const int64_t num_experts = options.num_experts;
     const int64_t k = options.top_k;
-    check(num_experts >= 1 && num_experts <= kMaxExperts &&
-              options.down.size() == options.gate_up.size(),
-          "moe: ", num_experts, " gate_up and ", options.down.size(),
-          " down; there must be as many of both, at most ", kMaxExperts);
+    check(num_own >= 1 && options.down.size() == options.gate_up.size(), "moe: ", num_own,
+          " gate_up and ", options.down.size(), " down; there must be as many of both");
+    check(num_experts <= kMaxExperts && options.first_expert >= 0 &&
+              num_own <= num_experts - options.first_expert,
+          "moe: ", num_own, " experts from ", options.first_expert, " on, of ", num_experts,
+          "; there may be ", kMaxExperts, " at most");
+    check(num_own == num_experts || ranks_ != nullptr, "moe: ", num_own, " of ", num_experts,
+          " experts, and no other ranks");
     check(k >= 1 && k <= std::min(num_experts, kMaxTopK), "moe: top_k is ", k, " of ", num_experts,
           " experts; at most ", kMaxTopK);
     check(options.activation != cpu::Activation::None, "moe needs an activation");
@@ -72,7 +80,7 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     check(gate_up.rows() % (2 * cpu::kPanelRows) == 0, "moe: gate_up has ", gate_up.rows(),
           " rows; each half must be a multiple of ", cpu::kPanelRows);
     check(gate_up.cut().of_halves || !gate_up.is_cut(), "moe: gate_up is no part of both halves");
-    for (int64_t e = 0; e < num_experts; ++e) {
+    for (int64_t e = 0; e < num_own; ++e) {
         const auto index = static_cast<size_t>(e);
         check_expert("gate_up", *options.gate_up[index], gate_up, 2 * width, cols);
         check_expert("down", *options.down[index], down, cols, width);
@@ -107,9 +115,10 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     instruction.hidden = {hidden.matrix.data, width, hidden.matrix.dtype};
     instruction.results = {results.matrix.data, cols, Dtype::F32};
     instruction.activation = options.activation;
-    instruction.gate_up = experts_of(options.gate_up, options.gate_up_bias);
-    instruction.down = experts_of(options.down, options.down_bias);
+    instruction.gate_up = experts_of(options, options.gate_up, options.gate_up_bias);
+    instruction.down = experts_of(options, options.down, options.down_bias);
     pairs_.make_room(max_tokens_ * k, num_experts);
+    expert_tokens_.resize(std::max(expert_tokens_.size(), static_cast<size_t>(num_experts)));
     instruction.dst = dst.matrix;
     instruction.routing = {reinterpret_cast<const float*>(scores.matrix.data), num_experts, k,
                            options.renormalise, checked_routing(options)};
@@ -137,6 +146,9 @@ void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
     team_.barrier();
     if (worker == 0) {
         place(moe.routing, pairs_, num_tokens);
+        for (size_t e = 0; e < static_cast<size_t>(moe.routing.num_experts); ++e) {
+            expert_tokens_[e] += pairs_.starts[e + 1] - pairs_.starts[e];
+        }
     }
     team_.barrier();
 
@@ -188,9 +200,15 @@ void Program::quantize_pairs(const cpu::LinearArgs& args, Range rows) {
     team_.kernels().quantize_rows(args, rows.begin, rows.end, quantized_.data());
 }
 
-Program::Experts Program::experts_of(const std::vector<const Packed*>& weights,
+Program::Experts Program::experts_of(const MoeOptions& options,
+                                     const std::vector<const Packed*>& weights,
                                      std::span<const float> biases) {
-    Experts experts{{}, weights.front()->cut().first_row, weights.front()->is_cut(), {}};
+    const bool are_some = static_cast<int64_t>(weights.size()) < options.num_experts;
+    Experts experts{.weights = {},
+                    .first_expert = options.first_expert,
+                    .first_column = weights.front()->cut().first_row,
+                    .is_own = are_some || weights.front()->is_cut(),
+                    .biases = {}};
     const auto rows = static_cast<size_t>(weights.front()->rows());
     check(biases.empty() || biases.size() == weights.size() * rows, "moe: biases have ",
           biases.size(), " values for ", weights.size(), " experts of ", rows, " rows");
@@ -204,13 +222,14 @@ Program::Experts Program::experts_of(const std::vector<const Packed*>& weights,
     return experts;
 }
 
-// One product for each expert that has rows. `shares_rows`: they have been quantised.
+// One product for each own expert that has rows. `shares_rows`: they have been quantised.
 void Program::for_each_expert(const Experts& experts, const Matrix& src, const Matrix& dst,
                               cpu::Activation activation, bool shares_rows, int worker) {
-    const Share share = experts.is_cut ? own(worker) : all(worker);
+    const Share share = experts.is_own ? own(worker) : all(worker);
+    const int32_t* starts = pairs_.starts.data() + experts.first_expert;
     for (size_t e = 0; e < experts.weights.size(); ++e) {
-        const int64_t first = pairs_.starts[e];
-        const int64_t count = pairs_.starts[e + 1] - first;
+        const int64_t first = starts[e];
+        const int64_t count = starts[e + 1] - first;
         if (count == 0) {
             continue;
         }

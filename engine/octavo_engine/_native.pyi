@@ -360,13 +360,20 @@ class Program:
         gate_up_bias: NDArray[np.float32] | None = None,
         down_bias: NDArray[np.float32] | None = None,
         weighs_inputs: bool = False,
+        first_expert: int = 0,
+        num_experts: int | None = None,
     ) -> None:
         """dst = the sum over each row's top_k experts by scores (one column an expert) of weight *
         down(activation(left half) * right half of gate_up(src)). With weighs_inputs it is src that
         is multiplied by the weight.
 
         gathered, hidden and results are room for a row for each expert of each row: top_k times the
-        columns of src, of an expert's width, and of dst."""
+        columns of src, of an expert's width, and of dst.
+
+        A rank may have some experts in a row, from `first_expert` on, of `num_experts` that all
+        ranks have together."""
+    def expert_tokens(self) -> list[int]:
+        """How many rows each expert was chosen for so far, of all mixtures, on any rank."""
     def columns(self, dst: int, src: int, first: int) -> None:
         """dst = src's columns from `first` on, as many as dst has."""
     def multiply(self, dst: int, x: int, y: int, activation: str = "") -> None:

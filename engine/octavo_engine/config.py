@@ -375,6 +375,8 @@ class EngineConfig:
     memory_fraction: float | None = None
     num_threads: int | None = None  # of all ranks; default: the cores this process may use
     tensor_parallel_size: int = 1  # processes that share each layer
+    # Of those, each has some experts as a whole instead of some rows of every expert.
+    enable_expert_parallel: bool = False
     pipeline_parallel_size: int = 1  # processes that have some layers each, one after another
     pipeline_layer_partition: str | None = None  # layers of each; default: equal work
     nnodes: int = 1  # hosts of one engine, a stage on each
@@ -490,8 +492,20 @@ class EngineConfig:
         _check(self.pipeline_layer_partition is None or self.pipeline_parallel_size > 1,
                "--pipeline-layer-partition goes with --pipeline-parallel-size",
                self.pipeline_layer_partition)  # fmt: skip
+        self._check_expert_parallelism()
         self._check_data_parallelism()
         self._check_nodes()
+
+    def _check_expert_parallelism(self) -> None:
+        if not self.enable_expert_parallel:
+            return
+        flag = "--enable-expert-parallel"
+        _check(self.pipeline_parallel_size == 1,
+               f"{flag} divides the experts between the ranks of --tensor-parallel-size; "
+               "--pipeline-parallel-size must be 1", self.pipeline_parallel_size)  # fmt: skip
+        _check(self.device in ("auto", "cpu"),
+               f"{flag} is computed by --device cpu only; leave it out here",
+               f"--device {self.device}")  # fmt: skip
 
     def _check_nodes(self) -> None:
         size = self.nnodes

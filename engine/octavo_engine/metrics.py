@@ -113,6 +113,7 @@ class MonotonicStats:
         self._last: dict[str, float] = {}
         self._total: dict[str, float] = {}
         self.num_positions = 0  # at which guesses were right
+        self.num_expert_ranks = 0  # that have experts of their own
 
     def update(self, stats: EngineStats) -> None:
         for _, _, name in COUNTERS:
@@ -122,6 +123,9 @@ class MonotonicStats:
         for place in range(self.num_positions):
             value = per_pos[place] if place < len(per_pos) else 0
             self._update(f"spec_accepted_{place}", value)
+        self.num_expert_ranks = max(self.num_expert_ranks, len(stats.expert_rank_tokens))
+        for rank, value in enumerate(stats.expert_rank_tokens):
+            self._update(f"expert_rank_{rank}", value)
 
     def _update(self, name: str, value: float) -> None:
         last = self._last.get(name, 0)
@@ -204,6 +208,16 @@ class MetricFamilies:
             },
             "position",
         )
+        if self.totals.num_expert_ranks:
+            yield self.counter(
+                names.EXPERT_RANK_TOKENS,
+                "Rows that the experts of each rank computed, of all layers.",
+                {
+                    (str(rank),): self.totals[f"expert_rank_{rank}"]
+                    for rank in range(self.totals.num_expert_ranks)
+                },
+                "rank",
+            )
         yield self.histogram(
             names.GRAMMAR_COMPILE_SECONDS,
             "Compiling one grammar.",

@@ -92,6 +92,9 @@ ENGINE_FLAGS = (
          "compute threads of all processes together; default: the cores this process may use"),
     Flag("tensor_parallel_size",
          "processes that share each layer on a CPU, with the same bits; see docs/parallelism.md"),
+    Flag("enable_expert_parallel",
+         "give each rank of --tensor-parallel-size some experts as a whole; see "
+         "docs/parallelism.md"),
     Flag("pipeline_parallel_size",
          "processes that hold some layers each on a CPU, with the same bits; see "
          "docs/parallelism.md"),

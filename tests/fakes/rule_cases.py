@@ -365,6 +365,12 @@ CASES = [
         "cannot be combined",
     ),
     Case(
+        "experts of several ranks",
+        engine(expertParallel=True, tensorParallelSize=2, executor="mp"),
+        engine(expertParallel=True),
+        "needs tensorParallelSize above 1",
+    ),
+    Case(
         "cores on a CPU",
         engine(dataParallelSize=2, device="cpu"),
         engine(dataParallelSize=2, device="sim"),

@@ -48,9 +48,15 @@ def build_backend(
         raise ConfigError(f"--device {config.device} needs a model")
     if implementation_of(config, files.config, is_gguf=files.gguf is not None) == "transformers":
         check_draft_device(config, is_fallback=True)
+        if config.enable_expert_parallel:
+            raise ConfigError(
+                "--enable-expert-parallel is for models that octavo computes itself, and this one "
+                "is computed by transformers; leave it out"
+            )
         return _build_transformers(config, files)
     model = ModelConfig.from_hf(files.config)
     _check_states(config, model)
+    _check_experts(config, model)
     max_model_len = config.max_model_len or model.max_position_embeddings
     if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
         raise ConfigError(
@@ -77,6 +83,7 @@ def build_rank(
     check_activation_bits(config)
     model = ModelConfig.from_hf(files.config)
     _check_states(config, model)
+    _check_experts(config, model)
     max_model_len = config.max_model_len or model.max_position_embeddings
     return _build_native(
         config,
@@ -109,6 +116,23 @@ def _check_states(config: EngineConfig, model: ModelConfig) -> None:
         raise ConfigError(
             f"{what} --tensor-parallel-size {config.tensor_parallel_size} cannot divide yet: "
             "leave it out"
+        )
+
+
+def _check_experts(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises ConfigError where there is not an expert for each rank."""
+    if not config.enable_expert_parallel:
+        return
+    if model.experts is None:
+        raise ConfigError(
+            "--enable-expert-parallel is for mixtures of experts, and this model, "
+            f"{model.architecture}, has none; leave it out"
+        )
+    count, size = model.experts.num_experts, config.tensor_parallel_size
+    if size > count:
+        raise ConfigError(
+            f"--enable-expert-parallel has {count} experts for {size} ranks; lower "
+            f"--tensor-parallel-size to {count}, or leave it out"
         )
 
 
@@ -168,6 +192,7 @@ def _build_native(
         adapters=_adapter_limits(config),
         progress=progress,
         place=place,
+        spreads_experts=config.enable_expert_parallel,
         stage=stage,
         draft=open_draft(config, model),
         heads=open_heads(config, model),

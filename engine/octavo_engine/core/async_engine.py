@@ -9,11 +9,10 @@ import secrets
 import time
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
-from octavo_engine.core.build_core import build_core
-from octavo_engine.core.data_parallel.data_parallel_client import DataParallelClient
+from octavo_engine.core.connect import choose_connect, connect_cores
 from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.load_meter import LoadMeter
@@ -21,8 +20,6 @@ from octavo_engine.core.media.spec import read_picture_spec
 from octavo_engine.core.media.workers import PictureWorkers
 from octavo_engine.core.pooling.async_pooling import AsyncPooling, check_items, check_task
 from octavo_engine.core.process import wire
-from octavo_engine.core.process.in_process_client import InProcessClient
-from octavo_engine.core.process.process_client import ProcessClient
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
 from octavo_engine.core.text.output_stream import OutputReader
@@ -46,8 +43,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.config import EngineConfig
+    from octavo_engine.core.connect import Connect
     from octavo_engine.core.pooling.async_pooling import PoolingItem
-    from octavo_engine.core.process.client import EngineClient, Listener
+    from octavo_engine.core.process.client import EngineClient
     from octavo_engine.core.text.output_processor import Processed, TrackedRequest
     from octavo_engine.core.text.output_stream import InlineSink, OutputSink
     from octavo_engine.core.text.outputs import RequestOutput
@@ -63,20 +61,6 @@ logger = logging.getLogger(__name__)
 
 _LOADING = "the model is still being loaded"
 _CUT_SHORT = "the server shut down before this answer was done"
-
-
-class Connect(Protocol):
-    """Makes the client of a core; a place for tests to put their own."""
-
-    def __call__(self, config: EngineConfig, listener: Listener) -> EngineClient: ...
-
-
-def in_process(config: EngineConfig, listener: Listener) -> EngineClient:
-    return InProcessClient(config, listener, build=build_core)
-
-
-def in_child_process(config: EngineConfig, listener: Listener) -> EngineClient:
-    return ProcessClient(config, listener)
 
 
 def _picture_workers(config: EngineConfig, files: ModelFiles) -> PictureWorkers | None:
@@ -125,7 +109,7 @@ class AsyncEngine:
     async def start(cls, config: EngineConfig, *, connect: Connect | None = None) -> Self:
         """Begin to load and return, so that the port can be opened; `ready` waits for the rest."""
         if connect is None:
-            connect = in_process if config.device == "sim" else in_child_process
+            connect = choose_connect(config)
         return cls(config, connect)
 
     async def ready(self) -> ModelInfo:
@@ -392,7 +376,7 @@ class AsyncEngine:
         """The tokenizer is read here while the core reads the weights."""
         try:
             files = await asyncio.to_thread(resolve, self.config, self._download.note)
-            self._client = self._connect_cores(localized(self.config, files))
+            self._client = connect_cores(localized(self.config, files), self, self._connect)
             tokenizer = await asyncio.to_thread(load_model_tokenizer, self.config, files)
             info = await self._client.ready()
             check_vocab(tokenizer, info.vocab_size)
@@ -408,11 +392,6 @@ class AsyncEngine:
         self._tokenizer = tokenizer
         self._processor = OutputProcessor(tokenizer)
         self._info = info
-
-    def _connect_cores(self, config: EngineConfig) -> EngineClient:
-        if config.data_parallel_size > 1:
-            return DataParallelClient(config, self, self._connect)
-        return self._connect(config, self)
 
     async def _fail_start(self, error: OctavoError) -> None:
         self._start_error = error

@@ -11,6 +11,7 @@ from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError, WorkerLost
 from octavo_engine.executor.executor import (
+    CountsExpertTokens,
     ReleasesKV,
     ReleasesWeights,
     WarmsUp,
@@ -89,6 +90,7 @@ class Engine:
         self._refused: list[tuple[str, RequestError]] = []
         self._kv_events: tuple[KVEventRecorder, KVEventPublisher] | None = None
         self._warm_up_stats = EngineStats()  # not part of what users count
+        self._expert_counts = executor if isinstance(executor, CountsExpertTokens) else None
 
     @property
     def has_work(self) -> bool:
@@ -244,6 +246,8 @@ class Engine:
         stats, before = self.scheduler.stats(), self._warm_up_stats
         for counter in _COUNTERS:
             setattr(stats, counter, getattr(stats, counter) - getattr(before, counter))
+        if self._expert_counts is not None:
+            stats.expert_rank_tokens = self._expert_tokens(before.expert_rank_tokens)
         if self._adapters is not None:
             self._adapters.add_stats(stats)
         if self._audio is not None:
@@ -262,6 +266,11 @@ class Engine:
             stats.grammar_compile_counts = list(compiles.counts)
             stats.grammar_compile_seconds = compiles.seconds
         return stats
+
+    def _expert_tokens(self, before: list[int]) -> list[int]:
+        assert self._expert_counts is not None
+        now = self._expert_counts.expert_rank_tokens()
+        return [count - (before[rank] if before else 0) for rank, count in enumerate(now)]
 
     def reset_prefix_cache(self) -> bool:
         return self.scheduler.reset_prefix_cache()
@@ -308,6 +317,8 @@ class Engine:
                     raise ModelError(f"the model cannot compute: {output.error}")
         self.reset_prefix_cache()
         self._warm_up_stats = self.scheduler.stats()
+        if self._expert_counts is not None:
+            self._warm_up_stats.expert_rank_tokens = self._expert_tokens([])
         if self._audio is not None:
             self._audio.forget_counts()
 

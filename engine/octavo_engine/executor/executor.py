@@ -58,6 +58,15 @@ class WatchesWorkers(Protocol):
 
 
 @runtime_checkable
+class CountsExpertTokens(Protocol):
+    """What may consist of ranks that have experts of their own."""
+
+    def expert_rank_tokens(self) -> list[int]:
+        """How many rows the experts of each rank have computed so far; empty where each rank has a
+        part of all experts."""
+
+
+@runtime_checkable
 class ReleasesKV(Protocol):
     """What can do without the memory of its KV cache for a while; its content is lost."""
 

@@ -143,6 +143,9 @@ class LeadingBackend(ABC):
         self._tell(Command.RESTORE_KV)
         self._backend.restore_kv()
 
+    def expert_rank_tokens(self) -> list[int]:
+        return self._backend.expert_rank_tokens()
+
     def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
         """Call it, on any thread, when a rank has ended; at once if one has."""
         self._when_lost = when_lost

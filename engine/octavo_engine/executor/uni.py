@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.backends.backend import LaunchesSteps
 from octavo_engine.executor.executor import (
+    CountsExpertTokens,
     ReleasesKV,
     ReleasesWeights,
     WarmsUp,
@@ -80,6 +81,11 @@ class UniExecutor:
         """Only where the backend is several processes."""
         if isinstance(self._backend, WatchesWorkers):
             self._backend.watch_workers(when_lost)
+
+    def expert_rank_tokens(self) -> list[int]:
+        if isinstance(self._backend, CountsExpertTokens):
+            return self._backend.expert_rank_tokens()
+        return []
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         self._backend.poison_blocks(block_ids)

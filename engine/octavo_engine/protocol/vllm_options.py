@@ -49,8 +49,7 @@ _FLOAT32_STATES = "recurrent states are held in float32; leave it out"
 _NO_MEDIA = "--limit-mm-per-prompt is the most pictures of a prompt; leave it out"
 _OWN_FILES = "give pictures as data: URLs, PIL images, bytes or pathlib.Path; leave it out"
 _ONE_ADDRESS = "all cores of --data-parallel-size are behind one address here; leave it out"
-_ONE_CORE = "LLM is one core; `octavo serve --data-parallel-size` has several"
-_NO_EXPERTS = "experts are not spread over processes; leave it out"
+_FIXED_EXPERTS = "experts stay with the rank that loaded them; leave it out"
 _NO_NODES = "an engine runs on one machine; leave it out"
 _NO_COMPILER = "models are not compiled; --enforce-eager turns CUDA graphs off"
 _NO_TRANSFER = "encoded pictures are not moved between engines; leave it out"
@@ -147,10 +146,9 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "data-parallel-backend": _value(_ONE_ADDRESS, "mp"),
     "data-parallel-hybrid-lb": _switch(_ONE_ADDRESS),
     "data-parallel-external-lb": _switch(_ONE_ADDRESS),
-    "enable-expert-parallel": _switch(_NO_EXPERTS),
-    "enable-eplb": _switch(_NO_EXPERTS),
-    "eplb-config": _value(_NO_EXPERTS, "{}"),
-    "all2all-backend": _value(_NO_EXPERTS),
+    "enable-eplb": _switch(_FIXED_EXPERTS),
+    "eplb-config": _value(_FIXED_EXPERTS, "{}"),
+    "all2all-backend": _value("ranks of --enable-expert-parallel share memory; leave it out"),
     "enable-dbo": _switch("batches are not split in two; leave it out"),
     "additional-config": _value("there are no platforms with settings of their own", "{}"),
     # pictures and sound
@@ -179,7 +177,6 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
 
 # What `LLM(...)` has beside or in place of these, by vLLM's name.
 UNSUPPORTED_PYTHON: Mapping[str, UnsupportedOption] = {
-    "data_parallel_size": _value(_ONE_CORE, "1"),
     "enable_chunked_prefill": _value("prompts are always computed in chunks", "true"),
     "disable_log_stats": _value("statistics are not logged; leave it out", *ANY),
     "skip_tokenizer_init": _value("texts need the tokenizer; leave it out", "false"),

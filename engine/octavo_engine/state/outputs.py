@@ -107,6 +107,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     spec_draft_tokens: int = 0
     spec_accepted_tokens: int = 0
     spec_accepted_per_pos: list[int] = []  # of the first guess, of the second, …
+    # Rows that the experts of each rank computed; empty where none has experts of its own.
+    expert_rank_tokens: list[int] = []
     grammar_cache_hits: int = 0
     grammar_failures: int = 0  # grammars that did not compile, or not in time
     grammar_compile_counts: list[int] = []  # by grammar.buckets

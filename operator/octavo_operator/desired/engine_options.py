@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from octavo_operator.objects.quantities import parse_quantity, plain, whole
-from octavo_operator.spec.engine import DATA_ARG
+from octavo_operator.spec.engine import DATA_ARG, EXPERTS_ARG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +59,8 @@ def engine_options(
         DATA_ARG: engine.data_parallel_size,
     }
     options.update({name: count for name, count in processes.items() if count > 1})
+    if engine.expert_parallel:
+        options[EXPERTS_ARG] = True
     if engine.executor != "uni":
         options["distributed-executor-backend"] = engine.executor
     if (room := deployment.room_for_adapters) is not None:

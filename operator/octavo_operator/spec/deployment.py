@@ -330,6 +330,12 @@ def _check_parallel(deployment: LLMDeployment) -> None:
             "spec.engine.pipelineParallelSize",
             "above 1 cannot be combined with tensorParallelSize above 1; set one of them to 1",
         )
+    if engine.expert_parallel and engine.tensor_parallel_size == 1:
+        raise _unsupported(
+            "spec.engine.expertParallel",
+            "needs tensorParallelSize above 1, whose ranks the experts are divided between; set "
+            "it, or leave expertParallel out",
+        )
     _check_processors(deployment)
     if engine.data_parallel_size > 1 and deployment.device != "cpu":
         raise _unsupported(

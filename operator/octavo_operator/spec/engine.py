@@ -56,6 +56,7 @@ RESERVED_ARGS: Mapping[str, str] = {
 }
 TIER_ARGS = ("kv-offloading-size", "kv-disk-path", "kv-disk-size")  # of spec.engine.kvTiers
 DATA_ARG = "data-parallel-size"  # of spec.engine.dataParallelSize, which came after it
+EXPERTS_ARG = "enable-expert-parallel"  # of spec.engine.expertParallel, likewise
 RESERVED_ENV = frozenset(
     ("OCTAVO_POD_UID", "OCTAVO_POD_IP", "OCTAVO_CONFIG", "OCTAVO_HOST", "OCTAVO_PORT")
 )
@@ -100,6 +101,7 @@ class EngineSpec:
     kv_tiers: KVTiersSpec = field(default_factory=KVTiersSpec)
     prefix_caching: bool = True
     tensor_parallel_size: int = 1
+    expert_parallel: bool = False  # ranks have whole experts
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     executor: Executor = "uni"
@@ -155,6 +157,7 @@ def read_engine(fields: FieldReader) -> EngineSpec:
         kv_tiers=_read_tiers(fields.section("kvTiers")),
         prefix_caching=fields.flag("prefixCaching", default=True),
         tensor_parallel_size=fields.integer("tensorParallelSize", 1, least=1, most=64),
+        expert_parallel=fields.flag("expertParallel", default=False),
         pipeline_parallel_size=fields.integer("pipelineParallelSize", 1, least=1, most=64),
         data_parallel_size=fields.integer("dataParallelSize", 1, least=1, most=64),
         executor=fields.choice("executor", get_args(Executor), "uni"),
@@ -190,6 +193,10 @@ def check_fields_beside(engine: EngineSpec, args: Mapping[str, str], path: str) 
         if name == DATA_ARG and engine.data_parallel_size > 1:
             raise SpecInvalid(
                 f"{path}.{name}", "is set by spec.engine.dataParallelSize; use one of the two"
+            )
+        if name in (EXPERTS_ARG, f"no-{EXPERTS_ARG}") and engine.expert_parallel:
+            raise SpecInvalid(
+                f"{path}.{name}", "is set by spec.engine.expertParallel; use one of the two"
             )
         if name in TIER_ARGS and not engine.kv_tiers.is_empty:
             raise SpecInvalid(f"{path}.{name}", "is set by spec.engine.kvTiers; use one of the two")

@@ -146,7 +146,7 @@ def test_names_are_the_same_however_they_are_asked_for(accept: str) -> None:
 
 
 def test_every_name_of_the_engines_catalogue_is_emitted():
-    stats = EngineStats(tiers=TierStats())
+    stats = EngineStats(tiers=TierStats(), expert_rank_tokens=[0])
     exposition, _ = EngineMetrics("m", lambda: MetricsSnapshot(stats=stats)).render()
     families = {family.name for family in text_string_to_metric_families(exposition.decode())}
 
@@ -231,3 +231,17 @@ def test_each_core_has_samples_of_its_own():
     text, _ = plain.render("application/openmetrics-text; version=1.0.0")
     samples = by_core(text.decode(), parse_openmetrics)
     assert samples["octavo_prompt_tokens_total", "1"] == 5
+
+
+def test_experts_of_several_ranks_are_counted_by_rank():
+    """Also over a restart of the core; with one rank there is no such metric."""
+    stats = EngineStats(expert_rank_tokens=[5, 7])
+    metrics = EngineMetrics("m", lambda: MetricsSnapshot(stats=stats))
+    metrics.render()
+    stats.expert_rank_tokens = [2, 1]
+    text = metrics.render()[0].decode()
+    for rank, count in ((0, 7), (1, 8)):
+        name = "octavo_expert_rank_tokens_total"
+        assert f'{name}{{engine="0",model_name="m",rank="{rank}"}} {count}' in text
+    plain = EngineMetrics("m", lambda: MetricsSnapshot(stats=EngineStats())).render()[0].decode()
+    assert "expert_rank" not in plain

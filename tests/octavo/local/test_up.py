@@ -18,6 +18,8 @@ import httpx
 import psutil
 import pytest
 
+from octavo_engine.weights.source import resolve_model
+from tests.engine.models.tiny import tiny_model
 from tests.fakes.process import environment
 
 if TYPE_CHECKING:
@@ -38,6 +40,23 @@ spec:
     args: {{sim-decode-token-ms: "{decode_ms}"}}
   replicas: {replicas}
   rollout: {{drainTimeout: 20s}}
+"""
+
+
+MIXTURE = """
+apiVersion: octavo.dev/v1alpha1
+kind: LLMDeployment
+metadata: {{name: moe}}
+spec:
+  model: {{uri: "file://{model}"}}
+  engine:
+    device: cpu
+    executor: mp
+    tensorParallelSize: 2
+    expertParallel: true
+    maxModelLen: 128
+    kvCacheMemory: 16Mi
+    args: {{load-format: dummy, tokenizer: "{tokenizer}"}}
 """
 
 
@@ -131,9 +150,11 @@ class Up:
 
 
 @contextmanager
-def running(folder: Path, *, replicas: int = 2, decode_ms: float = 10.0) -> Iterator[Up]:
+def running(
+    folder: Path, *, replicas: int = 2, decode_ms: float = 10.0, text: str = ""
+) -> Iterator[Up]:
     up = Up(folder)
-    up.write(replicas=replicas, decode_ms=decode_ms)
+    up.replace(text or YAML.format(replicas=replicas, decode_ms=decode_ms))
     up.start("--plain")
     try:
         up.read_until("Octavo serves at")
@@ -308,3 +329,35 @@ def test_a_file_that_cannot_be_served_is_one_sentence(tmp_path, text, says):
 
     assert done.returncode == 2
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_mixture_of_experts_on_two_ranks_one_of_which_is_killed(tmp_path):
+    """The log names the rank, and the same answer comes from the ranks that are started again."""
+    model, tokenizer = tmp_path / "model", resolve_model("demo://smollm2").path
+    model.mkdir()
+    config = {**tiny_model("qwen3-moe").config, "vocab_size": 49152}
+    (model / "config.json").write_text(json.dumps(config))
+    body = {"model": "moe", "prompt": "a b c", "max_tokens": 4, "seed": 1, "ignore_eos": True}
+    with running(tmp_path, text=MIXTURE.format(model=model, tokenizer=tokenizer)) as up:
+
+        def answer() -> str:
+            found = httpx.post(f"{up.url}/v1/completions", json=body, timeout=TIMEOUT_S)
+            text: str = found.json()["choices"][0]["text"]
+            return text
+
+        def ranks() -> list[psutil.Process]:
+            name = "octavo_engine.executor.worker"
+            return [each for each in up.processes() if name in " ".join(each.cmdline())]
+
+        first = answer()
+        (rank,) = ranks()
+        rank.kill()
+        deadline = time.monotonic() + TIMEOUT_S
+        while "rank 1 of 2 was ended by SIGKILL" not in up.logs():
+            assert time.monotonic() < deadline, up.logs()
+            time.sleep(0.02)
+        assert answer() == first
+        assert [each.pid for each in ranks()] != [rank.pid]
+        assert len(up.replicas(1, 0)) == 1, "the server lived on"
+        assert up.run("down").returncode == 0
+        assert up.wait() == 0

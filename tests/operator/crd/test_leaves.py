@@ -38,6 +38,7 @@ KEY_REF = {"name": "a", "key": "b"}
 AROUND: dict[str, dict[str, Any]] = {
     "engine.env": {"engine": {"env": [{"name": "A", "value": "1"}]}},
     "engine.tensorParallelSize": {"engine": {"executor": "mp"}},
+    "engine.expertParallel": {"engine": {"executor": "mp", "tensorParallelSize": 2}},
     "engine.pipelineParallelSize": {"engine": {"executor": "mp"}},
     "engine.env.[].valueFrom": {"engine": {"env": [{"name": "A"}]}},
     "engine.env.[].valueFrom.secretKeyRef": {
@@ -84,6 +85,7 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "engine.kvTiers.disk.existingClaim": (PODS, "a", "b"),
     "engine.prefixCaching": (PODS, True, False),
     "engine.tensorParallelSize": (PODS, 1, 2),
+    "engine.expertParallel": (PODS, False, True),
     "engine.pipelineParallelSize": (PODS, 1, 2),
     "engine.dataParallelSize": (PODS, 1, 2),
     "engine.executor": (PODS, "uni", "mp"),

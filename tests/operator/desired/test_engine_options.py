@@ -13,6 +13,7 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.server.settings import ServerSettings
 from octavo_operator.desired import engine_options, to_toml
 from octavo_operator.desired.config_map import config_text
+from octavo_operator.errors import SpecInvalid
 from octavo_operator.spec import LLMDeployment
 from octavo_operator.spec.engine import RESERVED_ARGS
 from tests.fakes.deployments import make_deployment, sample_bodies
@@ -39,6 +40,24 @@ def test_the_engine_reads_the_file_of_each_sample(name: str):
     assert engine.device == deployment.device
     assert (server.host, server.port) == ("0.0.0.0", 8000)
     assert server.shutdown_timeout_s == deployment.rollout.drain_timeout_s
+
+
+@pytest.mark.parametrize("name", ["enable-expert-parallel", "no-enable-expert-parallel"])
+def test_experts_are_set_by_the_field_or_by_an_argument(name: str):
+    fields = {"executor": "mp", "tensorParallelSize": 2, "args": {name: "true"}}
+    spec: dict[str, Any] = {"model": {"uri": "demo://mixtral"}, "engine": fields}
+    make_deployment(spec)
+    fields["expertParallel"] = True
+    with pytest.raises(SpecInvalid, match=f"args.{name} is set by spec.engine.expertParallel"):
+        make_deployment(spec)
+
+
+def test_experts_as_a_whole_arrive():
+    fields = {"executor": "mp", "tensorParallelSize": 2, "expertParallel": True}
+    for given in (fields, {**fields, "expertParallel": False}):
+        spec = {"model": {"uri": "demo://mixtral"}, "engine": given}
+        engine, _ = read(config_text(make_deployment(spec)))
+        assert engine.enable_expert_parallel == given["expertParallel"]
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,10 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": {"executor": "mp"}},
         {"engine": {"executor": "mp", "tensorParallelSize": 2}},
     ),
+    "engine.expertParallel": (
+        {"engine": {"executor": "mp", "tensorParallelSize": 2}},
+        {"engine": {"executor": "mp", "tensorParallelSize": 2, "expertParallel": True}},
+    ),
     "engine.pipelineParallelSize": (
         {"engine": {"executor": "mp"}},
         {"engine": {"executor": "mp", "pipelineParallelSize": 2}},

@@ -198,6 +198,10 @@ def test_another_version_is_not_guessed_at():
             "spec.resources.limits.cpu of 1500m is too little for 2 ranks",
         ),
         (
+            {"engine": {"expertParallel": True}},
+            "spec.engine.expertParallel needs tensorParallelSize above 1",
+        ),
+        (
             {
                 "engine": {"tensorParallelSize": 2, "dataParallelSize": 2, "executor": "mp"},
                 "resources": {"limits": {"cpu": "3"}},

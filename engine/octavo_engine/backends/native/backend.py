@@ -27,7 +27,7 @@ from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.recorder import record
-from octavo_engine.backends.native.shard import Shard, own_cache
+from octavo_engine.backends.native.shard import Shard, own_cache, split
 from octavo_engine.backends.native.stages import layer_names, plan_cut
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.caches import KVSpec, StateSpec
@@ -138,8 +138,9 @@ class NativeBackend:
     """Packed weights, KV cache and program in csrc.
 
     With a `place` it is one of several ranks, each with its part of the weights and of the KV
-    heads; all must be prepared for the same, and compute the same steps together. With a `stage`
-    it has some layers and their caches; what it computes of a step is the next stage's input.
+    heads, and with `spreads_experts` some of the experts; all must be prepared for the same, and
+    compute the same steps together. With a `stage` it has some layers and their caches; what it
+    computes of a step is the next stage's input.
     """
 
     laps: Laps | None = None  # while steps are recorded
@@ -161,6 +162,7 @@ class NativeBackend:
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
         place: RankPlace | None = None,
+        spreads_experts: bool = False,
         stage: StagePlace | None = None,
         draft: DraftPart | None = None,
         heads: HeadsPart | None = None,
@@ -176,6 +178,7 @@ class NativeBackend:
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard
         self._shard = shard
+        self._spreads_experts = spreads_experts and shard.size > 1
         assert place is None or stage is None, "layers are shared or spread, not both"
         rank, num_ranks = shard if stage is None else stage.on_host
         team = make_team(num_threads, isa, rank=rank, num_ranks=num_ranks)
@@ -195,6 +198,7 @@ class NativeBackend:
             progress,
             quantization=quantization,
             shard=shard,
+            spreads_experts=spreads_experts,
             adapters=self._adapters,
             only=None if self._cut is None else self._cut.names,
         )
@@ -362,6 +366,15 @@ class NativeBackend:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
         is_last = self._cut is None or self._cut.place.is_last
         return program.read(logits, len(step.logit_rows if is_last else step.token_ids))
+
+    def expert_rank_tokens(self) -> list[int]:
+        """How many rows the experts of each rank have computed so far, as every rank counts them;
+        empty where none has experts of its own."""
+        if self._compiled is None or not self._spreads_experts:
+            return []
+        counts = self._compiled.program.expert_tokens()
+        bounds = [split(len(counts), shard) for shard in self._shard.all()]
+        return [sum(counts[first:end]) for first, end in bounds]
 
     def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         assert self._compiled_draft is not None and self._kv is not None, "made without a draft"

@@ -179,6 +179,8 @@ def _emit_moe(program: _native.Program, moe: g.Moe, buffers: Mapping[g.Value, in
         moe.gate_up.bias,
         moe.down.bias,
         moe.spec.weighs_inputs,
+        moe.gate_up.first,
+        moe.gate_up.total,
     )
 
 

@@ -74,7 +74,7 @@ def _facts(instruction: g.Instruction) -> OpFacts:
         case g.Moe(spec=moe):
             gate_up, down = instruction.gate_up.weights, instruction.down.weights
             sizes = [weight.rows * weight.cols for weight in (gate_up[0], down[0])]
-            name = f"experts {moe.top_k} of {len(down)}"
+            name = f"experts {moe.top_k} of {instruction.down.total}"
             return OpFacts(name, rows, 0, 2 * moe.top_k * sum(sizes))  # which are read, varies
         case g.RmsNorm() | g.LayerNorm():
             kind = "rms_norm" if isinstance(instruction, g.RmsNorm) else "layer_norm"

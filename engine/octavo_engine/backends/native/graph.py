@@ -57,10 +57,12 @@ class NativeLinear(NamedTuple):
 
 
 class NativeExperts(NamedTuple):
-    """Packed weights of one shape and packing."""
+    """Packed weights of one shape and packing: of all experts, or of those that a rank has."""
 
     weights: tuple[_native.Packed, ...]
-    bias: NDArray[np.float32] | None = None  # of all, side by side
+    first: int  # the number of the first one that is here; others follow it
+    total: int  # experts that there are
+    bias: NDArray[np.float32] | None = None  # of those that are here, side by side
 
 
 class NativeHeads(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from octavo_engine.backends.native.graph import (
     NativeLinear,
 )
 from octavo_engine.backends.native.packing import PANEL_ROWS, choose_packings
-from octavo_engine.backends.native.shard import Shard, cut_heads, cut_rows, pieces_of
+from octavo_engine.backends.native.shard import RowCut, Shard, cut_heads, cut_rows, pieces_of, split
 from octavo_engine.backends.native.stages import AbsentMatrix
 from octavo_engine.backends.native.stored_form import form_of, in_form, rows_of
 from octavo_engine.errors import ConfigError, ModelError
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.native.graph import Dtype
     from octavo_engine.backends.native.packing import Packing
-    from octavo_engine.backends.native.shard import RowCut
     from octavo_engine.config import Quantization
     from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
-    from octavo_engine.weights.checkpoint import Checkpoint
+    from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
 # Rows among which the highest wins, as a head's do; a row is an expert.
 _ROUTERS = (".mlp.gate", ".block_sparse_moe.gate")
@@ -42,7 +42,8 @@ _GATED = (".gate_proj", ".gate_up_proj", ".w1")
 
 class NativeLoader:
     """The Loader of the native backend: matrices packed as `choose_packings` says, and of each only
-    the rows of this rank's shard. With `only`, those of other names are absent."""
+    the rows of this rank's shard. With `spreads_experts` a rank has some experts as a whole instead
+    of some rows of each. With `only`, matrices of other names are absent."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class NativeLoader:
         *,
         quantization: Quantization = "auto",
         shard: Shard | None = None,
+        spreads_experts: bool = False,
         adapters: _native.AdapterSlots | None = None,
         only: Collection[str] | None = None,
     ) -> None:
@@ -62,6 +64,7 @@ class NativeLoader:
         self._dtype = dtype
         self._quantization = quantization
         self._shard = shard or Shard()
+        self._spreads_experts = spreads_experts and self._shard.size > 1
         self._has_integers = False
         self._adapters = adapters
         self.sites: list[AdapterSite] = []  # of the adapters
@@ -87,9 +90,12 @@ class NativeLoader:
 
     def _bias(self, names: Sequence[str], sizes: Sequence[int]) -> NDArray[np.float32]:
         """The biases behind one another, of the rows of this rank's shard."""
-        parts = [self.vector(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)]
-        whole, cut = np.concatenate(parts), self._cut(names[0], sizes)
+        whole, cut = self._whole_bias(names, sizes), self._cut(names[0], sizes)
         return np.concatenate([whole[first:end] for first, end in cut.ranges])
+
+    def _whole_bias(self, names: Sequence[str], sizes: Sequence[int]) -> NDArray[np.float32]:
+        parts = [self.vector(f"{name}.bias", size) for name, size in zip(names, sizes, strict=True)]
+        return np.concatenate(parts)
 
     def _add_site(
         self, names: Sequence[str], sizes: Sequence[int], columns: int
@@ -108,19 +114,41 @@ class NativeLoader:
                 f"{names[0][0]}: experts of a width of {halves} cannot be computed on this device; "
                 f"it must be a multiple of {PANEL_ROWS}"
             )
+        if self._spreads_experts:
+            return self._own_experts(names, in_features, out_features, bias=bias)
         packed = tuple(
             self._pack([f"{name}.weight" for name in own], out_features, in_features,
                        is_vocabulary=False)
             for own in names
         )  # fmt: skip
-        kinds = {weight.dtype for weight in packed}
-        if len(kinds) > 1:
-            raise ModelError(
-                f"{names[0][0]}: experts of one layer are stored in several types, which become "
-                f"{' and '.join(sorted(kinds))}; --quantization none or int8 makes them one"
-            )
+        _check_alike(names[0][0], {weight.dtype for weight in packed})
         biases = [self._bias(own, out_features) for own in names] if bias else None
-        return NativeExperts(packed, None if biases is None else np.concatenate(biases))
+        whole_bias = None if biases is None else np.concatenate(biases)
+        return NativeExperts(packed, 0, len(names), whole_bias)
+
+    def _own_experts(
+        self, names: ExpertNames, columns: int, sizes: ExpertSizes, *, bias: bool
+    ) -> NativeExperts:
+        """Those of this rank. Of the first one of all, which another rank may have, all ranks see
+        how it is stored: what they compute together is in one form."""
+        first, end = split(len(names), self._shard)
+        packed, biases, forms = [], [], set()
+        for number, own in enumerate(names):
+            weights = [f"{name}.weight" for name in own]
+            if first <= number < end:
+                packed.append(self._pack(weights, sizes, columns, is_vocabulary=False, whole=True))
+                forms.add(packed[-1].dtype)
+                if bias:
+                    biases.append(self._whole_bias(own, sizes))
+                continue
+            if number == 0 and (parts := self._stored(weights, sizes, columns)) is not None:
+                forms.add("+".join(form for form, _ in groupby(self._packings(parts, sizes))))
+            for name in (*weights, *(f"{name}.bias" for name in own if bias)):
+                self._ledger.leave(name)
+        if self._ledger.is_complete:
+            _check_alike(names[0][0], forms)
+        whole_bias = np.concatenate(biases) if bias else None
+        return NativeExperts(tuple(packed), first, len(names), whole_bias)
 
     def latent_heads(
         self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int
@@ -177,33 +205,32 @@ class NativeLoader:
             )
 
     def _pack(
-        self, names: Sequence[str], sizes: Sequence[int], columns: int, *, is_vocabulary: bool
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        columns: int,
+        *,
+        is_vocabulary: bool,
+        whole: bool = False,
     ) -> _native.Packed:
-        """The matrices one below the other."""
+        """The matrices one below the other: the rows of this rank's shard, or all."""
         if self._is_absent(names):
             return self._absent(names, sum(sizes), columns)
-        parts = [
-            self._ledger.take(name, (size, columns))
-            for name, size in zip(names, sizes, strict=True)
-        ]
-        if not self._ledger.is_complete:
+        parts = self._stored(names, sizes, columns)
+        if parts is None:
             return _native.Packed(1, 1, self._dtype)  # never used: `finish` will raise
-        packings = choose_packings(
-            [form_of(stored) for stored in parts if stored is not None],
-            sizes,
-            self._dtype,
-            self._quantization,
-            is_vocabulary=is_vocabulary,
-        )
+        packings = self._packings(parts, sizes, is_vocabulary=is_vocabulary)
         self._has_integers |= not {"f32", "bf16"}.issuperset(packings)
-        cut = self._cut(names[0].removesuffix(".weight"), sizes)
+        if whole:
+            cut = RowCut(((0, sum(sizes)),), sum(sizes))
+        else:
+            cut = self._cut(names[0].removesuffix(".weight"), sizes)
         pieces = pieces_of(cut, sizes)
         runs = [(end - first, packings[matrix]) for matrix, first, end in pieces]
         packed = _allocate(names[0], runs, columns, cut)
         first_row = 0
         for matrix, first, end in pieces:
             stored = parts[matrix]
-            assert stored is not None  # since nothing is missing
             if stored.offset:
                 raise ModelError(f"{stored.name}: a matrix with an offset cannot be packed")
             form = in_form(rows_of(stored, first, end))
@@ -212,9 +239,31 @@ class NativeLoader:
             except ValueError as error:
                 raise ModelError(f"{stored.name} cannot be packed: {error}") from error
             first_row += end - first
-        for stored in filter(None, parts):
+        for stored in parts:
             self._ledger.account(stored)
         return packed
+
+    def _stored(
+        self, names: Sequence[str], sizes: Sequence[int], columns: int
+    ) -> list[StoredTensor] | None:
+        """None where something is missing, here or before."""
+        parts = [
+            self._ledger.take(name, (size, columns))
+            for name, size in zip(names, sizes, strict=True)
+        ]
+        found = [stored for stored in parts if stored is not None]
+        return found if self._ledger.is_complete else None
+
+    def _packings(
+        self, parts: Sequence[StoredTensor], sizes: Sequence[int], *, is_vocabulary: bool = False
+    ) -> list[Packing]:
+        return choose_packings(
+            [form_of(stored) for stored in parts],
+            sizes,
+            self._dtype,
+            self._quantization,
+            is_vocabulary=is_vocabulary,
+        )
 
     def _is_absent(self, names: Sequence[str]) -> bool:
         return self._only is not None and not set(names) <= set(self._only)
@@ -226,6 +275,15 @@ class NativeLoader:
 
     def _cut(self, name: str, sizes: Sequence[int]) -> RowCut:
         return cut_rows(sum(sizes), self._shard, of_halves=name.endswith(_GATED))
+
+
+def _check_alike(name: str, forms: Collection[str]) -> None:
+    """Raises ModelError where experts of one layer would be packed in several forms."""
+    if len(forms) > 1:
+        raise ModelError(
+            f"{name}: experts of one layer are stored in several types, which become "
+            f"{' and '.join(sorted(forms))}; --quantization none or int8 makes them one"
+        )
 
 
 def _allocate(

@@ -1,4 +1,5 @@
-"""Offline inference: a model in this process, a list of prompts in, a list of answers out."""
+"""Offline inference: a model in this process, or several copies in processes of their own; a list
+of prompts in, a list of answers out."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ from octavo_engine.config import (
     WeightFormat,
 )
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
-from octavo_engine.core.build_core import build_core
 from octavo_engine.core.media.messages import take_pictures
 from octavo_engine.core.offline.beam_search import beam_search
+from octavo_engine.core.offline.engine import build_offline
 from octavo_engine.core.offline.lora_request import LoRARequest
 from octavo_engine.core.offline.options import check_llm_options, llm_quantization, llm_value
 from octavo_engine.core.offline.pictures import PARAM as PICTURES
@@ -44,7 +45,7 @@ from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.core.seeds import Seeds
 from octavo_engine.core.text.output_processor import OutputProcessor, SettledSubmission
 from octavo_engine.core.validate import settle_params
-from octavo_engine.errors import ConfigError, InvalidRequest, OctavoError, RequestError
+from octavo_engine.errors import InvalidRequest, OctavoError, RequestError
 from octavo_engine.profile import StepProfile
 from octavo_engine.state.adapter import AdapterRef
 from octavo_engine.state.sampling_params import SamplingParams
@@ -104,7 +105,9 @@ class LLM(PoolingMethods, VLLMMethods):
         memory_fraction: float | None = None,
         num_threads: int | None = None,
         tensor_parallel_size: int = 1,
+        enable_expert_parallel: bool = False,
         pipeline_parallel_size: int = 1,
+        data_parallel_size: int = 1,
         distributed_executor_backend: ExecutorBackend | None = "auto",
         seed: int = 0,
         chat_template: str | None = None,
@@ -125,8 +128,7 @@ class LLM(PoolingMethods, VLLMMethods):
         check_llm_options(others, LLM.__init__)
         scheduler = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-        )  # fmt: skip
+            enable_prefix_caching=enable_prefix_caching)  # fmt: skip
         config = EngineConfig(
             model=fspath(model), tokenizer=_path(tokenizer), revision=revision,
             hf_overrides=_as_json(hf_overrides),
@@ -136,8 +138,8 @@ class LLM(PoolingMethods, VLLMMethods):
             load_format=llm_value("load-format", load_format), runner=runner,
             max_model_len=max_model_len, num_threads=num_threads,
             kv_cache_memory_bytes=kv_cache_memory_bytes, memory_fraction=memory_fraction,
-            tensor_parallel_size=tensor_parallel_size,
-            pipeline_parallel_size=pipeline_parallel_size,
+            **_of_processes(tensor_parallel_size, pipeline_parallel_size, data_parallel_size),
+            enable_expert_parallel=enable_expert_parallel,
             distributed_executor_backend=distributed_executor_backend or "auto",
             seed=seed, chat_template=chat_template,
             speculative_config=_as_json(speculative_config),
@@ -266,11 +268,6 @@ class LLM(PoolingMethods, VLLMMethods):
             raise OctavoError("this LLM was closed; make a new one")
 
     def _load(self, config: EngineConfig, backend: Backend | None) -> None:
-        if config.data_parallel_size > 1:
-            raise ConfigError(
-                "data_parallel_size must be 1: LLM is one core, in this process; use several LLMs, "
-                f"or octavo serve; got {config.data_parallel_size}"
-            )
         scheduler = dataclasses.replace(
             config.scheduler, max_queue=_NO_LIMIT, queue_timeout_s=math.inf
         )
@@ -279,12 +276,16 @@ class LLM(PoolingMethods, VLLMMethods):
             files = resolve(config, progress)
         self._tokenizer = load_model_tokenizer(config, files)
         with loading_bar(f"Loading {config.names[0]}") as progress:
-            self._engine, self._info = build_core(
+            self._engine, self._info = build_offline(
                 localized(config, files), progress=progress, backend=backend
             )
-        check_vocab(self._tokenizer, self._info.vocab_size)
+        try:
+            check_vocab(self._tokenizer, self._info.vocab_size)
+            self._pictures = OfflinePictures(config, self._info, files)
+        except BaseException:
+            self._engine.close()
+            raise
         self._processor = OutputProcessor(self._tokenizer)
-        self._pictures = OfflinePictures(config, self._info, files)
         self._seeds = Seeds(config.seed)
         self._enqueued = []
         self._adapters: dict[str, AdapterRef] = {}  # read before, by name
@@ -530,6 +531,15 @@ def _storage(
         "weight_format": weight_format,
         "activation_bits": activation_bits,
         "kv_cache_dtype": kv_cache_dtype,
+    }
+
+
+def _of_processes(tensor: int, pipeline: int, data: int) -> dict[str, Any]:
+    """How many there are, and for what."""
+    return {
+        "tensor_parallel_size": tensor,
+        "pipeline_parallel_size": pipeline,
+        "data_parallel_size": data,
     }
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo_engine.core.core_engine import CoreEngine
     from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.offline.engine import OfflineEngine
     from octavo_engine.state.pooling import PoolingTask
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
@@ -79,10 +79,11 @@ class PoolingResult(Generic[T]):
 class PoolingMethods:
     """The part of `LLM` that is for models that pool. Loading is the rest's."""
 
-    _engine: CoreEngine
+    _engine: OfflineEngine
     _info: ModelInfo
     _tokenizer: Tokenizer
     _closed: bool
+    _num_pooled = 0  # texts so far: what is left of an interrupted call is not taken for the next
 
     def embed(
         self,
@@ -205,7 +206,8 @@ class PoolingMethods:
         if self._closed:
             raise OctavoError("this LLM was closed; make a new one")
         check_items(items, params, self._info)
-        ids = [str(i) for i in range(len(items))]
+        first, self._num_pooled = self._num_pooled, self._num_pooled + len(items)
+        ids = [str(first + i) for i in range(len(items))]
         arrival_at = time.monotonic()
         self._engine.add_pooling(
             [
@@ -228,8 +230,11 @@ class PoolingMethods:
                         rows = as_array(output, is_per_token=params.task in PER_TOKEN)
                         found[output.request_id] = rows
                     except GenerationFailed as error:
-                        error.add_note(f"in prompt {output.request_id}")
+                        error.add_note(f"in prompt {int(output.request_id) - first}")
                         failed = error
+                for request_id, refusal in self._engine.take_refused():
+                    refusal.add_note(f"in prompt {int(request_id) - first}")
+                    failed = refusal
         finally:
             for request_id in ids:
                 self._engine.abort(request_id)

@@ -13,8 +13,8 @@ from octavo_engine.state.outputs import EngineStats
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_engine.core.core_engine import CoreEngine
     from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.offline.engine import OfflineEngine
     from octavo_engine.core.offline.lora_request import LoRARequest
     from octavo_engine.core.offline.prompts import Prompt
     from octavo_engine.core.text.output_processor import SettledSubmission
@@ -34,7 +34,7 @@ class MetricValue:
 class VLLMMethods:
     """What `LLM` adds for callers that come from vLLM."""
 
-    _engine: CoreEngine
+    _engine: OfflineEngine
     _info: ModelInfo
     _enqueued: list[SettledSubmission]
     _is_asleep = False

@@ -58,6 +58,10 @@ def build_pooling_engine(
         raise ConfigError(
             f"{config.ranks_flag} is for models that generate, and this one pools; leave it out"
         )
+    if config.enable_expert_parallel:
+        raise ConfigError(
+            "--enable-expert-parallel is for models that generate, and this one pools; leave it out"
+        )
     check_context(config, pooling.body.max_position_embeddings)
     max_model_len = config.max_model_len or min(pooling.max_length, LONGEST_BY_DEFAULT)
     backend = _backend(config, pooling, files, max_model_len, progress)

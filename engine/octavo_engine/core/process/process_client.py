@@ -115,7 +115,7 @@ class ProcessClient:
                 return
             delay = restarts.failed(time.monotonic() - core.started_at)
             if delay is None:
-                self._down = f"{reason}; given up after {restarts.fast_failures} failures in a row"
+                self._down = _given_up(reason, restarts.fast_failures)
             else:
                 self._down = f"{reason}; it is started again in {delay:g} s"
             logger.error("Lost the engine core: %s", self._down)
@@ -158,3 +158,8 @@ class ProcessClient:
         if self._info is None and core.listener.info is not None:
             self._info = core.listener.info
             self._settled.set()
+
+
+def _given_up(reason: str, failures: int) -> str:
+    """Where none is started again, there is no row of failures to speak of."""
+    return reason if failures == 1 else f"{reason}; given up after {failures} failures in a row"

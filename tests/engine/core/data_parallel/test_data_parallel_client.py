@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 from array import array
@@ -14,7 +13,8 @@ import psutil
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
-from octavo_engine.core.async_engine import AsyncEngine, in_process
+from octavo_engine.core.async_engine import AsyncEngine
+from octavo_engine.core.connect import in_process
 from octavo_engine.core.data_parallel.data_parallel_client import DataParallelClient
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.pooling.async_pooling import PoolingItem
@@ -417,11 +417,3 @@ def test_the_server_sleeps_wakes_and_answers_with_both() -> None:
         assert "x-data-parallel-rank" in json.dumps(rank.json())
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
-
-
-def test_an_llm_in_one_process_has_one_core() -> None:
-    with (
-        pytest.raises(ConfigError, match="data_parallel_size"),
-        contextlib.closing(LLM.from_config(SIM)),
-    ):
-        pass

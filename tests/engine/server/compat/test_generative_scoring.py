@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.core.async_engine import AsyncEngine, in_process
+from octavo_engine.core.async_engine import AsyncEngine
+from octavo_engine.core.connect import in_process
 from octavo_engine.server.app import build_app
 from octavo_engine.server.http.loopback import post
 from octavo_engine.server.settings import ServerSettings

@@ -18,7 +18,8 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from octavo_engine.core.async_engine import AsyncEngine, in_process
+from octavo_engine.core.async_engine import AsyncEngine
+from octavo_engine.core.connect import in_process
 from tests.engine.models.tiny_poolers import tiny_classifier
 from tests.engine.server.pooling.test_minilm import DOCUMENTS, QUESTION, Rig
 

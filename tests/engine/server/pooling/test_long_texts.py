@@ -86,7 +86,8 @@ def test_a_real_model_finds_a_long_text_near_to_what_it_is_about():
     import asyncio
     import json
 
-    from octavo_engine.core.async_engine import AsyncEngine, in_process
+    from octavo_engine.core.async_engine import AsyncEngine
+    from octavo_engine.core.connect import in_process
     from octavo_engine.server.app import build_app
     from octavo_engine.server.http.loopback import post
 

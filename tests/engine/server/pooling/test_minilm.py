@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.core.async_engine import AsyncEngine, in_process
+from octavo_engine.core.async_engine import AsyncEngine
+from octavo_engine.core.connect import in_process
 from octavo_engine.core.pooling.async_pooling import PoolingItem
 from octavo_engine.server.app import build_app
 from octavo_engine.server.http.loopback import post

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from octavo_engine.config import BLOCK_SIZE, EngineConfig
-from octavo_engine.core.async_engine import in_process
+from octavo_engine.core.connect import in_process
 from octavo_engine.protocol import route_keys
 from octavo_engine.server.routers.label_offsets import TokenEnds, label_text, place_pictures
 from octavo_engine.state.media import MediaSpan

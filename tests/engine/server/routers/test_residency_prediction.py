@@ -30,8 +30,9 @@ import pytest
 
 from octavo_engine.backends.sim.backend import KV_BYTES_PER_TOKEN, SimBackend
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
-from octavo_engine.core.async_engine import AsyncEngine, in_process
+from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.build import build_engine
+from octavo_engine.core.connect import in_process
 from octavo_engine.core.process.in_process_client import InProcessClient
 from octavo_engine.protocol import route_keys
 from octavo_engine.protocol.stream import DELTA, HELLO, SNAPSHOT

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.core.async_engine import AsyncEngine, in_process
+from octavo_engine.core.async_engine import AsyncEngine
+from octavo_engine.core.connect import in_process
 from octavo_engine.core.media.prepare import prepare
 from octavo_engine.core.media.workers import PictureWorkers
 from octavo_engine.errors import ConfigError, InvalidRequest

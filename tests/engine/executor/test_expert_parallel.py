@@ -1,0 +1,131 @@
+"""Ranks with experts of their own as processes: equal answers, and the one that ends is named."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from octavo_engine.config import EngineConfig, SchedulerConfig
+from octavo_engine.core.build import build_engine
+from octavo_engine.core.build_core import build_core
+from octavo_engine.errors import ConfigError, OctavoError, WorkerLost
+from tests.engine.executor.test_ranks import workers_of
+from tests.engine.models.tiny import tiny_model
+from tests.fakes.requests import make_prompt, make_request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from octavo_engine.core.engine import Engine
+
+
+def config_of(folder: Path, name: str, **changes: Any) -> EngineConfig:
+    """A tiny model of random weights."""
+    (folder / "config.json").write_text(json.dumps(tiny_model(name).config))
+    config = EngineConfig(
+        model=str(folder),
+        device="cpu",
+        load_format="dummy",
+        max_model_len=320,
+        num_threads=2,
+        kv_cache_memory_bytes=8 << 20,
+        enable_expert_parallel=True,
+        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=96),
+    )
+    return config.replace(**changes)
+
+
+def add_requests(engine: Engine, count: int = 8) -> None:
+    for number in range(count):
+        prompt = [token % 250 for token in make_prompt(280, first=number % 2)]
+        request = make_request(
+            prompt, request_id=str(number), max_tokens=12, temperature=1.0, seed=number, logprobs=1
+        )
+        engine.add(request)
+
+
+def answers_of(engine: Engine) -> dict[str, Any]:
+    answers: dict[str, Any] = {}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            answer = answers.setdefault(output.request_id, [])
+            answer += [*output.token_ids, *output.logprobs]
+            assert output.finish_reason in (None, "length")
+    return answers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3", "gpt-oss"])
+def test_answers_are_those_of_one_process(name: str, tmp_path: Path) -> None:
+    """Chunks of prompts, the prefix cache, experts chosen by groups and with biases."""
+    config = config_of(tmp_path, name)
+    found = []
+    for size, spreads in ((1, False), (1, True), (2, True), (4, True)):
+        changed = config.replace(tensor_parallel_size=size, enable_expert_parallel=spreads)
+        engine, _ = build_engine(changed)
+        assert len(workers_of()) == size - 1
+        add_requests(engine)
+        found.append(answers_of(engine))
+        assert engine.stats().prefix_hits
+        counts = engine.stats().expert_rank_tokens
+        assert len(counts) == (size if size > 1 and spreads else 0)
+        assert all(counts)
+        engine.close()
+    assert all(answers == found[0] for answers in found)
+    assert not workers_of()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+    engine, _ = build_engine(config_of(tmp_path, "qwen3-moe", tensor_parallel_size=3))
+    add_requests(engine)
+    engine.step()
+    workers_of()[1].kill()
+    with pytest.raises(WorkerLost, match="rank 2 of 3 was ended by SIGKILL"):
+        answers_of(engine)
+    engine.close()
+    assert not workers_of()
+
+
+@pytest.mark.slow
+def test_more_ranks_than_experts_are_refused(tmp_path: Path) -> None:
+    fields = {**tiny_model("mixtral").config, "num_local_experts": 3}
+    config = config_of(tmp_path, "mixtral", tensor_parallel_size=4)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ConfigError, match="has 3 experts for 4 ranks; lower --tensor-parallel-siz"):
+        build_engine(config)
+    assert not workers_of()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_model_without_experts_is_refused(tmp_path: Path, size: int) -> None:
+    config = config_of(tmp_path, "llama", tensor_parallel_size=size)
+    rule = "--enable-expert-parallel is for mixtures of experts, and this model, LlamaForCausalLM, "
+    with pytest.raises(ConfigError, match=rule):
+        build_engine(config)
+    assert not workers_of()
+
+
+def test_a_model_that_pools_is_refused() -> None:
+    config = EngineConfig(model="demo://minilm", device="cpu", enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match="is for models that generate, and this one pools"):
+        build_core(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size must be 1; got 2"),
+        (
+            {"device": "sim"},
+            "is computed by --device cpu only; leave it out here; got --device sim",
+        ),
+        ({"device": "cuda"}, "is computed by --device cpu only"),
+    ],
+)
+def test_settings_that_cannot_work(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(OctavoError, match=f"--enable-expert-parallel .*{message}"):
+        EngineConfig(enable_expert_parallel=True, **changes)
