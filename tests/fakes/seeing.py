@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from PIL.Image import Image
+    from tokenizers import Tokenizer
 
 # As llava-hf publishes it, but for names of roles.
 TEMPLATE = (
@@ -42,27 +43,58 @@ PREPROCESSOR: dict[str, Any] = {
 }
 
 
-def write_seeing_model(folder: Path) -> Path:
-    from safetensors.torch import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+# As SmolVLM's is, with sizes of the tiny tower: at most three tiles in a row.
+SPLITTING: dict[str, Any] = {
+    "image_processor_type": "SmolVLMImageProcessor",
+    "do_resize": True,
+    "size": {"longest_edge": 126},
+    "resample": 1,
+    "do_image_splitting": True,
+    "max_image_size": {"longest_edge": 42},
+    "do_rescale": True,
+    "rescale_factor": 0.00392156862745098,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "do_pad": True,
+    "do_convert_rgb": True,
+}
+PLACES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
+AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
-    model = seeing_model("llava")
+
+def write_seeing_model(folder: Path, name: str = "llava") -> Path:
+    """Of "llava" or "smolvlm"."""
+    from safetensors.torch import save_file
+
+    model = seeing_model(name)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.tensors, folder / "model.safetensors")
-    vocabulary = {word: index for index, word in enumerate(WORDS)}
-    vocabulary |= {f"w{index}": index for index in range(len(WORDS), PLACEHOLDER)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens(["<image>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    for name, value in (
+    tokenizer(name).save(str(folder / "tokenizer.json"))
+    for file, value in (
         ("config.json", model.config),
-        ("preprocessor_config.json", PREPROCESSOR),
+        ("preprocessor_config.json", PREPROCESSOR if name == "llava" else SPLITTING),
         ("tokenizer_config.json", {"chat_template": TEMPLATE}),
     ):
-        (folder / name).write_text(json.dumps(value))
+        (folder / file).write_text(json.dumps(value))
     return folder
+
+
+def tokenizer(name: str) -> Tokenizer:
+    """Words, and with tiles the tokens around them and those of one and of two newlines."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    special = ("<image>",) if name == "llava" else ("<image>", *AROUND_TILES)
+    words = WORDS if name == "llava" else (*WORDS, "\n", "\n\n", *AROUND_TILES)
+    vocabulary = {word: index for index, word in enumerate(words)}
+    vocabulary |= {f"w{index}": index for index in range(len(words), PLACEHOLDER)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
+    newlines = pre_tokenizers.Split(Regex("\n+"), "isolated")
+    spaces = pre_tokenizers.Split(Regex(" +"), "removed")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([newlines, spaces])
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
 
 
 def encoded(image: Image, kind: str = "PNG", **options: Any) -> bytes:

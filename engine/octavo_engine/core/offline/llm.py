@@ -284,7 +284,7 @@ class LLM(PoolingMethods, VLLMMethods):
             )
         check_vocab(self._tokenizer, self._info.vocab_size)
         self._processor = OutputProcessor(self._tokenizer)
-        self._pictures = OfflinePictures(config, self._info, files)
+        self._pictures = OfflinePictures(config, self._info, files, self._tokenizer)
         self._seeds = Seeds(config.seed)
         self._enqueued = []
         self._adapters: dict[str, AdapterRef] = {}  # read before, by name

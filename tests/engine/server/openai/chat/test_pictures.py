@@ -94,14 +94,45 @@ def test_the_answer_is_what_transformers_says_of_the_picture(rig: Rig) -> None:
     answer = rig.chat(text("what colour is it ?"), picture(RED))
     workers = rig.engine.pictures
     assert workers is not None
-    item = prepare(RED, workers.spec).item
-    assert item is not None
+    prepared_picture = prepare(RED, workers.spec).picture
+    assert prepared_picture is not None
     tokens = [1, *[PLACEHOLDER] * NUM_ROWS, 4, 5, 6, 7, 8, 2]
     assert answer["usage"]["prompt_tokens"] == len(tokens)
     for said in logprobs(answer):
-        row = seeing_model("llava").logits(tokens, [item])[-1].astype(np.float64)
+        row = (
+            seeing_model("llava")
+            .logits(tokens, list(prepared_picture.tiles))[-1]
+            .astype(np.float64)
+        )
         assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
         tokens.append(int(row.argmax()))
+
+
+def test_a_picture_of_several_tiles_is_computed_as_transformers_does(tmp_path: Path) -> None:
+    halves = Image.new("RGB", (80, 60), "red")
+    halves.paste("blue", (30, 10, 80, 60))
+    rig = Rig(write_seeing_model(tmp_path / "smolvlm", "smolvlm"))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        pictures = [prepare(data, workers.spec).picture for data in (encoded(halves), RED)]
+        prepared = [picture for picture in pictures if picture is not None]
+        assert [len(picture.tiles) for picture in prepared] == [10, 10]
+        words = workers.tokens.around_tiles(prepared[0])
+        around = [t for w in words for t in ([w] if w != PLACEHOLDER else [w] * 9)]
+        tokens = [1, *around, *around, 4, 2]
+        answer = rig.chat(text("what"), picture(encoded(halves)), picture(RED))
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        tiles = [tile for picture in prepared for tile in picture.tiles]
+        for said in logprobs(answer):
+            row = seeing_model("smolvlm").logits(tokens, tiles)[-1].astype(np.float64)
+            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+            tokens.append(int(row.argmax()))
+        again = rig.chat(text("what"), picture(encoded(halves)), picture(BLUE))
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert 1 + len(around) <= cached < 1 + len(around) + 9
+    finally:
+        rig.close()
 
 
 def test_another_picture_gets_another_answer_and_the_same_one_is_cached(rig: Rig) -> None:
@@ -202,7 +233,7 @@ def test_a_model_does_not_start_with_settings_that_cannot_be_applied(tmp_path: P
 
 def test_a_worker_that_dies_or_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.engine.pictures is not None
-    workers = PictureWorkers(rig.engine.pictures.spec)
+    workers = PictureWorkers(rig.engine.pictures.spec, rig.engine.pictures.tokens)
 
     async def scene() -> None:
         item = await workers.prepare(RED, "picture")
