@@ -47,6 +47,10 @@ void AttentionPlan::add_tiles(const Step& step, int64_t seq) {
         const bool is_cross = shape_.cross_length > 0;
         const int64_t length = is_cross ? shape_.cross_length : step.seq_lens[at];
         int64_t seen_to = position + count;  // by the last token
+        if (!step.seen_to.empty()) {
+            const int64_t later = step.seen_to[static_cast<size_t>(token + count - 1)];
+            seen_to = std::max(seen_to, later);
+        }
         if (!shape_.is_causal) {
             seen_to = shape_.window > 0 ? std::min(length, seen_to - 1 + shape_.window) : length;
         }

@@ -394,6 +394,7 @@ cpu::AttentionArgs Program::step_args(const Attention& attention, const KVCache&
     args.kv = (shape.cross_length > 0 ? *cross_ : kv).layer(attention.layer);
     args.positions = step.positions.data();
     args.slots = step.slots_of(shape.group);
+    args.seen_to = step.seen_to.empty() ? nullptr : step.seen_to.data();
     return args;
 }
 

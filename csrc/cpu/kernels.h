@@ -236,6 +236,8 @@ struct AttentionArgs {
     const float* query_scales = nullptr;  // [positions]: what queries are multiplied by; or null
     const int32_t* positions = nullptr;
     const int32_t* slots = nullptr;
+    // Of a causal layer's tokens: behind the last one that each sees, 0: behind itself; or null.
+    const int32_t* seen_to = nullptr;
     float scale = 1.0F;
     float soft_cap = 0.0F;  // 0: none
     float norm_eps = 0.0F;

@@ -461,6 +461,7 @@ class Program:
         end_instruction: int = -1,
         input_rows: NDArray[np.int32] | None = None,
         inputs: NDArray[np.float32] | None = None,
+        seen_to: NDArray[np.int32] | None = None,
         states: StateCache | None = None,
         state_slots: NDArray[np.int32] | None = None,
         state_saves: NDArray[np.int32] | None = None,

@@ -59,12 +59,29 @@ SPLITTING: dict[str, Any] = {
     "do_pad": True,
     "do_convert_rgb": True,
 }
+# As Gemma 3's is.
+STRETCHING: dict[str, Any] = {
+    "image_processor_type": "Gemma3ImageProcessor",
+    "do_convert_rgb": None,
+    "do_normalize": True,
+    "do_pan_and_scan": None,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 2,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 42, "width": 42},
+}
+PREPROCESSORS = {"llava": PREPROCESSOR, "smolvlm": SPLITTING, "gemma3": STRETCHING}
+# What chat templates write for a picture.
+MARKS = {"llava": "<image> ", "smolvlm": "<image> ", "gemma3": "<start_of_image>"}
 PLACES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
 AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
 
 def write_seeing_model(folder: Path, name: str = "llava") -> Path:
-    """Of "llava" or "smolvlm"."""
+    """Of "llava", "smolvlm" or "gemma3"."""
     from safetensors.torch import save_file
 
     model = seeing_model(name)
@@ -73,19 +90,28 @@ def write_seeing_model(folder: Path, name: str = "llava") -> Path:
     tokenizer(name).save(str(folder / "tokenizer.json"))
     for file, value in (
         ("config.json", model.config),
-        ("preprocessor_config.json", PREPROCESSOR if name == "llava" else SPLITTING),
-        ("tokenizer_config.json", {"chat_template": TEMPLATE}),
+        ("preprocessor_config.json", PREPROCESSORS[name]),
+        ("tokenizer_config.json", {"chat_template": TEMPLATE.replace("<image> ", MARKS[name])}),
     ):
         (folder / file).write_text(json.dumps(value))
     return folder
 
 
 def tokenizer(name: str) -> Tokenizer:
-    """Words, and with tiles the tokens around them and those of one and of two newlines."""
+    """Words; with SmolVLM the tokens around tiles; with both others those of runs of newlines."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    special = ("<image>",) if name == "llava" else ("<image>", *AROUND_TILES)
-    words = WORDS if name == "llava" else (*WORDS, "\n", "\n\n", *AROUND_TILES)
+    runs = ["\n" * count for count in range(1, 7)]
+    special = {
+        "llava": ["<image>"],
+        "smolvlm": ["<image>", *AROUND_TILES],
+        "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
+    }[name]
+    words = {
+        "llava": WORDS,
+        "smolvlm": (*WORDS, *runs[:2], *AROUND_TILES),
+        "gemma3": (*WORDS, *runs),
+    }[name]
     vocabulary = {word: index for index, word in enumerate(words)}
     vocabulary |= {f"w{index}": index for index in range(len(words), PLACEHOLDER)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
@@ -93,7 +119,10 @@ def tokenizer(name: str) -> Tokenizer:
     spaces = pre_tokenizers.Split(Regex(" +"), "removed")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([newlines, spaces])
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens(list(special))
+    if name == "gemma3":  # a newline spells that alone
+        pieces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence(pieces)
+    tokenizer.add_special_tokens(special)
     return tokenizer
 
 

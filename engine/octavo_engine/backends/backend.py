@@ -64,6 +64,9 @@ class BackendStep:
     # of no token.
     input_rows: NDArray[np.int32] | None = None
     inputs: NDArray[np.float32] | None = None  # [I, hidden]
+    # [T]  the position behind the last one that the token sees, if later ones are among them: those
+    # of its picture, all in this step; 0: it sees none behind itself. None: no token does.
+    seen_to: NDArray[np.int32] | None = None
 
     @property
     def native_arrays(self) -> _NativeArrays:

@@ -57,10 +57,13 @@ def brought_together(hidden: NDArray[np.float32], config: MediaConfig) -> NDArra
     vision = config.vision
     if vision.has_class and not config.keeps_class:
         hidden = hidden[1:]
-    if config.shuffle == 1:
+    side, by = vision.side, config.shuffle * config.pool
+    if by == 1:
         return np.ascontiguousarray(hidden)
-    side, by = vision.side, config.shuffle
     squares = hidden.reshape(side // by, by, side // by, by, vision.hidden_size)
+    if config.pool > 1:
+        means: NDArray[np.float32] = squares.mean(axis=(1, 3), dtype=np.float32)
+        return means.reshape(-1, vision.hidden_size)
     return np.ascontiguousarray(squares.transpose(0, 2, 1, 3, 4)).reshape(
         -1, config.projector_columns
     )

@@ -50,6 +50,14 @@ class WarmsUp(Protocol):
 
 
 @runtime_checkable
+class TimesPictures(Protocol):
+    """What encodes pictures, if its model sees."""
+
+    def time_picture(self) -> float:
+        """Encode an empty one, that nothing is kept of; how many seconds that took."""
+
+
+@runtime_checkable
 class WatchesWorkers(Protocol):
     """What computes with other processes, which may end when nothing is computed, too."""
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo_engine.state.media import MediaItem
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -32,9 +34,17 @@ class MediaRows:
         self._rows[batch.encode.digest] = self._encoder.encode(batch.encode)
         return time.perf_counter() - started
 
+    def time_picture(self) -> float:
+        """How many seconds one takes that nothing is kept of."""
+        side = self._encoder.config.vision.image_size
+        started = time.perf_counter()
+        self._encoder.encode(MediaItem(bytes(16), side, side, bytes(3 * side * side)))
+        return time.perf_counter() - started
+
     def add_to(self, step: BackendStep, batch: ScheduledBatch) -> None:
-        """Which tokens of the step are pictures', and their rows."""
+        """Which tokens of the step are pictures', their rows, and how far they see."""
         parts: list[NDArray[np.float32]] = []
+        seen_to: NDArray[np.int32] | None = None
         input_rows = np.full(len(step.token_ids), -1, np.int32)
         num_rows = 0
         for index, sequence in enumerate(batch.sequences):
@@ -52,5 +62,10 @@ class MediaRows:
                 count = last - first
                 input_rows[at + first : at + last] = np.arange(num_rows, num_rows + count)
                 num_rows += count
+                if span.is_two_way:
+                    assert last == span.end, "a chunk ends inside a picture whose rows see it all"
+                    seen_to = np.zeros_like(input_rows) if seen_to is None else seen_to
+                    seen_to[at + first : at + last] = span.end
         if parts:
             step.input_rows, step.inputs = input_rows, np.concatenate(parts)
+            step.seen_to = seen_to

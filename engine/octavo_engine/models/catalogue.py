@@ -73,7 +73,7 @@ CATALOGUE = (
     FamilyEntry("Gemma 1", ("GemmaForCausalLM",), "google/gemma-2b-it"),
     FamilyEntry("Gemma 2", ("Gemma2ForCausalLM",), "google/gemma-2-2b-it"),
     FamilyEntry(
-        "Gemma 3 (text)",
+        "Gemma 3",
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         "google/gemma-3-1b-it",
     ),

@@ -64,8 +64,9 @@ class VisionLayer:
         prefix, size = f"vision.layers.{index}", config.hidden_size
         self.attention_norm = TowerNorm(config, loader, f"{prefix}.layer_norm1")
         names = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
-        self.qkv = loader.linear(names, size, [size, size, size], bias=True)
-        self.output = loader.linear(f"{prefix}.self_attn.out_proj", size, size, bias=True)
+        inner = config.num_heads * config.head_columns
+        self.qkv = loader.linear(names, size, [inner, inner, inner], bias=True)
+        self.output = loader.linear(f"{prefix}.self_attn.out_proj", inner, size, bias=True)
         self.mlp_norm = TowerNorm(config, loader, f"{prefix}.layer_norm2")
         self.up = loader.linear(f"{prefix}.mlp.fc1", size, config.intermediate_size, bias=True)
         self.down = loader.linear(f"{prefix}.mlp.fc2", config.intermediate_size, size, bias=True)
@@ -74,7 +75,7 @@ class VisionLayer:
             layer=0,  # what is not kept can share its place
             num_heads=config.num_heads,
             num_kv_heads=config.num_heads,
-            head_dim=config.head_dim,
+            head_dim=config.head_columns,
             scale=config.head_dim**-0.5,
             is_causal=False,
         )
@@ -93,6 +94,9 @@ class MediaProjector:
     def __init__(self, config: MediaConfig, loader: Loader) -> None:
         self.columns = config.projector_columns
         size, bias = config.text_size, config.projector_bias
+        self.norm, self.norm_eps = None, config.projector_norm_eps
+        if config.projector_norm_eps is not None:
+            self.norm = loader.vector("projector.norm.weight", self.columns, offset=1.0)
         self.activation = config.projector_activation
         self.first = loader.linear("projector.linear_1", self.columns, size, bias=bias)
         self.second = None
@@ -100,7 +104,10 @@ class MediaProjector:
             self.second = loader.linear("projector.linear_2", size, size, bias=bias)
 
     def forward(self, ops: VisionOps) -> Value:
-        x = ops.linear(ops.input(self.columns), self.first)
+        x = ops.input(self.columns)
+        if self.norm is not None and self.norm_eps is not None:
+            x = ops.rms_norm(x, self.norm, self.norm_eps)
+        x = ops.linear(x, self.first)
         if self.second is None:
             return x
         return ops.linear(ops.activation(x, self.activation), self.second)

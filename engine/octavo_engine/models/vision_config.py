@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
     from octavo_engine.ops import Activation
 
-ImageFamily = Literal["llava", "idefics3"]
+ImageFamily = Literal["llava", "idefics3", "gemma3"]
 TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
 
+HEAD_MULTIPLE = 16  # columns of a panel of weights, of which a head is made up
 MAX_IMAGE_SIZE = 4096  # pixels of a side that a tower reads at once
 # Model classes that see, and the language models that may be inside them.
 _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
@@ -30,6 +32,7 @@ _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
         "LlavaForConditionalGeneration": "llava",
         "Idefics3ForConditionalGeneration": "idefics3",
         "SmolVLMForConditionalGeneration": "idefics3",
+        "Gemma3ForConditionalGeneration": "gemma3",
     }
 )
 _CLIP = {
@@ -76,6 +79,11 @@ class VisionConfig:
         return self.hidden_size // self.num_heads
 
     @property
+    def head_columns(self) -> int:
+        """As it is computed: with columns of zeros, up to whole panels."""
+        return -(-self.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+
+    @property
     def side(self) -> int:
         """Patches in a row."""
         return self.image_size // self.patch_size
@@ -95,17 +103,23 @@ class MediaConfig:
 
     family: ImageFamily
     vision: VisionConfig
-    token_id: int  # the placeholder
+    token_id: int  # of each row
     text_size: int  # columns of a row
     projector_activation: Activation = "gelu"
     projector_bias: bool = False
     shuffle: int = 1  # patches of a square of that side become one row
+    pool: int = 1  # the mean of a square of that side becomes one row
     keeps_class: bool = False
+    projector_norm_eps: float | None = None  # of an RMS norm before it
+    # Tokens before and behind a tile's rows; the first is what a rendered prompt has of a picture.
+    # None: there it has `token_id`.
+    edges: tuple[int, int] | None = None
+    is_two_way: bool = False  # rows of a tile see each other, the later ones too
 
     @property
     def num_rows(self) -> int:
         """Of one tile."""
-        return (self.vision.side // self.shuffle) ** 2 + self.keeps_class
+        return (self.vision.side // (self.shuffle * self.pool)) ** 2 + self.keeps_class
 
     @property
     def projector_columns(self) -> int:
@@ -120,17 +134,25 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
     if family is None:
         return None
     vision, text = fields.raw("vision_config"), fields.raw("text_config")
+    if vision is None and family == "gemma3":
+        return None  # files of its text part alone
     if not isinstance(vision, dict):
         raise fields.error("vision_config", "must be an object")
     text_fields = ConfigFields(
         text if isinstance(text, dict) else {},
-        defaults={"hidden_size": 4096},
+        defaults={"hidden_size": 2304 if family == "gemma3" else 4096},
         path="config.json: text_config",
     )
+    text_size = text_fields.integer("hidden_size", maximum=MAX_WIDTH)
+    if family == "gemma3":
+        media = _read_gemma3(fields, vision, text_size)
+        window = text_fields.raw("sliding_window")
+        if isinstance(window, int) and window < media.num_rows:
+            raise text_fields.error("sliding_window", f"must be at least {media.num_rows}")
+        return media
     kind = text_fields.optional_text("model_type") or "llama"
     if kind != "llama":
         raise text_fields.error("model_type", "must be llama, inside a model that sees")
-    text_size = text_fields.integer("hidden_size", maximum=MAX_WIDTH)
     read = _read_llava if family == "llava" else _read_idefics3
     return read(fields, vision, text_size)
 
@@ -176,6 +198,33 @@ def _read_idefics3(fields: ConfigFields, vision: dict[str, Any], text_size: int)
         token_id=fields.integer("image_token_id", minimum=0, maximum=MAX_VOCABULARY),
         text_size=text_size,
         shuffle=shuffle,
+    )
+
+
+def _read_gemma3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
+    tower = _read_tower(vision, is_clip=False, layers_less=0, has_post_norm=True)
+    num_rows = fields.optional_integer("mm_tokens_per_image", maximum=tower.num_tokens) or 256
+    side = math.isqrt(num_rows)
+    if side**2 != num_rows or tower.side % side:
+        raise fields.error(
+            "mm_tokens_per_image", f"must be the square of a divisor of {tower.side} patches"
+        )
+
+    def token(name: str, default: int) -> int:
+        for field in (f"{name}_token_id", f"{name}_token_index"):
+            if fields.raw(field) is not None:
+                return fields.integer(field, minimum=0, maximum=MAX_VOCABULARY)
+        return default
+
+    return MediaConfig(
+        family="gemma3",
+        vision=tower,
+        token_id=token("image", 262_144),
+        text_size=text_size,
+        pool=tower.side // side,
+        projector_norm_eps=tower.norm_eps,
+        edges=(token("boi", 255_999), token("eoi", 256_000)),
+        is_two_way=True,
     )
 
 

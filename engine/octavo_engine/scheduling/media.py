@@ -6,6 +6,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as List
+
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.media import MediaItem, MediaSpan
     from octavo_engine.state.sequence import Sequence
@@ -35,6 +37,25 @@ class MediaPlanner:
         self._encode_s = 0.0  # of one picture, lately
         self.hits = self.misses = 0
         self.encoder_s = 0.0
+
+    @staticmethod
+    def whole_spans(behind: List[Sequence], counts: List[int], room: int) -> list[int]:
+        """`counts` so that none ends inside a picture whose tokens see each other. The oldest
+        sequence computes all of a picture that it has come to, as far as the step has `room`,
+        whatever its share of the step was; others wait before it."""
+        whole = []
+        for index, (sequence, count) in enumerate(zip(behind, counts, strict=True)):
+            start = sequence.num_launched_tokens
+            count = min(count, max(0, room))
+            cut = _cut_span(sequence, start + count) if count else None
+            if cut is not None and cut.first > start:
+                count = cut.first - start
+            elif cut is not None:
+                rest = cut.end - start
+                count = rest if index == 0 and rest <= room else 0
+            whole.append(count)
+            room -= count
+        return whole
 
     def start_step(self) -> None:
         self._read.clear()
@@ -71,6 +92,10 @@ class MediaPlanner:
     def expected_s(self, batch: ScheduledBatch) -> float:
         return 0.0 if batch.encode is None else self._encode_s
 
+    def expect(self, encode_s: float) -> None:
+        """A picture takes so long, as far as is known before the first one."""
+        self._encode_s = encode_s
+
     def observe(self, encode_s: float) -> None:
         """A step's picture took so long."""
         self.encoder_s += encode_s
@@ -98,3 +123,9 @@ class MediaPlanner:
         self._held.move_to_end(span.digest)
         self._read.add(span.digest)
         return True
+
+
+def _cut_span(sequence: Sequence, end: int) -> MediaSpan | None:
+    """The two-way picture inside which a chunk ends that ends at `end`."""
+    spans = sequence.request.media
+    return next((s for s in spans if s.is_two_way and s.first < end < s.end), None)

@@ -12,6 +12,8 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
     first: int
     length: int
     kind: str = "image"
+    # Its tokens see each other, the later ones too: all that are left of them go into one step.
+    is_two_way: bool = False
 
     @property
     def end(self) -> int:

@@ -49,7 +49,8 @@ _TOWER = {
     "image_size": 42,
     "patch_size": 7,
 }
-SEEING = ("llava", "llava-full", "llava-siglip", "idefics3", "smolvlm")
+BEGIN, END = 91, 92  # around a picture of Gemma 3
+SEEING = ("llava", "llava-full", "llava-siglip", "idefics3", "smolvlm", "gemma3")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ class SeeingModel:
         else:
             backend = NativeBackend(
                 config, text, max_model_len=max_model_len, dtype=dtype,  # type: ignore[arg-type]
-                num_threads=1, **options,
+                **{"num_threads": 1} | options,
             )  # fmt: skip
         assert isinstance(backend, TakesMedia)
         backend.load_media(self.media, VisionPart(checkpoint, self.media))
@@ -89,10 +90,12 @@ class SeeingModel:
         pixels = torch.from_numpy(np.stack([normalised(item) for item in items]))
         if self.media.family == "idefics3":
             pixels = pixels[None]
+        ids = torch.tensor([tokens])
+        options = {}
+        if self.media.is_two_way:
+            options["token_type_ids"] = (ids == self.media.token_id).long()
         with torch.inference_mode():
-            output = self.reference(
-                input_ids=torch.tensor([tokens]), pixel_values=pixels, use_cache=False
-            )
+            output = self.reference(input_ids=ids, pixel_values=pixels, use_cache=False, **options)
         logits: NDArray[np.float32] = output.logits[0].float().numpy()
         return logits
 
@@ -124,7 +127,8 @@ def prompt_of(
         if isinstance(part, list):
             tokens += part
             continue
-        spans.append(MediaSpan(part.digest, len(tokens), media.num_rows))
+        first = len(tokens)
+        spans.append(MediaSpan(part.digest, first, media.num_rows, is_two_way=media.is_two_way))
         tokens += [media.token_id] * media.num_rows
         items[part.digest] = part
     return tokens, tuple(spans), tuple(items.values())
@@ -170,6 +174,8 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
             vision_feature_layer=-1 if is_siglip else -2,
         )
         return transformers.LlavaForConditionalGeneration, config
+    if name == "gemma3":
+        return transformers.Gemma3ForConditionalGeneration, _gemma3(transformers)
     prefix = "Idefics3" if name == "idefics3" else "SmolVLM"
     vision = getattr(transformers, f"{prefix}VisionConfig")(**_TOWER)
     config = getattr(transformers, f"{prefix}Config")(
@@ -180,3 +186,20 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
         pad_token_id=0,
     )
     return getattr(transformers, f"{prefix}ForConditionalGeneration"), config
+
+
+def _gemma3(transformers: Any) -> Any:
+    """A window that is shorter than prompts, and heads of the tower that fill no whole panels."""
+    text = transformers.Gemma3TextConfig(
+        **_TEXT, sliding_window=16, layer_types=["sliding_attention", "full_attention"],
+        query_pre_attn_scalar=16,
+    )  # fmt: skip
+    tower = _TOWER | {"hidden_size": 96, "num_attention_heads": 4}
+    return transformers.Gemma3Config(
+        text_config=text,
+        vision_config=transformers.SiglipVisionConfig(**tower, vision_use_head=False),
+        mm_tokens_per_image=9,
+        image_token_index=PLACEHOLDER,
+        boi_token_index=BEGIN,
+        eoi_token_index=END,
+    )

@@ -357,6 +357,7 @@ class NativeBackend:
             state_saves=None if states is None else states.saves,
             input_rows=step.input_rows,
             inputs=step.inputs,
+            seen_to=step.seen_to,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))

@@ -13,7 +13,7 @@ from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.packing import PANEL_ROWS
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.errors import ConfigError
 from octavo_engine.models.vision import MediaProjector, VisionTower
 
 if TYPE_CHECKING:
@@ -42,11 +42,7 @@ class NativeMediaEncoder:
         is_fused: bool = True,
     ) -> None:
         vision = config.vision
-        if vision.head_dim % PANEL_ROWS:
-            raise ModelError(
-                f"config.json: vision_config: heads must have a multiple of {PANEL_ROWS} columns "
-                f"on this device; they have {vision.head_dim}; --device torch takes it"
-            )
+        assert vision.head_columns % PANEL_ROWS == 0
         self.config = config
         # Weights of towers are few and not quantised in files: they stay as exact as `dtype` is.
         loader = NativeLoader(checkpoint, team, dtype, quantization="none")
@@ -56,7 +52,7 @@ class NativeMediaEncoder:
         self._projector = _compiled(projector.forward, team, config.num_rows, is_fused=is_fused)
         num_blocks = -(-vision.num_tokens // BLOCK_SIZE)
         self._kv = _native.KVCache(
-            num_blocks, [(0, 0, vision.num_heads, vision.head_dim)], [0], "f32"
+            num_blocks, [(0, 0, vision.num_heads, vision.head_columns)], [0], "f32"
         )
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:

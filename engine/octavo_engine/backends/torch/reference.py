@@ -362,6 +362,8 @@ class ReferenceOps:
         positions = torch.arange(first, length)
         distance = own_positions[:, None] - positions  # [tokens, length - first]
         visible = distance >= 0
+        if step.seen_to is not None:
+            visible |= positions < torch.from_numpy(step.seen_to)[own, None]
         if spec.window is not None:
             if spec.is_chunked:
                 visible &= positions >= (own_positions // spec.window * spec.window)[:, None]

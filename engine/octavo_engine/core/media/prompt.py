@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
 _FAKE, _IMAGE, _WHOLE = "<fake_token_around_image>", "<image>", "<global-img>"  # of Idefics 3
+_NEWLINES = 2  # before and behind a picture of Gemma 3
 
 
 class PicturePlace(NamedTuple):
@@ -40,7 +41,7 @@ class PictureTokens:
 
     def __init__(self, media: MediaConfig, tokenizer: Tokenizer) -> None:
         self.media = media
-        self.placeholder = media.token_id
+        self.placeholder = media.token_id if media.edges is None else media.edges[0]
         self._tokenizer = tokenizer
         if media.family != "idefics3":
             return
@@ -52,9 +53,11 @@ class PictureTokens:
             )
 
     def around_tiles(self, picture: PreparedPicture) -> list[int]:
-        """The tokens, with one placeholder for each tile."""
+        """The tokens, with one of its rows for each tile."""
+        if self.media.edges is not None:
+            return [self.media.edges[0], self.media.token_id, self.media.edges[1]]
         if self.media.family != "idefics3":
-            return [self.placeholder]
+            return [self.media.token_id]
         text = ""
         for row in range(1, picture.rows + 1):
             for column in range(1, picture.columns + 1):
@@ -63,6 +66,32 @@ class PictureTokens:
         if picture.rows:
             text += "\n"
         return self._encoded(f"{text}{_FAKE}{_WHOLE}{_IMAGE}{_FAKE}")
+
+    def with_newlines(self, ids: Sequence[int]) -> list[int]:
+        """The prompt with the newlines that stand around pictures. They become one token with those
+        that are there: a text is read with them, not beside them."""
+        if self.media.family != "gemma3":
+            return list(ids)
+        written: list[int] = []
+        run: list[int] = []  # tokens of newlines that are read and not yet written
+        behind = 0  # newlines that the picture before them brings
+        for token in ids:
+            spelled = self._tokenizer.token_bytes(token)
+            if spelled and not spelled.strip(b"\n"):
+                run.append(token)
+                continue
+            before = _NEWLINES if token == self.placeholder else 0
+            written += self._joined(run, behind + before)
+            written.append(token)
+            run, behind = [], before
+        return written + self._joined(run, behind)
+
+    def _joined(self, run: list[int], more: int) -> list[int]:
+        """Tokens of newlines and so many more."""
+        if not more:
+            return run
+        count = sum(len(self._tokenizer.token_bytes(token)) for token in run)
+        return self._encoded("\n" * (count + more))
 
     def _encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -86,7 +115,7 @@ def expand(
     spans: list[MediaSpan] = []
     places: list[PicturePlace] = []
     following = iter(pictures)
-    for token in ids:
+    for token in tokens.with_newlines(ids):
         if token != tokens.placeholder:
             expanded.append(token)
             continue
@@ -96,8 +125,9 @@ def expand(
             if inner != tokens.media.token_id:
                 expanded.append(inner)
                 continue
-            num_rows = tokens.media.num_rows
-            spans.append(MediaSpan(next(tiles).digest, len(expanded), num_rows))
+            num_rows, is_two_way = tokens.media.num_rows, tokens.media.is_two_way
+            digest = next(tiles).digest
+            spans.append(MediaSpan(digest, len(expanded), num_rows, is_two_way=is_two_way))
             expanded += [inner] * num_rows
         places.append(PicturePlace(first, len(expanded), token))
     unique = {tile.digest: tile for picture in pictures for tile in picture.tiles}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-_LANCZOS, _BICUBIC = 1, 3  # as Pillow counts its filters
+_LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3  # as Pillow counts its filters
 MAX_EDGE = 4096  # pixels of a side that a picture is resized to before it is split
 _MAX_FILE_BYTES = 1 << 20
 _PIXELS = (
@@ -28,6 +28,7 @@ _PIXELS = (
 # What --mm-processor-kwargs may replace, by family: fields that make the pixels.
 _OVERRIDABLE = {
     "llava": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
+    "gemma3": _PIXELS,
     "idefics3": tuple(sorted(("do_image_splitting", "max_image_size", *_PIXELS))),
 }
 
@@ -75,7 +76,8 @@ def read_picture_spec(
     given = dict(overrides or {})
     _check_overrides(given, media.family)
     values = _read_preprocessor(files.path) | given
-    return _read_clip(values, media) if media.family == "llava" else _read_idefics3(values, media)
+    read = {"llava": _read_clip, "idefics3": _read_idefics3, "gemma3": _read_gemma3}[media.family]
+    return read(values, media)
 
 
 def check_picture_overrides(files: ModelFiles | None, overrides: Mapping[str, Any]) -> None:
@@ -145,6 +147,20 @@ def _read_idefics3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     shape = SplitIntoTiles(longest, size, values.get("do_image_splitting", True) is True)
     half = (0.5,) * 3
     return _with_numbers(values, media, shape, tile, resample=_LANCZOS, mean=half, std=half)
+
+
+def _read_gemma3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    if values.get("do_pan_and_scan"):
+        raise ModelError(
+            "preprocessor_config.json: do_pan_and_scan is not supported; set it to false"
+        )
+    edge, size = _sizes(values.get("size"), "shortest_edge", fallback=(224, 224))
+    if edge is not None:
+        raise ModelError("preprocessor_config.json: size must have height and width")
+    half = (0.5,) * 3
+    return _with_numbers(
+        values, media, CropToTile(None), size, resample=_BILINEAR, mean=half, std=half
+    )
 
 
 def _with_numbers(

@@ -19,7 +19,14 @@ from octavo_engine.models.vision_config import read_media_config
 from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 from octavo_engine.weights.source import resolve_model
 from tests.engine.models.tiny_seeing import PLACEHOLDER, normalised, seeing_model
-from tests.fakes.seeing import PREPROCESSOR, SPLITTING, encoded, tokenizer, write_seeing_model
+from tests.fakes.seeing import (
+    PREPROCESSOR,
+    SPLITTING,
+    STRETCHING,
+    encoded,
+    tokenizer,
+    write_seeing_model,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -145,6 +152,78 @@ def test_a_tokenizer_without_the_tokens_of_pictures_is_refused() -> None:
     words = TextTokenizer(tokenizer("llava"), where="test")
     with pytest.raises(ModelError, match="must have the tokens <fake_token_around_image>"):
         PictureTokens(seeing_model("smolvlm").media, words)
+
+
+def gemma3_spec(**overrides: Any) -> PictureSpec:
+    from octavo_engine.core.media.spec import _read_gemma3
+
+    return _read_gemma3(STRETCHING | overrides, seeing_model("gemma3").media)
+
+
+def gemma3_processor() -> Any:
+    from transformers import Gemma3Processor, PreTrainedTokenizerFast
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    values = {k: v for k, v in STRETCHING.items() if k != "image_processor_type"}
+    special = {
+        "image_token": "<image_soft_token>", "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+    }  # fmt: skip
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer("gemma3"), extra_special_tokens=special
+    )
+    num_rows = seeing_model("gemma3").media.num_rows
+    return Gemma3Processor(Gemma3ImageProcessorPil(**values), words, image_seq_length=num_rows)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "user <start_of_image> what <start_of_image>",
+        "user\n<start_of_image>what\n\n<start_of_image>\n\nis\n\nit",
+        "<start_of_image><start_of_image>\n",
+        "\n\n<start_of_image>\n<start_of_image> is\n",
+    ],
+)
+def test_pictures_of_gemma_3_and_the_newlines_around_them_are_those_of_transformers(
+    prompt: str,
+) -> None:
+    processor, spec = gemma3_processor(), gemma3_spec()
+    words = TextTokenizer(tokenizer("gemma3"), where="test")
+    for sizes in ([(80, 60), (30, 100)], [(1, 1), (640, 480)], [(42, 42), (1, 900)]):
+        images = [noise(*size) for size in sizes]
+        truth = processor(images=[images], text=prompt)
+        prepared = [prepare(encoded(image), spec).picture for image in images]
+        pictures = [picture for picture in prepared if picture is not None]
+        ids, media = expand(words.encode(prompt), pictures, PictureTokens(spec.media, words))
+        assert ids == list(truth["input_ids"][0])
+        found = [normalised(tile) for picture in pictures for tile in picture.tiles]
+        np.testing.assert_array_equal(np.stack(found), np.asarray(truth["pixel_values"]))
+        assert all(set(ids[s.first : s.end]) == {PLACEHOLDER} for s in media.spans)
+        assert all(span.is_two_way for span in media.spans)
+
+
+def test_newlines_apart_from_pictures_stay_as_they_were_read() -> None:
+    words = TextTokenizer(tokenizer("gemma3"), where="test")
+    one = words.encode("\n")
+    tokens = PictureTokens(seeing_model("gemma3").media, words)
+    ids = [1, *one, *one, 2, *one, tokens.placeholder, 3, *one, *one]
+    two = words.encode("\n\n")
+    three = words.encode("\n\n\n")
+    assert tokens.with_newlines(ids) == [
+        1, *one, *one, 2, *three, tokens.placeholder, *two, 3, *one, *one
+    ]  # fmt: skip
+
+
+def test_settings_of_gemma_3_that_are_not_computed_are_refused() -> None:
+    for overrides, message in (
+        ({"do_pan_and_scan": True}, "do_pan_and_scan is not supported"),
+        ({"size": {"shortest_edge": 42}}, "size must have height and width"),
+        ({"size": {"height": 28, "width": 42}}, "pictures become (28, 42)"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            gemma3_spec(**overrides)
+        assert message in str(caught.value)
 
 
 @pytest.fixture(scope="module")

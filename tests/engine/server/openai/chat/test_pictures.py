@@ -19,7 +19,7 @@ from octavo_engine.server.app import build_app
 from octavo_engine.server.http.loopback import post
 from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
-from tests.engine.models.tiny_seeing import PLACEHOLDER, seeing_model
+from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, seeing_model
 from tests.fakes.seeing import data_url, encoded, write_seeing_model
 
 if TYPE_CHECKING:
@@ -131,6 +131,47 @@ def test_a_picture_of_several_tiles_is_computed_as_transformers_does(tmp_path: P
         again = rig.chat(text("what"), picture(encoded(halves)), picture(BLUE))
         cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert 1 + len(around) <= cached < 1 + len(around) + 9
+    finally:
+        rig.close()
+
+
+def test_a_picture_whose_tokens_see_each_other_is_computed_as_transformers_does(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(write_seeing_model(tmp_path / "gemma3", "gemma3"))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        tile = prepare(RED, workers.spec).picture
+        assert tile is not None
+        newlines = workers.tokens._tokenizer.encode("\n\n", add_special_tokens=False)
+        around = [*newlines, BEGIN, *[PLACEHOLDER] * 9, END, *newlines]
+        tokens = [1, *around, 4, 5, 2]
+        answer = rig.chat(text("what colour"), picture(RED))
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        for said in logprobs(answer):
+            row = seeing_model("gemma3").logits(tokens, list(tile.tiles))[-1].astype(np.float64)
+            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+            tokens.append(int(row.argmax()))
+        again = rig.chat(text("what colour"), picture(RED))
+        assert logprobs(again) == logprobs(answer)
+        other = rig.chat(text("what colour"), picture(BLUE))
+        assert logprobs(other) != logprobs(answer)
+        body = {"messages": [{"role": "user", "content": [picture(RED)]}], **OPTIONS}
+        status, refused = rig.post("/v1/chat/completions", body | {"prompt_logprobs": 1})
+        assert status == 400, refused
+        assert "not supported with pictures of this model" in refused["error"]["message"]
+    finally:
+        rig.close()
+
+
+def test_a_model_that_may_hold_no_picture_has_no_tower(tmp_path: Path) -> None:
+    folder = write_seeing_model(tmp_path / "gemma3", "gemma3")
+    rig = Rig(folder, {"limit_mm_per_prompt": "image=0"})
+    try:
+        assert rig.engine.pictures is None and not rig.engine.info.sees
+        assert rig.chat(text("what"))["usage"]["prompt_tokens"] == 3
+        assert "this model takes no pictures" in rig.refusal(picture(RED))
     finally:
         rig.close()
 
