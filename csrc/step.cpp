@@ -153,6 +153,10 @@ void check_step(const Step& step, const StepLimits& limits) {
     }
     check_values("rows", step.rows, step.table_rows);
     check_values("logit_rows", step.logit_rows, tokens);
+    if (!step.rope_positions.empty()) {
+        check_size("rope_positions", step.rope_positions, cpu::kRopeAxes * tokens);
+        check_values("rope_positions", step.rope_positions, limits.max_positions);
+    }
     if (!step.seen_to.empty()) {
         check_size("seen_to", step.seen_to, tokens);
     }

@@ -36,7 +36,9 @@ struct Step {
     // Of each token the position behind the last one that it sees, where later ones are among them:
     // it and they belong to one picture. 0: it sees none behind itself; or empty: no token does.
     std::span<const int32_t> seen_to = {};  // [T]
-    std::span<const float> features = {};   // [T, columns] of programs that read some
+    // Of each token where ropes of several axes turn it to on each; empty: all where it stands.
+    std::span<const int32_t> rope_positions = {};  // [3, T]
+    std::span<const float> features = {};          // [T, columns] of programs that read some
     // [B] where in the cross cache each sequence's keys and values are; empty: no cross-attention.
     std::span<const int32_t> cross_slots = {};
     // [slots, blocks]: blocks of each slot of the cross cache; the program fills it in.

@@ -219,6 +219,8 @@ inline int64_t first_seen(int64_t position, int64_t window, bool is_chunked) {
 // Of a head's columns by themselves, or of all heads' columns together.
 enum class HeadNorm : uint8_t { Rms, Layer, Row };
 
+constexpr int64_t kRopeAxes = 3;  // a picture's tokens stand in time, in a line and in a column
+
 struct AttentionArgs {
     Matrix dst = {};
     Matrix qkv = {};
@@ -230,7 +232,11 @@ struct AttentionArgs {
     int64_t window = 0;              // 0: everything before
     bool is_chunked = false;         // the window begins where chunks of that length do
     const float* cos_sin = nullptr;  // [positions, rotary_dim]
-    const float* q_norm = nullptr;   // [head_dim], or [heads * head_dim], or null
+    // How many pairs of columns turn by each axis of `rope_positions`; all 0: by `positions`.
+    std::array<int64_t, kRopeAxes> rope_sections = {};
+    const int32_t* rope_positions = nullptr;  // [3, num_tokens], or null: all are `positions`
+    int64_t num_tokens = 0;
+    const float* q_norm = nullptr;  // [head_dim], or [heads * head_dim], or null
     const float* k_norm = nullptr;
     const float* alibi = nullptr;  // [num_heads]: what a score gains for each position of distance
     const float* query_scales = nullptr;  // [positions]: what queries are multiplied by; or null

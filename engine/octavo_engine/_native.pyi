@@ -294,6 +294,7 @@ class Program:
         sinks: NDArray[np.float32] | None = None,
         is_chunked: bool = False,
         query_scales: NDArray[np.float32] | None = None,
+        rope_sections: tuple[int, int, int] | None = None,
     ) -> None:
         """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
         is in the step from its first token on, and may see its later tokens too.
@@ -462,6 +463,7 @@ class Program:
         input_rows: NDArray[np.int32] | None = None,
         inputs: NDArray[np.float32] | None = None,
         seen_to: NDArray[np.int32] | None = None,
+        rope_positions: NDArray[np.int32] | None = None,
         states: StateCache | None = None,
         state_slots: NDArray[np.int32] | None = None,
         state_saves: NDArray[np.int32] | None = None,

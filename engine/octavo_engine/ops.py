@@ -52,6 +52,9 @@ class Rope:
 
     inv_freq: NDArray[np.float32]  # [rotary_dim / 2]
     attention_factor: float = 1.0
+    # How many pairs, in order, turn by a token's place in time, in lines and in columns, where a
+    # step says these. None: all turn by its position.
+    sections: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,15 +73,36 @@ STRETCHING: dict[str, Any] = {
     "rescale_factor": 0.00392156862745098,
     "size": {"height": 42, "width": 42},
 }
-PREPROCESSORS = {"llava": PREPROCESSOR, "smolvlm": SPLITTING, "gemma3": STRETCHING}
+# As Qwen2-VL's is, with patches of the tiny tower.
+FITTING: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "min_pixels": 784,
+    "max_pixels": 5000,
+    "patch_size": 7,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+PREPROCESSORS = {
+    "llava": PREPROCESSOR,
+    "smolvlm": SPLITTING,
+    "gemma3": STRETCHING,
+    "qwen2vl": FITTING,
+}
 # What chat templates write for a picture.
-MARKS = {"llava": "<image> ", "smolvlm": "<image> ", "gemma3": "<start_of_image>"}
+MARKS = {
+    "llava": "<image> ",
+    "smolvlm": "<image> ",
+    "gemma3": "<start_of_image>",
+    "qwen2vl": "<|vision_start|><|image_pad|><|vision_end|>",
+}
 PLACES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
 AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
 
 def write_seeing_model(folder: Path, name: str = "llava") -> Path:
-    """Of "llava", "smolvlm" or "gemma3"."""
+    """Of "llava", "smolvlm", "gemma3" or "qwen2vl"."""
     from safetensors.torch import save_file
 
     model = seeing_model(name)
@@ -106,11 +127,13 @@ def tokenizer(name: str) -> Tokenizer:
         "llava": ["<image>"],
         "smolvlm": ["<image>", *AROUND_TILES],
         "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
+        "qwen2vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"],
     }[name]
     words = {
         "llava": WORDS,
         "smolvlm": (*WORDS, *runs[:2], *AROUND_TILES),
         "gemma3": (*WORDS, *runs),
+        "qwen2vl": WORDS,
     }[name]
     vocabulary = {word: index for index, word in enumerate(words)}
     vocabulary |= {f"w{index}": index for index in range(len(words), PLACEHOLDER)}

@@ -39,22 +39,68 @@ class TakesMedia(Protocol):
 def pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.float32]:
     """[tokens, patch columns] of a tile: normalised, a patch a row, by channel, then by line."""
     vision = config.vision
+    if not vision.image_size:
+        return _grouped_pixel_rows(item, config)
     size, patch, side = vision.image_size, vision.patch_size, vision.side
     if (item.height, item.width) != (size, size):
         raise ValueError(f"a tile has {item.height} x {item.width} pixels, not {size} x {size}")
-    pixels = np.frombuffer(item.pixels, np.uint8).reshape(size, size, 3)
-    scaled = (pixels * np.float64(item.scale)).astype(np.float32)
-    values = (scaled - np.array(item.mean, np.float32)) / np.array(item.std, np.float32)
-    used = values[: side * patch, : side * patch]
+    used = _normalised(item)[: side * patch, : side * patch]
     patches = used.reshape(side, patch, side, patch, 3).transpose(0, 2, 4, 1, 3)
     rows = np.zeros((vision.num_tokens, vision.patch_columns), np.float32)
     rows[int(vision.has_class) :] = patches.reshape(side * side, vision.patch_columns)
     return rows
 
 
+def _normalised(item: MediaItem) -> NDArray[np.float32]:
+    """[height, width, 3]."""
+    pixels = np.frombuffer(item.pixels, np.uint8).reshape(item.height, item.width, 3)
+    scaled: NDArray[np.float32] = (pixels * np.float64(item.scale)).astype(np.float32)
+    mean, std = np.array(item.mean, np.float32), np.array(item.std, np.float32)
+    return np.asarray((scaled - mean) / std, np.float32)
+
+
+def _grouped_pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.float32]:
+    """Of a tower that takes pictures of any size: patches that become one row lie one after the
+    other, and each has all its frames."""
+    vision, by = config.vision, config.shuffle
+    patch = vision.patch_size
+    lines, columns = _grid(item, config)
+    values = _normalised(item).reshape(lines // by, by, patch, columns // by, by, patch, 3)
+    patches = values.transpose(0, 3, 1, 4, 6, 2, 5)[..., None, :, :]
+    frames = np.broadcast_to(patches, (*patches.shape[:5], vision.num_frames, *patches.shape[6:]))
+    return np.ascontiguousarray(frames).reshape(lines * columns, vision.patch_columns)
+
+
+def patch_places(item: MediaItem, config: MediaConfig) -> NDArray[np.int32] | None:
+    """[3, tokens]: in time, which is one, the line and the column of each patch, in the order of
+    `pixel_rows`. None where patches know their places by a table."""
+    if config.vision.rope_theta is None:
+        return None
+    by = config.shuffle
+    lines, columns = _grid(item, config)
+    places = np.zeros((3, lines, columns), np.int32)
+    places[1], places[2] = np.arange(lines)[:, None], np.arange(columns)
+    grouped = places.reshape(3, lines // by, by, columns // by, by).transpose(0, 1, 3, 2, 4)
+    return np.ascontiguousarray(grouped).reshape(3, -1)
+
+
+def _grid(item: MediaItem, config: MediaConfig) -> tuple[int, int]:
+    """Lines and columns of patches. Raises ValueError where they are not whole or too many."""
+    vision = config.vision
+    (lines, odd), (columns, odd_too) = (
+        divmod(pixels, vision.patch_size) for pixels in (item.height, item.width)
+    )
+    is_whole = not (odd or odd_too or lines % config.shuffle or columns % config.shuffle)
+    if not is_whole or not 0 < lines * columns <= vision.num_tokens:
+        raise ValueError(f"a tile has {item.height} x {item.width} pixels, which are not read")
+    return lines, columns
+
+
 def brought_together(hidden: NDArray[np.float32], config: MediaConfig) -> NDArray[np.float32]:
     """A tower's hidden states as rows of the projector's input."""
     vision = config.vision
+    if not vision.image_size:
+        return np.ascontiguousarray(hidden).reshape(-1, config.projector_columns)
     if vision.has_class and not config.keeps_class:
         hidden = hidden[1:]
     side, by = vision.side, config.shuffle * config.pool

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
-_TOWER = re.compile(r"^(?:model\.)?(?:vision_tower|vision_model)\.(?:vision_model\.)?(.+)$")
+_TOWER = re.compile(r"^(?:model\.)?(?:vision_tower|vision_model|visual)\.(?:vision_model\.)?(.+)$")
 _RULES = (
     (re.compile(r"^embeddings\.patch_embedding\."), "vision.patches."),
     (re.compile(r"^embeddings\.position_embedding\."), "vision.positions."),
@@ -26,7 +26,17 @@ _RULES = (
     (re.compile(r"^encoder\.layers\."), "vision.layers."),
     (re.compile(r"^pre_layrnorm\."), "vision.pre_norm."),
     (re.compile(r"^post_layernorm\."), "vision.post_norm."),
+    # Of Qwen2-VL.
+    (re.compile(r"^patch_embed\.proj\."), "vision.patches."),
+    (re.compile(r"^merger\.ln_q\."), "vision.post_norm."),
+    (re.compile(r"^merger\.mlp\.0\."), "projector.linear_1."),
+    (re.compile(r"^merger\.mlp\.2\."), "projector.linear_2."),
+    (re.compile(r"^blocks\.(\d+)\.norm([12])\."), r"vision.layers.\1.layer_norm\2."),
+    (re.compile(r"^blocks\.(\d+)\.attn\.proj\."), r"vision.layers.\1.self_attn.out_proj."),
+    (re.compile(r"^blocks\.(\d+)\.attn\.qkv\."), r"vision.layers.\1.self_attn.qkv."),
+    (re.compile(r"^blocks\.(\d+)\.mlp\."), r"vision.layers.\1.mlp."),
 )
+_QKV = ".self_attn.qkv."  # three of ours
 _PROJECTOR = re.compile(
     r"^(?:model\.)?(?:multi_modal_projector\.(linear_[12])|connector\.modality_projection\.proj)"
     r"\.(weight|bias)$"
@@ -48,9 +58,10 @@ class VisionPart:
         self._config = config.vision
         self._is_gemma3 = config.family == "gemma3"
         self._stored_names = {
-            ours: name
+            part: name
             for name in checkpoint.names()
             if (ours := _our_name(name)) is not None and self._is_computed(ours)
+            for part in _parts(ours)
         }
 
     def names(self) -> Iterable[str]:
@@ -60,13 +71,16 @@ class VisionPart:
         stored_name = self._stored_names.get(name, name)
         if name == _PATCHES:
             side = self._config.patch_size
-            stored = self._checkpoint.read(stored_name, (shape[0], 3, side, side))
+            frames = (self._config.num_frames,) if self._config.num_frames > 1 else ()
+            stored = self._checkpoint.read(stored_name, (shape[0], 3, *frames, side, side))
             return dataclasses.replace(stored, name=name, shape=shape)
         if name == "projector.linear_1.weight" and self._is_gemma3:
             stored = self._checkpoint.read(stored_name, shape[::-1])
             return _replaced(stored, name, to_float32(stored).T)
         attention = _ATTENTION.match(name)
-        if attention is not None and self._config.head_columns != self._config.head_dim:
+        if attention is not None and (
+            self._config.head_columns != self._config.head_dim or ".qkv." in stored_name
+        ):
             return self._padded(name, stored_name, shape, attention[1], attention[2])
         stored = self._checkpoint.read(stored_name, shape)
         if name != _POSITIONS or not self._config.has_class:
@@ -80,15 +94,22 @@ class VisionPart:
     def _padded(
         self, name: str, stored_name: str, shape: tuple[int, ...], role: str, kind: str
     ) -> StoredTensor:
-        """With columns of zeros behind those of each head, which change no result."""
+        """With columns of zeros behind those of each head, which change no result; out of what
+        holds queries, keys and values, if that is stored."""
         config = self._config
         own, heads = config.head_dim, config.num_heads
         if role == "out" and kind == "bias":
             return self._checkpoint.read(stored_name, shape)
         axis = 1 if role == "out" else 0
         inner = tuple(heads * own if i == axis else size for i, size in enumerate(shape))
-        stored = self._checkpoint.read(stored_name, inner)
-        by_head = to_float32(stored).reshape(*inner[:axis], heads, own, *inner[axis + 1 :])
+        if ".qkv." in stored_name:
+            stored = self._checkpoint.read(stored_name, (3 * inner[0], *inner[1:]))
+            first = "qkv".index(role) * inner[0]
+            values = to_float32(stored)[first : first + inner[0]]
+        else:
+            stored = self._checkpoint.read(stored_name, inner)
+            values = to_float32(stored)
+        by_head = values.reshape(*inner[:axis], heads, own, *inner[axis + 1 :])
         widths = [(0, 0)] * by_head.ndim
         widths[axis + 1] = (0, config.head_columns - own)
         return _replaced(stored, name, np.pad(by_head, widths).reshape(shape))
@@ -109,6 +130,12 @@ def _replaced(stored: StoredTensor, name: str, values: NDArray[np.float32]) -> S
     return dataclasses.replace(
         stored, name=name, shape=data.shape, dtype="F32", data=data.view(np.uint8).reshape(-1)
     )
+
+
+def _parts(name: str) -> list[str]:
+    if _QKV not in name:
+        return [name]
+    return [name.replace(_QKV, f".self_attn.{part}_proj.") for part in "qkv"]
 
 
 def _our_name(name: str) -> str | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.models.rope import axial_rope
 from octavo_engine.ops import AttentionSpec
 
 if TYPE_CHECKING:
     from octavo_engine.models.vision_config import MediaConfig, TowerActivation, VisionConfig
-    from octavo_engine.ops import Loader, Value, VisionOps
+    from octavo_engine.ops import Loader, Rope, Value, VisionOps
 
 QUICK_GELU = 1.702  # x * sigmoid(that * x)
 
@@ -38,18 +39,27 @@ class VisionTower:
         self.patches = loader.linear(
             "vision.patches", config.patch_columns, config.hidden_size, bias=config.patch_bias
         )
-        self.positions = loader.embedding("vision.positions", config.num_tokens, config.hidden_size)
+        self.positions = self.rope = None
+        if config.rope_theta is None:
+            self.positions = loader.embedding(
+                "vision.positions", config.num_tokens, config.hidden_size
+            )
+        else:
+            self.rope = axial_rope(config.rope_theta, config.head_dim)
         self.pre_norm = (
             TowerNorm(config, loader, "vision.pre_norm") if config.has_pre_norm else None
         )
-        self.layers = [VisionLayer(config, loader, index) for index in range(config.num_layers)]
+        self.layers = [
+            VisionLayer(config, loader, index, self.rope) for index in range(config.num_layers)
+        ]
         self.post_norm = (
             TowerNorm(config, loader, "vision.post_norm") if config.has_post_norm else None
         )
 
     def forward(self, ops: VisionOps) -> Value:
         x = ops.linear(ops.input(self.config.patch_columns), self.patches)
-        x = ops.add(x, ops.table(self.positions, "positions"))
+        if self.positions is not None:
+            x = ops.add(x, ops.table(self.positions, "positions"))
         if self.pre_norm is not None:
             x = self.pre_norm.forward(ops, x)
         for layer in self.layers:
@@ -60,7 +70,7 @@ class VisionTower:
 class VisionLayer:
     """Attention over the whole picture, then an MLP, each normed before."""
 
-    def __init__(self, config: VisionConfig, loader: Loader, index: int) -> None:
+    def __init__(self, config: VisionConfig, loader: Loader, index: int, rope: Rope | None) -> None:
         prefix, size = f"vision.layers.{index}", config.hidden_size
         self.attention_norm = TowerNorm(config, loader, f"{prefix}.layer_norm1")
         names = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
@@ -77,6 +87,7 @@ class VisionLayer:
             num_kv_heads=config.num_heads,
             head_dim=config.head_columns,
             scale=config.head_dim**-0.5,
+            rope=rope,
             is_causal=False,
         )
 
@@ -98,10 +109,11 @@ class MediaProjector:
         if config.projector_norm_eps is not None:
             self.norm = loader.vector("projector.norm.weight", self.columns, offset=1.0)
         self.activation = config.projector_activation
-        self.first = loader.linear("projector.linear_1", self.columns, size, bias=bias)
+        inner = self.columns if config.family == "qwen2_vl" else size
+        self.first = loader.linear("projector.linear_1", self.columns, inner, bias=bias)
         self.second = None
-        if config.family == "llava":
-            self.second = loader.linear("projector.linear_2", size, size, bias=bias)
+        if config.family in ("llava", "qwen2_vl"):
+            self.second = loader.linear("projector.linear_2", inner, size, bias=bias)
 
     def forward(self, ops: VisionOps) -> Value:
         x = ops.input(self.columns)

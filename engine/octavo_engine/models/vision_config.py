@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
     from octavo_engine.ops import Activation
 
-ImageFamily = Literal["llava", "idefics3", "gemma3"]
+ImageFamily = Literal["llava", "idefics3", "gemma3", "qwen2_vl"]
 TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
 
 HEAD_MULTIPLE = 16  # columns of a panel of weights, of which a head is made up
+MAX_PATCHES = 5120  # of a picture whose size a tower leaves as it is: a million pixels of Qwen2-VL
 MAX_IMAGE_SIZE = 4096  # pixels of a side that a tower reads at once
 # Model classes that see, and the language models that may be inside them.
 _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
@@ -33,6 +34,7 @@ _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
         "Idefics3ForConditionalGeneration": "idefics3",
         "SmolVLMForConditionalGeneration": "idefics3",
         "Gemma3ForConditionalGeneration": "gemma3",
+        "Qwen2VLForConditionalGeneration": "qwen2_vl",
     }
 )
 _CLIP = {
@@ -56,6 +58,17 @@ _SIGLIP = {
     "layer_norm_eps": 1e-6,
 }
 
+_QWEN2_VL = {
+    "depth": 32,
+    "embed_dim": 1280,
+    "hidden_size": 3584,
+    "mlp_ratio": 4,
+    "num_heads": 16,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
@@ -65,7 +78,7 @@ class VisionConfig:
     intermediate_size: int
     num_layers: int  # that are computed; a checkpoint may have more
     num_heads: int
-    image_size: int
+    image_size: int  # pixels of a side; 0: any whole patches, up to MAX_PATCHES
     patch_size: int
     activation: TowerActivation
     norm_eps: float
@@ -73,6 +86,8 @@ class VisionConfig:
     has_pre_norm: bool
     has_post_norm: bool
     patch_bias: bool
+    rope_theta: float | None = None  # patches know by a rope where they are, not by a table
+    num_frames: int = 1  # of a film that a patch covers; a picture stands still in them
 
     @property
     def head_dim(self) -> int:
@@ -90,11 +105,12 @@ class VisionConfig:
 
     @property
     def num_tokens(self) -> int:
-        return self.side**2 + self.has_class
+        """At most."""
+        return self.side**2 + self.has_class if self.image_size else MAX_PATCHES
 
     @property
     def patch_columns(self) -> int:
-        return 3 * self.patch_size**2
+        return 3 * self.num_frames * self.patch_size**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +134,22 @@ class MediaConfig:
 
     @property
     def num_rows(self) -> int:
-        """Of one tile."""
+        """Of one tile; of the largest, where they have sizes of their own."""
+        if not self.vision.image_size:
+            return self.vision.num_tokens // self.shuffle**2
         return (self.vision.side // (self.shuffle * self.pool)) ** 2 + self.keeps_class
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int] | None:
+        """Lines and columns of the rows of a tile of so many pixels, where tokens know theirs."""
+        if self.vision.image_size:
+            return None
+        pixels = self.vision.patch_size * self.shuffle
+        return height // pixels, width // pixels
+
+    def rows_of(self, height: int, width: int) -> int:
+        """Of a tile of so many pixels."""
+        grid = self.grid_of(height, width)
+        return self.num_rows if grid is None else grid[0] * grid[1]
 
     @property
     def projector_columns(self) -> int:
@@ -133,6 +163,8 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
     family = _FAMILIES.get(names[0]) if isinstance(names, list) and names else None
     if family is None:
         return None
+    if family == "qwen2_vl":
+        return _read_qwen2_vl(fields)
     vision, text = fields.raw("vision_config"), fields.raw("text_config")
     if vision is None and family == "gemma3":
         return None  # files of its text part alone
@@ -225,6 +257,49 @@ def _read_gemma3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -
         projector_norm_eps=tower.norm_eps,
         edges=(token("boi", 255_999), token("eoi", 256_000)),
         is_two_way=True,
+    )
+
+
+def _read_qwen2_vl(fields: ConfigFields) -> MediaConfig:
+    """Its text fields stand in a text_config or beside the vision_config."""
+    given = fields.raw("vision_config")
+    if not isinstance(given, dict):
+        raise fields.error("vision_config", "must be an object")
+    vision = ConfigFields(given, defaults=_QWEN2_VL, path="config.json: vision_config")
+    size = vision.integer("embed_dim", maximum=MAX_WIDTH)
+    heads = vision.integer("num_heads", maximum=MAX_HEADS)
+    if size % (4 * heads):
+        raise vision.error("embed_dim", f"must be a multiple of 4 x {heads} heads")
+    activation = vision.optional_text("hidden_act") or "quick_gelu"
+    if activation != "quick_gelu" and activation not in ACTIVATIONS:
+        raise vision.error("hidden_act", f"must be quick_gelu or one of {', '.join(ACTIVATIONS)}")
+    text = fields.section("text_config") or fields
+    rope = text.section("rope_parameters") or text.section("rope_scaling")
+    if rope is None or rope.raw("mrope_section") is None:
+        raise text.error("rope_scaling", "must have an mrope_section")
+    tower = VisionConfig(
+        hidden_size=size,
+        intermediate_size=int(size * vision.positive("mlp_ratio")),
+        num_layers=vision.integer("depth", maximum=MAX_LAYERS),
+        num_heads=heads,
+        image_size=0,
+        patch_size=vision.integer("patch_size", maximum=MAX_IMAGE_SIZE),
+        activation="quick_gelu" if activation == "quick_gelu" else ACTIVATIONS[activation],
+        norm_eps=1e-6,
+        has_class=False,
+        has_pre_norm=False,
+        has_post_norm=True,
+        patch_bias=False,
+        rope_theta=10_000.0,
+        num_frames=vision.integer("temporal_patch_size", maximum=16),
+    )
+    return MediaConfig(
+        family="qwen2_vl",
+        vision=tower,
+        token_id=fields.optional_integer("image_token_id", maximum=MAX_VOCABULARY) or 151_655,
+        text_size=vision.integer("hidden_size", maximum=MAX_WIDTH),
+        projector_bias=True,
+        shuffle=vision.integer("spatial_merge_size", maximum=16),
     )
 
 

@@ -34,7 +34,7 @@ class MediaPlanner:
         self._held: OrderedDict[bytes, int] = OrderedDict()  # by digest, in bytes
         self._num_bytes = 0
         self._read: set[bytes] = set()  # by the step that is planned
-        self._encode_s = 0.0  # of one picture, lately
+        self._row_s = 0.0  # that a row of a picture takes to encode, lately
         self.hits = self.misses = 0
         self.encoder_s = 0.0
 
@@ -86,21 +86,21 @@ class MediaPlanner:
             for span in sequence.request.media:
                 is_read = span.end > start and span.first < start + budget
                 if is_read and span.digest not in self._held:
-                    return self._encode_s
+                    return self._row_s * span.length
         return 0.0
 
     def expected_s(self, batch: ScheduledBatch) -> float:
-        return 0.0 if batch.encode is None else self._encode_s
+        return self._row_s * batch.encode_rows
 
-    def expect(self, encode_s: float) -> None:
-        """A picture takes so long, as far as is known before the first one."""
-        self._encode_s = encode_s
+    def expect(self, row_s: float) -> None:
+        """A row takes so long, as far as is known before the first picture."""
+        self._row_s = row_s
 
-    def observe(self, encode_s: float) -> None:
-        """A step's picture took so long."""
+    def observe(self, encode_s: float, num_rows: int) -> None:
+        """A step's picture of so many rows took so long."""
         self.encoder_s += encode_s
-        past = FORGET if self._encode_s else 0.0
-        self._encode_s = past * self._encode_s + (1.0 - past) * encode_s
+        past = FORGET if self._row_s else 0.0
+        self._row_s = past * self._row_s + (1.0 - past) * encode_s / num_rows
 
     def drop(self, item: MediaItem | None) -> None:
         """It was to be encoded by a step that failed."""
@@ -115,6 +115,7 @@ class MediaPlanner:
         elif batch.encode is None:
             items = sequence.request.media_items
             batch.encode = next(item for item in items if item.digest == span.digest)
+            batch.encode_rows = span.length
             self._held[span.digest] = span.length * self._limits.row_bytes
             self._num_bytes += self._held[span.digest]
             self.misses += 1

@@ -519,7 +519,7 @@ class Scheduler:
     def _learn_media(self, media: MediaPlanner, batch: ScheduledBatch, result: StepResult) -> float:
         """The seconds that the step's picture took, which say nothing of tokens."""
         if result.encode_s:
-            media.observe(result.encode_s)
+            media.observe(result.encode_s, batch.encode_rows)
         else:
             media.drop(batch.encode)  # the step failed as a whole
         self.shares.earn(result.encode_s)

@@ -10,6 +10,7 @@ import pytest
 from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.model_runner.media_rows import places_of
 from tests.engine.backends.tolerance import (
     BF16_AGAINST_FLOAT32,
     BF16_AGAINST_ROUNDED_REFERENCE,
@@ -53,6 +54,8 @@ def all_logits(
         logit_rows=ramp,
         copies=np.zeros((0, 3), np.int32),
     )
+    if spans[0].grid is not None:
+        step.rope_positions = places_of(spans, 0, count)
     step.input_rows = np.full(count, -1, np.int32)
     rows, place = [], 0
     for span in spans:
@@ -82,7 +85,7 @@ def test_logits_are_those_of_transformers(name: str, dtype: str) -> None:
     np.testing.assert_allclose(found, truth, **FLOAT32)
 
 
-@pytest.mark.parametrize("name", ["llava", "idefics3", "gemma3"])
+@pytest.mark.parametrize("name", ["llava", "idefics3", "gemma3", "qwen2vl"])
 def test_bf16_is_as_close_as_it_is_for_text(name: str) -> None:
     tokens, spans, items = example(name)
     model = seeing_model(name)

@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 
 from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.config import EngineConfig, SchedulerConfig
@@ -14,15 +16,15 @@ from octavo_engine.core.build import media_limits
 from octavo_engine.core.engine import Engine
 from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.executor.uni import UniExecutor
+from octavo_engine.model_runner.media_rows import places_of
 from octavo_engine.scheduling.media import MediaLimits
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 from octavo_engine.state.batch import ScheduledBatch
 from octavo_engine.state.request import BACKGROUND
-from tests.engine.models.tiny_seeing import prompt_of, seeing_model, tile
+from tests.engine.models.tiny_seeing import patches_of, prompt_of, seeing_model, tile
 from tests.fakes.requests import make_request
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from octavo_engine.backends.media import MediaEncoder
@@ -318,6 +320,52 @@ def test_how_long_a_picture_takes_is_known_before_the_first_one():
     rig.engine.warm_up()
     media = rig.scheduler.media
     assert media is not None
-    batch = ScheduledBatch(encode=SQUARES[0])
+    batch = ScheduledBatch(encode=SQUARES[0], encode_rows=9)
     assert media.expected_s(batch) > 0.0
     assert (media.hits, media.misses, media.encoder_s) == (0, 0, 0.0)
+
+
+# ── pictures whose tokens stand in lines and columns ──
+
+PLACED = seeing_model("qwen2vl").media
+SHAPES = [tile(PLACED, seed) for seed in range(3)]
+PLACED_QUESTION = (TEXT, SHAPES[0], [8, 9], SHAPES[1], [10, 11, 12])
+
+
+def placed(*parts: Any, **params: Any) -> EngineRequest:
+    return ask(*parts, media=PLACED, **params)
+
+
+def placed_alone(*parts: Any, **params: Any) -> tuple[list[int], list[float]]:
+    return Rig(name="qwen2vl", caching=False).run(placed(*parts, **params))[0]
+
+
+@pytest.mark.parametrize("max_tokens", [5, 16, 37, 64])
+def test_chunks_and_company_leave_tokens_where_they_stand(max_tokens):
+    rig = Rig(name="qwen2vl", max_tokens=max_tokens)
+    others = [([4] * 30, SHAPES[2], [3]), ([7] * 5, SHAPES[1], [1]), ([4, 5, 6],)]
+    said = rig.run(placed(*PLACED_QUESTION), *[placed(*other) for other in others])
+    assert said == [placed_alone(*PLACED_QUESTION), *[placed_alone(*other) for other in others]]
+
+
+@pytest.mark.parametrize("num_before", range(1, 17))
+def test_a_hit_that_ends_inside_a_picture_leaves_tokens_where_they_stand(num_before):
+    rig = Rig(name="qwen2vl", max_tokens=7)
+    text = [5] * num_before
+    rig.run(placed(text, SHAPES[0], [7] * 20))
+    question = (text, SHAPES[0], [9, 8])
+    assert rig.run(placed(*question)) == [placed_alone(*question)]
+
+
+def test_places_are_those_of_transformers():
+    _, spans, _ = prompt_of(PLACED, *PLACED_QUESTION)
+    tokens, _, items = prompt_of(PLACED, *PLACED_QUESTION)
+    ids = torch.tensor([tokens])
+    _, grids = patches_of(list(items))
+    reference = seeing_model("qwen2vl").reference.model
+    types = (ids == PLACED.token_id).int()
+    truth, _ = reference.get_rope_index(ids, types, image_grid_thw=grids)
+    for start in range(len(tokens)):
+        for end in range(start + 1, len(tokens) + 1):
+            found = places_of(spans, start, end)
+            np.testing.assert_array_equal(found, truth[:, 0, start:end].numpy())

@@ -50,7 +50,7 @@ _TOWER = {
     "patch_size": 7,
 }
 BEGIN, END = 91, 92  # around a picture of Gemma 3
-SEEING = ("llava", "llava-full", "llava-siglip", "idefics3", "smolvlm", "gemma3")
+SEEING = ("llava", "llava-full", "llava-siglip", "idefics3", "smolvlm", "gemma3", "qwen2vl")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,13 +87,18 @@ class SeeingModel:
         return backend
 
     def logits(self, tokens: list[int], items: list[MediaItem]) -> NDArray[np.float32]:
-        pixels = torch.from_numpy(np.stack([normalised(item) for item in items]))
+        ids = torch.tensor([tokens])
+        types = (ids == self.media.token_id).long()
+        options = {}
+        if self.media.family == "qwen2_vl":
+            pixels, grids = patches_of(items)
+            options = {"image_grid_thw": grids, "mm_token_type_ids": types}
+        else:
+            pixels = torch.from_numpy(np.stack([normalised(item) for item in items]))
         if self.media.family == "idefics3":
             pixels = pixels[None]
-        ids = torch.tensor([tokens])
-        options = {}
         if self.media.is_two_way:
-            options["token_type_ids"] = (ids == self.media.token_id).long()
+            options = {"token_type_ids": types}
         with torch.inference_mode():
             output = self.reference(input_ids=ids, pixel_values=pixels, use_cache=False, **options)
         logits: NDArray[np.float32] = output.logits[0].float().numpy()
@@ -109,11 +114,30 @@ def normalised(item: MediaItem) -> NDArray[np.float32]:
     return by_colour
 
 
+def patches_of(items: list[MediaItem]) -> tuple[torch.Tensor, torch.Tensor]:
+    """As Qwen2-VL's own processor cuts them, and the lines and columns of each."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    cut = [
+        Qwen2VLImageProcessorPil().patchify(
+            normalised(item), patch_size=7, merge_size=2, temporal_patch_size=2
+        )
+        for item in items
+    ]
+    grids = torch.tensor([[1, lines, columns] for _, lines, columns in cut])
+    return torch.from_numpy(np.concatenate([patches for patches, _, _ in cut])), grids
+
+
+# Of towers that take pictures of any size, by seed.
+SIZES = ((42, 56), (28, 14), (56, 42))
+
+
 def tile(media: MediaConfig, seed: int) -> MediaItem:
     size = media.vision.image_size
-    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8).tobytes()
+    height, width = (size, size) if size else SIZES[seed % len(SIZES)]
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8).tobytes()
     digest = hashlib.blake2b(pixels, digest_size=16).digest()
-    return MediaItem(digest, size, size, pixels, mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2))
+    return MediaItem(digest, height, width, pixels, mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2))
 
 
 def prompt_of(
@@ -127,9 +151,14 @@ def prompt_of(
         if isinstance(part, list):
             tokens += part
             continue
-        first = len(tokens)
-        spans.append(MediaSpan(part.digest, first, media.num_rows, is_two_way=media.is_two_way))
-        tokens += [media.token_id] * media.num_rows
+        num_rows = media.rows_of(part.height, part.width)
+        spans.append(
+            MediaSpan(
+                part.digest, len(tokens), num_rows, is_two_way=media.is_two_way,
+                grid=media.grid_of(part.height, part.width),
+            )
+        )  # fmt: skip
+        tokens += [media.token_id] * num_rows
         items[part.digest] = part
     return tokens, tuple(spans), tuple(items.values())
 
@@ -174,6 +203,8 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
             vision_feature_layer=-1 if is_siglip else -2,
         )
         return transformers.LlavaForConditionalGeneration, config
+    if name == "qwen2vl":
+        return transformers.Qwen2VLForConditionalGeneration, _qwen2_vl(transformers)
     if name == "gemma3":
         return transformers.Gemma3ForConditionalGeneration, _gemma3(transformers)
     prefix = "Idefics3" if name == "idefics3" else "SmolVLM"
@@ -203,3 +234,18 @@ def _gemma3(transformers: Any) -> Any:
         boi_token_index=BEGIN,
         eoi_token_index=END,
     )
+
+
+def _qwen2_vl(transformers: Any) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    return transformers.Qwen2VLConfig(
+        text_config=_TEXT | {"rope_parameters": rope},
+        vision_config={
+            "depth": 2, "embed_dim": 96, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2,
+            "patch_size": 7,
+        },
+        image_token_id=PLACEHOLDER,
+        video_token_id=VOCABULARY - 1,
+        vision_start_token_id=BEGIN,
+        vision_end_token_id=END,
+    )  # fmt: skip

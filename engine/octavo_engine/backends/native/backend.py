@@ -358,6 +358,7 @@ class NativeBackend:
             input_rows=step.input_rows,
             inputs=step.inputs,
             seen_to=step.seen_to,
+            rope_positions=step.rope_positions,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))

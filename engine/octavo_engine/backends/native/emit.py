@@ -247,6 +247,7 @@ def _emit_attention(
         group=places.groups[layer],
         own_heads=cut_heads(spec.num_heads, spec.num_kv_heads, shard),
         sinks=spec.sinks,
+        rope_sections=None if spec.rope is None else spec.rope.sections,
         is_chunked=spec.is_chunked,
         query_scales=None if spec.temperature is None else tables.scales(spec.temperature),
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.backend import BackendLimits
-from octavo_engine.backends.media import brought_together, pixel_rows
+from octavo_engine.backends.media import brought_together, patch_places, pixel_rows
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.packing import PANEL_ROWS
@@ -56,10 +56,14 @@ class NativeMediaEncoder:
         )
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
-        hidden = self._run(self._tower, pixel_rows(item, self.config))
+        places = patch_places(item, self.config)
+        hidden = self._run(self._tower, pixel_rows(item, self.config), places)
         return self._run(self._projector, brought_together(hidden, self.config)).copy()
 
-    def _run(self, compiled: CompiledProgram, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _run(
+        self, compiled: CompiledProgram, inputs: NDArray[np.float32],
+        places: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
         """A view, valid until the program runs again."""
         num_rows = len(inputs)
         ramp = np.arange(num_rows, dtype=np.int32)
@@ -76,6 +80,7 @@ class NativeMediaEncoder:
             np.zeros(0, np.int32),
             input_rows=ramp,
             inputs=inputs,
+            rope_positions=places,
         )
         return compiled.program.read(compiled.logits, num_rows)
 

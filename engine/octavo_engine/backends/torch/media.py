@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from octavo_engine.backends.media import brought_together, pixel_rows
+from octavo_engine.backends.media import brought_together, patch_places, pixel_rows
 from octavo_engine.backends.pooling import PoolingStep
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.reference_pooling import ReferencePoolingOps
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 class ReferenceVisionOps(ReferencePoolingOps):
     """VisionOps over the rows of one tile."""
 
-    def __init__(self, inputs: NDArray[np.float32], precision: Precision) -> None:
+    def __init__(
+        self, inputs: NDArray[np.float32], precision: Precision,
+        places: NDArray[np.int32] | None = None,
+    ) -> None:  # fmt: skip
         num_rows = len(inputs)
         nothing = np.zeros(num_rows, np.int32)
         step = PoolingStep(
@@ -39,6 +42,7 @@ class ReferenceVisionOps(ReferencePoolingOps):
             pooled_rows=np.zeros(1, np.int32),
         )
         super().__init__(step, precision)
+        self._rope_positions = None if places is None else torch.from_numpy(places)
         self._rows = torch.from_numpy(inputs).to(precision.dtype)
 
     def input(self, columns: int) -> Tensor:
@@ -58,12 +62,14 @@ class TorchMediaEncoder:
         loader.finish()
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
-        hidden = self._run(self._tower.forward, pixel_rows(item, self.config))
+        places = patch_places(item, self.config)
+        hidden = self._run(self._tower.forward, pixel_rows(item, self.config), places)
         return self._run(self._projector.forward, brought_together(hidden, self.config))
 
     def _run(
-        self, forward: Callable[[ReferenceVisionOps], Tensor], inputs: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+        self, forward: Callable[[ReferenceVisionOps], Tensor], inputs: NDArray[np.float32],
+        places: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
         with torch.inference_mode():
-            rows = forward(ReferenceVisionOps(inputs, self._precision))
+            rows = forward(ReferenceVisionOps(inputs, self._precision, places))
             return np.ascontiguousarray(rows.float().numpy())

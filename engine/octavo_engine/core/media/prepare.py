@@ -10,12 +10,12 @@ import hashlib
 import io
 import struct
 import warnings
-from math import ceil
+from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.core.media.spec import MAX_EDGE, SplitIntoTiles
+from octavo_engine.core.media.spec import MAX_EDGE, FitPixels, SplitIntoTiles
 from octavo_engine.state.media import MediaItem
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 40_000_000  # of a picture, decoded or resized
+MAX_RATIO = 200  # of the sides of a picture that keeps its shape
 VERSION = b"octavo-media-1"  # raise it when preprocessing changes: old and new must never meet
 
 
@@ -67,6 +68,13 @@ def prepare_image(image: Image.Image, spec: PictureSpec) -> PreparedPicture:
     """Of a picture in RGB. Raises BadPicture."""
     if isinstance(spec.shape, SplitIntoTiles):
         return _split(image, spec, spec.shape)
+    if isinstance(spec.shape, FitPixels):
+        height, width = _fitting_size(*image.size, spec.shape)
+        vision = spec.media.vision
+        if height * width > vision.num_tokens * vision.patch_size**2:
+            raise BadPicture(f"becomes {width} x {height} pixels, too many to be read; crop it")
+        resized = _resized(image, height, width, spec)
+        return PreparedPicture((_tile(np.asarray(resized, np.uint8), spec),))
     resized = _resized(image, *_cropped_size(*image.size, spec, spec.shape), spec)
     return PreparedPicture((_tile(_middle(np.asarray(resized, np.uint8), *spec.size), spec),))
 
@@ -93,6 +101,26 @@ def _split(image: Image.Image, spec: PictureSpec, shape: SplitIntoTiles) -> Prep
             ]
     tiles.append(np.asarray(_resized(image, side, side, spec), np.uint8))
     return PreparedPicture(tuple(_tile(pixels, spec) for pixels in tiles), rows, columns)
+
+
+def _fitting_size(width: int, height: int, shape: FitPixels) -> tuple[int, int]:
+    """Height and width in whole factors, as the models' own processor rounds them."""
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise BadPicture(
+            f"has {width} x {height} pixels; a side may be {MAX_RATIO} times as long as the other "
+            "at most: crop it"
+        )
+    factor = shape.factor
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    if new_height * new_width > shape.most:
+        shrink = sqrt(height * width / shape.most)
+        new_height = max(factor, floor(height / shrink / factor) * factor)
+        new_width = max(factor, floor(width / shrink / factor) * factor)
+    elif new_height * new_width < shape.least:
+        grow = sqrt(shape.least / (height * width))
+        new_height = ceil(height * grow / factor) * factor
+        new_width = ceil(width * grow / factor) * factor
+    return new_height, new_width
 
 
 def _size_by_longest(width: int, height: int, edge: int) -> tuple[int, int]:

@@ -125,9 +125,14 @@ def expand(
             if inner != tokens.media.token_id:
                 expanded.append(inner)
                 continue
-            num_rows, is_two_way = tokens.media.num_rows, tokens.media.is_two_way
-            digest = next(tiles).digest
-            spans.append(MediaSpan(digest, len(expanded), num_rows, is_two_way=is_two_way))
+            tile, first_row = next(tiles), len(expanded)
+            num_rows = tokens.media.rows_of(tile.height, tile.width)
+            spans.append(
+                MediaSpan(
+                    tile.digest, first_row, num_rows, is_two_way=tokens.media.is_two_way,
+                    grid=tokens.media.grid_of(tile.height, tile.width),
+                )
+            )  # fmt: skip
             expanded += [inner] * num_rows
         places.append(PicturePlace(first, len(expanded), token))
     unique = {tile.digest: tile for picture in pictures for tile in picture.tiles}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.vision_config import MediaConfig, read_media_config
@@ -27,6 +27,7 @@ _PIXELS = (
 )  # fmt: skip
 # What --mm-processor-kwargs may replace, by family: fields that make the pixels.
 _OVERRIDABLE = {
+    "qwen2_vl": tuple(sorted(("max_pixels", "min_pixels", *_PIXELS))),
     "llava": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
     "gemma3": _PIXELS,
     "idefics3": tuple(sorted(("do_image_splitting", "max_image_size", *_PIXELS))),
@@ -50,13 +51,26 @@ class SplitIntoTiles:
     is_split: bool  # otherwise only the whole picture
 
 
+@dataclass(frozen=True, slots=True)
+class FitPixels:
+    """One tile of each picture, of nearly its own shape: sides of whole `factor`s, and so many
+    pixels."""
+
+    factor: int
+    least: int
+    most: int
+
+
+Shape: TypeAlias = CropToTile | SplitIntoTiles | FitPixels
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureSpec:
     """How a picture becomes tiles, and tiles numbers."""
 
     media: MediaConfig
-    shape: CropToTile | SplitIntoTiles
-    size: tuple[int, int]  # height and width of a tile
+    shape: Shape
+    size: tuple[int, int]  # height and width of a tile; of FitPixels it says nothing
     resample: int  # as Pillow counts its filters
     scale: float
     mean: tuple[float, float, float]
@@ -76,6 +90,8 @@ def read_picture_spec(
     given = dict(overrides or {})
     _check_overrides(given, media.family)
     values = _read_preprocessor(files.path) | given
+    if media.family == "qwen2_vl":
+        return _read_qwen2_vl(values, media, given)
     read = {"llava": _read_clip, "idefics3": _read_idefics3, "gemma3": _read_gemma3}[media.family]
     return read(values, media)
 
@@ -163,8 +179,53 @@ def _read_gemma3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     )
 
 
+def _read_qwen2_vl(
+    values: dict[str, Any], media: MediaConfig, given: Mapping[str, Any]
+) -> PictureSpec:
+    """A file's `max_pixels` is lowered to what the tower reads here; one that is given is not."""
+    vision = media.vision
+    factor = vision.patch_size * media.shuffle
+    most_here = vision.num_tokens * vision.patch_size**2
+    for name, own in (
+        ("patch_size", vision.patch_size), ("merge_size", media.shuffle),
+        ("temporal_patch_size", vision.num_frames),
+    ):  # fmt: skip
+        if values.get(name, own) != own:
+            raise ModelError(f"preprocessor_config.json: {name} must be {own}, as the tower's")
+    if "size" in given:  # it goes before what the file says in the older spelling
+        older = ("min_pixels", "max_pixels")
+        values = {k: v for k, v in values.items() if k not in older or k in given}
+    least = _pixels(values, "min_pixels", "shortest_edge", 56 * 56)
+    most = _pixels(values, "max_pixels", "longest_edge", most_here)
+    is_given = "max_pixels" in given or "size" in given
+    if is_given and most > most_here:
+        raise ModelError(f"max_pixels must be at most {most_here}; got {most}")
+    most = min(most, most_here)
+    if not factor**2 <= most or least > most:
+        raise ModelError(
+            f"preprocessor_config.json: min_pixels is {least} and max_pixels {most}; the latter "
+            f"must be at least {factor**2} and not below the former"
+        )
+    shape = FitPixels(factor, least, most)
+    return _with_numbers(
+        values, media, shape, (0, 0), resample=_BICUBIC, mean=_CLIP_MEAN, std=_CLIP_STD
+    )
+
+
+def _pixels(values: dict[str, Any], name: str, in_size: str, default: int) -> int:
+    """In today's spelling or the older one, which goes before."""
+    size = values.get("size")
+    value = values.get(name)
+    if value is None and isinstance(size, dict):
+        value = size.get(in_size, size.get(name))
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise ModelError(f"preprocessor_config.json: {name} must be a positive number of pixels")
+    return value
+
+
 def _with_numbers(
-    values: dict[str, Any], media: MediaConfig, shape: CropToTile | SplitIntoTiles,
+    values: dict[str, Any], media: MediaConfig, shape: Shape,
     tile: tuple[int, int], *, resample: int, mean: tuple[float, ...], std: tuple[float, ...],
 ) -> PictureSpec:  # fmt: skip
     """`resample`, `mean` and `std` are the family's own, where its file does not say."""

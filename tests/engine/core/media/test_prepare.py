@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from octavo_engine.backends.media import pixel_rows
 from octavo_engine.core.media import prepare as preparing
 from octavo_engine.core.media.prepare import PreparationResult, prepare
 from octavo_engine.core.media.prompt import PictureTokens, expand
-from octavo_engine.core.media.spec import check_picture_overrides, read_picture_spec
+from octavo_engine.core.media.spec import FitPixels, check_picture_overrides, read_picture_spec
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.vision_config import read_media_config
 from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 from octavo_engine.weights.source import resolve_model
-from tests.engine.models.tiny_seeing import PLACEHOLDER, normalised, seeing_model
+from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, normalised, seeing_model
 from tests.fakes.seeing import (
+    FITTING,
     PREPROCESSOR,
     SPLITTING,
     STRETCHING,
@@ -224,6 +226,67 @@ def test_settings_of_gemma_3_that_are_not_computed_are_refused() -> None:
         with pytest.raises(ModelError) as caught:
             gemma3_spec(**overrides)
         assert message in str(caught.value)
+
+
+def qwen2_vl_spec(given: dict[str, Any] | None = None, **values: Any) -> PictureSpec:
+    from octavo_engine.core.media.spec import _read_qwen2_vl
+
+    given = given or {}
+    return _read_qwen2_vl(FITTING | values | given, seeing_model("qwen2vl").media, given)
+
+
+FITTING_SIZES = [(80, 60), (30, 100), (42, 42), (14, 14), (1, 1), (1, 200), (640, 480), (333, 7),
+                 (21, 35), (7, 7), (49, 63), (5000, 30)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"max_pixels": 2000}, {"size": {"shortest_edge": 3000, "longest_edge": 9000}}],
+    ids=lambda each: next(iter(each), ""),
+)  # fmt: skip
+def test_pixels_of_qwen2_vl_are_those_of_transformers(given: dict[str, Any]) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    values = {k: v for k, v in FITTING.items() if k != "image_processor_type"}
+    if "size" in given:
+        values = {k: v for k, v in values.items() if k not in ("min_pixels", "max_pixels")}
+    processor, spec = Qwen2VLImageProcessorPil(**values | given), qwen2_vl_spec(given)
+    tokens = PictureTokens(spec.media, TextTokenizer(tokenizer("qwen2vl"), where="test"))
+    for size in FITTING_SIZES:
+        image = noise(*size)
+        truth = processor(image)
+        picture = prepare(encoded(image), spec).picture
+        assert picture is not None
+        grid = np.asarray(truth["image_grid_thw"])[0]
+        np.testing.assert_array_equal(
+            pixel_rows(picture.tiles[0], spec.media), np.asarray(truth["pixel_values"])
+        )
+        ids, media = expand([1, BEGIN, PLACEHOLDER, END, 2], [picture], tokens)
+        num_rows = int(grid.prod()) // 4
+        assert ids == [1, BEGIN, *[PLACEHOLDER] * num_rows, END, 2]
+        assert media.spans[0].grid == (grid[1] // 2, grid[2] // 2)
+        assert media.places == ((2, 2 + num_rows, PLACEHOLDER),)
+
+
+def test_pictures_of_qwen2_vl_that_are_too_long_are_refused() -> None:
+    result = prepare(encoded(noise(1, 201)), qwen2_vl_spec())
+    assert "a side may be 200 times as long as the other at most" in result.problem
+
+
+def test_sizes_that_qwen2_vls_tower_does_not_read_are_refused_or_lowered() -> None:
+    most = 5120 * 7 * 7
+    shape = qwen2_vl_spec(max_pixels=12_845_056).shape
+    assert isinstance(shape, FitPixels) and shape.most == most
+    for given, message in (
+        ({"max_pixels": 12_845_056}, f"max_pixels must be at most {most}"),
+        ({"min_pixels": 6000}, "min_pixels is 6000 and max_pixels 5000"),
+        ({"max_pixels": 100}, "the latter must be at least 196"),
+        ({"min_pixels": "many"}, "min_pixels must be a positive number of pixels"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            qwen2_vl_spec(given)
+        assert message in str(caught.value)
+    with pytest.raises(ModelError, match="patch_size must be 7, as the tower's"):
+        qwen2_vl_spec(patch_size=14)
 
 
 @pytest.fixture(scope="module")

@@ -165,6 +165,32 @@ def test_a_picture_whose_tokens_see_each_other_is_computed_as_transformers_does(
         rig.close()
 
 
+def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(tmp_path: Path) -> None:
+    """Answers too: what follows a picture stands where its longer side ends."""
+    rig = Rig(write_seeing_model(tmp_path / "qwen2vl", "qwen2vl"))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        tall = encoded(Image.new("RGB", (40, 120), "green"))
+        prepared = [prepare(data, workers.spec).picture for data in (RED, tall)]
+        tiles = [tile for picture in prepared if picture for tile in picture.tiles]
+        tokens = [1]
+        for tile in tiles:
+            num_rows = workers.spec.media.rows_of(tile.height, tile.width)
+            tokens += [BEGIN, *[PLACEHOLDER] * num_rows, END]
+        tokens += [4, 5, 2]
+        parts = text("what colour"), picture(RED), picture(tall)
+        answer = rig.chat(*parts, max_tokens=12)
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        for said in logprobs(answer):
+            row = seeing_model("qwen2vl").logits(tokens, tiles)[-1].astype(np.float64)
+            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+            tokens.append(int(row.argmax()))
+        assert logprobs(rig.chat(*parts, max_tokens=12)) == logprobs(answer)
+    finally:
+        rig.close()
+
+
 def test_a_model_that_may_hold_no_picture_has_no_tower(tmp_path: Path) -> None:
     folder = write_seeing_model(tmp_path / "gemma3", "gemma3")
     rig = Rig(folder, {"limit_mm_per_prompt": "image=0"})
