@@ -96,6 +96,17 @@ void check_seen(const Step& step, int64_t seq) {
     }
 }
 
+void check_segments(const Step& step) {
+    const std::span<const int32_t> starts = step.segment_starts;
+    check(step.num_seqs() == 1 && starts.front() == 0 && starts.back() == step.num_tokens(),
+          "step: segment_starts must be of one sequence, from 0 to its ", step.num_tokens(),
+          " tokens");
+    for (size_t i = 1; i < starts.size(); ++i) {
+        check(starts[i] > starts[i - 1], "step: segment_starts[", i, "] is ", starts[i],
+              "; it must be above ", starts[i - 1]);
+    }
+}
+
 void check_inputs(const Step& step, const StepLimits& limits) {
     check(!limits.is_input || !step.input_rows.empty() || step.num_tokens() == 0,
           "step: this program takes rows from outside only; input_rows is missing");
@@ -153,6 +164,9 @@ void check_step(const Step& step, const StepLimits& limits) {
     }
     check_values("rows", step.rows, step.table_rows);
     check_values("logit_rows", step.logit_rows, tokens);
+    if (!step.segment_starts.empty()) {
+        check_segments(step);
+    }
     if (!step.rope_positions.empty()) {
         check_size("rope_positions", step.rope_positions, cpu::kRopeAxes * tokens);
         check_values("rope_positions", step.rope_positions, limits.max_positions);

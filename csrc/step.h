@@ -38,6 +38,9 @@ struct Step {
     std::span<const int32_t> seen_to = {};  // [T]
     // Of each token where ropes of several axes turn it to on each; empty: all where it stands.
     std::span<const int32_t> rope_positions = {};  // [3, T]
+    // Where the parts of the step's one sequence begin that layers of segments see each by itself,
+    // and its end; empty: it is one part.
+    std::span<const int32_t> segment_starts = {};  // [segments + 1]
     std::span<const float> features = {};          // [T, columns] of programs that read some
     // [B] where in the cross cache each sequence's keys and values are; empty: no cross-attention.
     std::span<const int32_t> cross_slots = {};

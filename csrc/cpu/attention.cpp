@@ -116,6 +116,9 @@ class Attend {
             return {begin, std::max(behind, more)};
         }
         const int64_t end = tile_.end_position;
+        if (tile_.begin_position > 0) {
+            return {tile_.begin_position, end};
+        }
         return {begin, args_.window > 0 ? std::min<int64_t>(end, behind - 1 + args_.window) : end};
     }
 

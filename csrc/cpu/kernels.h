@@ -300,7 +300,8 @@ struct QueryTile {
     int32_t first_token;
     int32_t num_tokens;
     int32_t first_position;
-    int32_t end_position;  // of the sequence: its length
+    int32_t begin_position;  // of what its tokens can see: 0, or where their segment begins
+    int32_t end_position;    // the sequence's length, or where their segment ends
     int32_t kv_head;
     int32_t first_partition;  // of the context, those that any row of the tile may see
     int32_t end_partition;

@@ -86,6 +86,7 @@ class AttentionSpec:
     # Of each q head: a score gains slope * (the key's position - the query's).
     alibi: NDArray[np.float32] | None = None
     is_causal: bool = True  # else a token sees later ones too; encoder_attention only
+    is_segmented: bool = False  # a token sees its segment of the step, where the step has some
     # Of each q head: a score more in the softmax, of no value.
     sinks: Vector | None = None
     # A text is cut into chunks as long as the window, and a token sees those of its own.

@@ -102,10 +102,11 @@ AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
 
 def write_seeing_model(folder: Path, name: str = "llava") -> Path:
-    """Of "llava", "smolvlm", "gemma3" or "qwen2vl"."""
+    """Of "llava", "smolvlm", "gemma3", "qwen2vl" or "qwen2.5vl"."""
     from safetensors.torch import save_file
 
     model = seeing_model(name)
+    name = "qwen2vl" if name == "qwen2.5vl" else name  # all else is equal
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.tensors, folder / "model.safetensors")
     tokenizer(name).save(str(folder / "tokenizer.json"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -68,7 +68,9 @@ def _grouped_pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.floa
     values = _normalised(item).reshape(lines // by, by, patch, columns // by, by, patch, 3)
     patches = values.transpose(0, 3, 1, 4, 6, 2, 5)[..., None, :, :]
     frames = np.broadcast_to(patches, (*patches.shape[:5], vision.num_frames, *patches.shape[6:]))
-    return np.ascontiguousarray(frames).reshape(lines * columns, vision.patch_columns)
+    rows = np.ascontiguousarray(frames).reshape(lines * columns, vision.patch_columns)
+    windows = windows_of(item, config)
+    return rows if windows is None else np.ascontiguousarray(rows[windows.order])
 
 
 def patch_places(item: MediaItem, config: MediaConfig) -> NDArray[np.int32] | None:
@@ -81,7 +83,35 @@ def patch_places(item: MediaItem, config: MediaConfig) -> NDArray[np.int32] | No
     places = np.zeros((3, lines, columns), np.int32)
     places[1], places[2] = np.arange(lines)[:, None], np.arange(columns)
     grouped = places.reshape(3, lines // by, by, columns // by, by).transpose(0, 1, 3, 2, 4)
-    return np.ascontiguousarray(grouped).reshape(3, -1)
+    whole = np.ascontiguousarray(grouped).reshape(3, -1)
+    windows = windows_of(item, config)
+    return whole if windows is None else np.ascontiguousarray(whole[:, windows.order])
+
+
+class Windows(NamedTuple):
+    """A picture's patches window by window."""
+
+    order: NDArray[np.int64]  # which patch is where
+    starts: NDArray[np.int32]  # of the windows, and the end
+
+
+def windows_of(item: MediaItem, config: MediaConfig) -> Windows | None:
+    """None where all patches see all. Windows at the right and below may be smaller; patches that
+    become one row are in one window."""
+    if not config.vision.window:
+        return None
+    by = config.shuffle
+    lines, columns = (patches // by for patches in _grid(item, config))
+    side = config.vision.window // by
+    index = np.arange(lines * columns).reshape(lines, columns)
+    parts = [
+        index[line : line + side, column : column + side].reshape(-1)
+        for line in range(0, lines, side)
+        for column in range(0, columns, side)
+    ]
+    order = np.concatenate(parts)[:, None] * by**2 + np.arange(by**2)
+    ends = np.cumsum([len(part) * by**2 for part in parts])
+    return Windows(order.reshape(-1), np.concatenate(([0], ends)).astype(np.int32))
 
 
 def _grid(item: MediaItem, config: MediaConfig) -> tuple[int, int]:
@@ -96,8 +126,14 @@ def _grid(item: MediaItem, config: MediaConfig) -> tuple[int, int]:
     return lines, columns
 
 
-def brought_together(hidden: NDArray[np.float32], config: MediaConfig) -> NDArray[np.float32]:
+def brought_together(
+    hidden: NDArray[np.float32], config: MediaConfig, windows: Windows | None = None
+) -> NDArray[np.float32]:
     """A tower's hidden states as rows of the projector's input."""
+    if windows is not None:
+        ordered = np.empty_like(hidden)
+        ordered[windows.order] = hidden
+        hidden = ordered
     vision = config.vision
     if not vision.image_size:
         return np.ascontiguousarray(hidden).reshape(-1, config.projector_columns)

@@ -19,14 +19,18 @@ QUICK_GELU = 1.702  # x * sigmoid(that * x)
 
 
 class TowerNorm:
-    """A layer norm with weight and bias."""
+    """A layer norm with weight and bias, or an RMS norm."""
 
     def __init__(self, config: VisionConfig, loader: Loader, name: str) -> None:
         self.weight = loader.vector(f"{name}.weight", config.hidden_size)
-        self.bias = loader.vector(f"{name}.bias", config.hidden_size)
+        self.bias = None
+        if not config.has_rms_norms:
+            self.bias = loader.vector(f"{name}.bias", config.hidden_size)
         self.eps = config.norm_eps
 
     def forward(self, ops: VisionOps, x: Value) -> Value:
+        if self.bias is None:
+            return ops.rms_norm(x, self.weight, self.eps)
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
 
@@ -68,7 +72,7 @@ class VisionTower:
 
 
 class VisionLayer:
-    """Attention over the whole picture, then an MLP, each normed before."""
+    """Attention over the whole picture or a window of it, then an MLP, each normed before."""
 
     def __init__(self, config: VisionConfig, loader: Loader, index: int, rope: Rope | None) -> None:
         prefix, size = f"vision.layers.{index}", config.hidden_size
@@ -78,8 +82,14 @@ class VisionLayer:
         self.qkv = loader.linear(names, size, [inner, inner, inner], bias=True)
         self.output = loader.linear(f"{prefix}.self_attn.out_proj", inner, size, bias=True)
         self.mlp_norm = TowerNorm(config, loader, f"{prefix}.layer_norm2")
-        self.up = loader.linear(f"{prefix}.mlp.fc1", size, config.intermediate_size, bias=True)
-        self.down = loader.linear(f"{prefix}.mlp.fc2", config.intermediate_size, size, bias=True)
+        wide, self.is_gated = config.intermediate_size, config.is_gated
+        if config.is_gated:
+            names = [f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")]
+            self.up = loader.linear(names, size, [wide, wide], bias=True)
+            self.down = loader.linear(f"{prefix}.mlp.down_proj", wide, size, bias=True)
+        else:
+            self.up = loader.linear(f"{prefix}.mlp.fc1", size, wide, bias=True)
+            self.down = loader.linear(f"{prefix}.mlp.fc2", wide, size, bias=True)
         self.activation = config.activation
         self.spec = AttentionSpec(
             layer=0,  # what is not kept can share its place
@@ -89,12 +99,15 @@ class VisionLayer:
             scale=config.head_dim**-0.5,
             rope=rope,
             is_causal=False,
+            is_segmented=bool(config.window) and index not in config.whole_layers,
         )
 
     def forward(self, ops: VisionOps, x: Value) -> Value:
         h = ops.linear(self.attention_norm.forward(ops, x), self.qkv)
         x = ops.add(x, ops.linear(ops.encoder_attention(h, self.spec), self.output))
         h = ops.linear(self.mlp_norm.forward(ops, x), self.up)
+        if self.is_gated and self.activation != "quick_gelu":
+            return ops.add(x, ops.linear(ops.glu(h, self.activation), self.down))
         return ops.add(x, ops.linear(_activated(ops, h, self.activation), self.down))
 
 

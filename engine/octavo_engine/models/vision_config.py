@@ -35,6 +35,7 @@ _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
         "SmolVLMForConditionalGeneration": "idefics3",
         "Gemma3ForConditionalGeneration": "gemma3",
         "Qwen2VLForConditionalGeneration": "qwen2_vl",
+        "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
     }
 )
 _CLIP = {
@@ -68,6 +69,19 @@ _QWEN2_VL = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
+_QWEN2_5_VL = {
+    "depth": 32,
+    "hidden_size": 3584,
+    "hidden_act": "silu",
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 112,
+    "out_hidden_size": 3584,
+    "fullatt_block_indexes": (7, 15, 23, 31),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +102,11 @@ class VisionConfig:
     patch_bias: bool
     rope_theta: float | None = None  # patches know by a rope where they are, not by a table
     num_frames: int = 1  # of a film that a patch covers; a picture stands still in them
+    has_rms_norms: bool = False
+    is_gated: bool = False  # an MLP's activation multiplies the other half of what goes in
+    # Patches see windows of so many on a side, all but in these layers. 0: they see all.
+    window: int = 0
+    whole_layers: tuple[int, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -164,7 +183,7 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
     if family is None:
         return None
     if family == "qwen2_vl":
-        return _read_qwen2_vl(fields)
+        return _read_qwen2_vl(fields, is_windowed=names == ["Qwen2_5_VLForConditionalGeneration"])
     vision, text = fields.raw("vision_config"), fields.raw("text_config")
     if vision is None and family == "gemma3":
         return None  # files of its text part alone
@@ -260,31 +279,40 @@ def _read_gemma3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -
     )
 
 
-def _read_qwen2_vl(fields: ConfigFields) -> MediaConfig:
-    """Its text fields stand in a text_config or beside the vision_config."""
+def _read_qwen2_vl(fields: ConfigFields, *, is_windowed: bool) -> MediaConfig:
+    """Qwen2-VL, or Qwen2.5-VL. Text fields stand in a text_config or beside the vision_config."""
     given = fields.raw("vision_config")
     if not isinstance(given, dict):
         raise fields.error("vision_config", "must be an object")
-    vision = ConfigFields(given, defaults=_QWEN2_VL, path="config.json: vision_config")
-    size = vision.integer("embed_dim", maximum=MAX_WIDTH)
+    vision = ConfigFields(
+        given, defaults=_QWEN2_5_VL if is_windowed else _QWEN2_VL,
+        path="config.json: vision_config",
+    )  # fmt: skip
+    width, out = ("hidden_size", "out_hidden_size") if is_windowed else ("embed_dim", "hidden_size")
+    size = vision.integer(width, maximum=MAX_WIDTH)
     heads = vision.integer("num_heads", maximum=MAX_HEADS)
     if size % (4 * heads):
-        raise vision.error("embed_dim", f"must be a multiple of 4 x {heads} heads")
+        raise vision.error(width, f"must be a multiple of 4 x {heads} heads")
     activation = vision.optional_text("hidden_act") or "quick_gelu"
-    if activation != "quick_gelu" and activation not in ACTIVATIONS:
-        raise vision.error("hidden_act", f"must be quick_gelu or one of {', '.join(ACTIVATIONS)}")
+    is_quick = activation == "quick_gelu" and not is_windowed
+    if not is_quick and activation not in ACTIVATIONS:
+        raise vision.error("hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
+    patch = vision.integer("patch_size", maximum=MAX_IMAGE_SIZE)
+    merge = vision.integer("spatial_merge_size", maximum=16)
     text = fields.section("text_config") or fields
     rope = text.section("rope_parameters") or text.section("rope_scaling")
     if rope is None or rope.raw("mrope_section") is None:
         raise text.error("rope_scaling", "must have an mrope_section")
     tower = VisionConfig(
         hidden_size=size,
-        intermediate_size=int(size * vision.positive("mlp_ratio")),
+        intermediate_size=vision.integer("intermediate_size", maximum=MAX_WIDTH)
+        if is_windowed
+        else int(size * vision.positive("mlp_ratio")),
         num_layers=vision.integer("depth", maximum=MAX_LAYERS),
         num_heads=heads,
         image_size=0,
-        patch_size=vision.integer("patch_size", maximum=MAX_IMAGE_SIZE),
-        activation="quick_gelu" if activation == "quick_gelu" else ACTIVATIONS[activation],
+        patch_size=patch,
+        activation="quick_gelu" if is_quick else ACTIVATIONS[activation],
         norm_eps=1e-6,
         has_class=False,
         has_pre_norm=False,
@@ -292,15 +320,29 @@ def _read_qwen2_vl(fields: ConfigFields) -> MediaConfig:
         patch_bias=False,
         rope_theta=10_000.0,
         num_frames=vision.integer("temporal_patch_size", maximum=16),
+        has_rms_norms=is_windowed,
+        is_gated=is_windowed,
+        **(_read_windows(vision, patch * merge, merge) if is_windowed else {}),
     )
     return MediaConfig(
         family="qwen2_vl",
         vision=tower,
         token_id=fields.optional_integer("image_token_id", maximum=MAX_VOCABULARY) or 151_655,
-        text_size=vision.integer("hidden_size", maximum=MAX_WIDTH),
+        text_size=vision.integer(out, maximum=MAX_WIDTH),
         projector_bias=True,
-        shuffle=vision.integer("spatial_merge_size", maximum=16),
+        shuffle=merge,
     )
+
+
+def _read_windows(vision: ConfigFields, pixels: int, merge: int) -> dict[str, Any]:
+    """`pixels`: of a side of what becomes one row."""
+    rows = vision.integer("window_size", maximum=MAX_IMAGE_SIZE) // pixels
+    if not rows:
+        raise vision.error("window_size", f"must be at least {pixels}")
+    layers = vision.raw("fullatt_block_indexes")
+    if not isinstance(layers, list | tuple) or not all(type(layer) is int for layer in layers):
+        raise vision.error("fullatt_block_indexes", "must be a list of numbers")
+    return {"window": rows * merge, "whole_layers": tuple(layers)}
 
 
 def _read_tower(

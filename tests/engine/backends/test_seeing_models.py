@@ -6,24 +6,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 
 from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.native.backend import NativeBackend
+from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.model_runner.media_rows import places_of
+from octavo_engine.state.media import MediaItem
 from tests.engine.backends.tolerance import (
     BF16_AGAINST_FLOAT32,
     BF16_AGAINST_ROUNDED_REFERENCE,
     FLOAT32,
     error,
 )
-from tests.engine.models.tiny_seeing import SEEING, prompt_of, seeing_model, tile
+from tests.engine.models.tiny_seeing import SEEING, patches_of, prompt_of, seeing_model, tile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.backends.torch.backend import TorchBackend
-    from octavo_engine.state.media import MediaItem, MediaSpan
+    from octavo_engine.state.media import MediaSpan
 
 LIMITS = BackendLimits(max_tokens=512, max_seqs=2, max_logit_rows=512, max_model_len=512)
 
@@ -85,7 +88,7 @@ def test_logits_are_those_of_transformers(name: str, dtype: str) -> None:
     np.testing.assert_allclose(found, truth, **FLOAT32)
 
 
-@pytest.mark.parametrize("name", ["llava", "idefics3", "gemma3", "qwen2vl"])
+@pytest.mark.parametrize("name", ["llava", "idefics3", "gemma3", "qwen2vl", "qwen2.5vl"])
 def test_bf16_is_as_close_as_it_is_for_text(name: str) -> None:
     tokens, spans, items = example(name)
     model = seeing_model(name)
@@ -94,6 +97,53 @@ def test_bf16_is_as_close_as_it_is_for_text(name: str) -> None:
     exact = all_logits(model.backend("torch", stored="BF16"), tokens, spans, items)
     assert error(found, exact) < 2 * BF16_AGAINST_FLOAT32  # two models behind each other
     assert error(found, rounded) < 2 * BF16_AGAINST_ROUNDED_REFERENCE
+
+
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen2.5vl"])
+@pytest.mark.parametrize("size", [(14, 14), (28, 28), (14, 700), (280, 294), (322, 350)])
+def test_rows_of_pictures_of_any_size_are_those_of_transformers(
+    name: str, size: tuple[int, int]
+) -> None:
+    """Of a thousand patches and more too: attention is cut into partitions, threads share them."""
+    model = seeing_model(name)
+    pixels = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8).tobytes()
+    item = MediaItem(bytes(16), *size, pixels, mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2))
+    patches, grids = patches_of([item])
+    with torch.inference_mode():
+        truth = model.reference.model.visual(patches, grid_thw=grids).pooler_output.numpy()
+    for backend in (
+        model.backend("torch"), model.backend("f32"), model.backend("f32", num_threads=3)
+    ):  # fmt: skip
+        assert backend.media is not None
+        np.testing.assert_allclose(backend.media.encode(item), truth, **FLOAT32)
+
+
+@pytest.mark.parametrize("size", [(21, 28), (14, 15), (14, 14 * 1300)])
+def test_pictures_that_the_tower_does_not_read_are_refused(size: tuple[int, int]) -> None:
+    backend = seeing_model("qwen2.5vl").backend("f32")
+    item = MediaItem(bytes(16), *size, bytes(3 * size[0] * size[1]))
+    assert backend.media is not None
+    with pytest.raises(ValueError, match="which are not read"):
+        backend.media.encode(item)
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([0, 2], "from 0 to its 4 tokens"),
+        ([1, 4], "from 0 to its 4 tokens"),
+        ([0, 3, 3, 4], r"segment_starts\[2\] is 3; it must be above 3"),
+    ],
+)
+def test_segments_that_are_no_parts_of_the_step_are_refused(
+    starts: list[int], message: str
+) -> None:
+    backend = seeing_model("qwen2.5vl").backend("f32")
+    assert isinstance(backend.media, NativeMediaEncoder)
+    columns = backend.media.config.vision.patch_columns
+    rows, segments = np.zeros((4, columns), np.float32), np.array(starts, np.int32)
+    with pytest.raises(ValueError, match=message):
+        backend.media._run(backend.media._tower, rows, np.zeros((3, 4), np.int32), segments)
 
 
 def test_fusion_changes_no_bit() -> None:

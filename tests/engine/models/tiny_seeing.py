@@ -50,7 +50,9 @@ _TOWER = {
     "patch_size": 7,
 }
 BEGIN, END = 91, 92  # around a picture of Gemma 3
-SEEING = ("llava", "llava-full", "llava-siglip", "idefics3", "smolvlm", "gemma3", "qwen2vl")
+SEEING = (
+    "llava", "llava-full", "llava-siglip", "idefics3", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,6 +207,8 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
         return transformers.LlavaForConditionalGeneration, config
     if name == "qwen2vl":
         return transformers.Qwen2VLForConditionalGeneration, _qwen2_vl(transformers)
+    if name == "qwen2.5vl":
+        return transformers.Qwen2_5_VLForConditionalGeneration, _qwen2_5_vl(transformers)
     if name == "gemma3":
         return transformers.Gemma3ForConditionalGeneration, _gemma3(transformers)
     prefix = "Idefics3" if name == "idefics3" else "SmolVLM"
@@ -243,6 +247,23 @@ def _qwen2_vl(transformers: Any) -> Any:
         vision_config={
             "depth": 2, "embed_dim": 96, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2,
             "patch_size": 7,
+        },
+        image_token_id=PLACEHOLDER,
+        video_token_id=VOCABULARY - 1,
+        vision_start_token_id=BEGIN,
+        vision_end_token_id=END,
+    )  # fmt: skip
+
+
+def _qwen2_5_vl(transformers: Any) -> Any:
+    """Windows of two by two rows, some smaller at the edges, and an MLP of no whole panels."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    return transformers.Qwen2_5_VLConfig(
+        text_config=_TEXT | {"rope_parameters": rope},
+        vision_config={
+            "depth": 3, "hidden_size": 96, "out_hidden_size": 64, "num_heads": 4,
+            "intermediate_size": 84, "patch_size": 7, "window_size": 28,
+            "fullatt_block_indexes": [1],
         },
         image_token_id=PLACEHOLDER,
         video_token_id=VOCABULARY - 1,

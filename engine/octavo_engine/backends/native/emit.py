@@ -249,5 +249,6 @@ def _emit_attention(
         sinks=spec.sinks,
         rope_sections=None if spec.rope is None else spec.rope.sections,
         is_chunked=spec.is_chunked,
+        is_segmented=spec.is_segmented,
         query_scales=None if spec.temperature is None else tables.scales(spec.temperature),
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.backend import BackendLimits
-from octavo_engine.backends.media import brought_together, patch_places, pixel_rows
+from octavo_engine.backends.media import brought_together, patch_places, pixel_rows, windows_of
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.packing import PANEL_ROWS
@@ -56,13 +56,17 @@ class NativeMediaEncoder:
         )
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
-        places = patch_places(item, self.config)
-        hidden = self._run(self._tower, pixel_rows(item, self.config), places)
-        return self._run(self._projector, brought_together(hidden, self.config)).copy()
+        config = self.config
+        windows = windows_of(item, config)
+        hidden = self._run(
+            self._tower, pixel_rows(item, config), patch_places(item, config),
+            None if windows is None else windows.starts,
+        )  # fmt: skip
+        return self._run(self._projector, brought_together(hidden, config, windows)).copy()
 
     def _run(
         self, compiled: CompiledProgram, inputs: NDArray[np.float32],
-        places: NDArray[np.int32] | None = None,
+        places: NDArray[np.int32] | None = None, segments: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]:  # fmt: skip
         """A view, valid until the program runs again."""
         num_rows = len(inputs)
@@ -81,6 +85,7 @@ class NativeMediaEncoder:
             input_rows=ramp,
             inputs=inputs,
             rope_positions=places,
+            segment_starts=segments,
         )
         return compiled.program.read(compiled.logits, num_rows)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from octavo_engine.backends.media import brought_together, patch_places, pixel_rows
+from octavo_engine.backends.media import brought_together, patch_places, pixel_rows, windows_of
 from octavo_engine.backends.pooling import PoolingStep
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.reference_pooling import ReferencePoolingOps
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.precision import Precision
     from octavo_engine.models.vision_config import MediaConfig
+    from octavo_engine.ops import AttentionSpec
     from octavo_engine.state.media import MediaItem
     from octavo_engine.weights.checkpoint import Checkpoint
 
@@ -30,7 +32,7 @@ class ReferenceVisionOps(ReferencePoolingOps):
 
     def __init__(
         self, inputs: NDArray[np.float32], precision: Precision,
-        places: NDArray[np.int32] | None = None,
+        places: NDArray[np.int32] | None = None, segments: NDArray[np.int32] | None = None,
     ) -> None:  # fmt: skip
         num_rows = len(inputs)
         nothing = np.zeros(num_rows, np.int32)
@@ -43,7 +45,17 @@ class ReferenceVisionOps(ReferencePoolingOps):
         )
         super().__init__(step, precision)
         self._rope_positions = None if places is None else torch.from_numpy(places)
+        self._segments = None if segments is None else segments.tolist()
         self._rows = torch.from_numpy(inputs).to(precision.dtype)
+
+    def encoder_attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
+        whole = self._texts
+        if spec.is_segmented and self._segments is not None:
+            self._texts = [slice(a, b) for a, b in pairwise(self._segments)]
+        try:
+            return super().encoder_attention(qkv, spec)
+        finally:
+            self._texts = whole
 
     def input(self, columns: int) -> Tensor:
         assert self._rows.shape[1] == columns
@@ -62,14 +74,18 @@ class TorchMediaEncoder:
         loader.finish()
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
-        places = patch_places(item, self.config)
-        hidden = self._run(self._tower.forward, pixel_rows(item, self.config), places)
-        return self._run(self._projector.forward, brought_together(hidden, self.config))
+        config = self.config
+        windows = windows_of(item, config)
+        hidden = self._run(
+            self._tower.forward, pixel_rows(item, config), patch_places(item, config),
+            None if windows is None else windows.starts,
+        )  # fmt: skip
+        return self._run(self._projector.forward, brought_together(hidden, config, windows))
 
     def _run(
         self, forward: Callable[[ReferenceVisionOps], Tensor], inputs: NDArray[np.float32],
-        places: NDArray[np.int32] | None = None,
+        places: NDArray[np.int32] | None = None, segments: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]:  # fmt: skip
         with torch.inference_mode():
-            rows = forward(ReferenceVisionOps(inputs, self._precision, places))
+            rows = forward(ReferenceVisionOps(inputs, self._precision, places, segments))
             return np.ascontiguousarray(rows.float().numpy())

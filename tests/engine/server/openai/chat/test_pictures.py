@@ -165,9 +165,12 @@ def test_a_picture_whose_tokens_see_each_other_is_computed_as_transformers_does(
         rig.close()
 
 
-def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen2.5vl"])
+def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(
+    tmp_path: Path, name: str
+) -> None:
     """Answers too: what follows a picture stands where its longer side ends."""
-    rig = Rig(write_seeing_model(tmp_path / "qwen2vl", "qwen2vl"))
+    rig = Rig(write_seeing_model(tmp_path / name, name))
     try:
         workers = rig.engine.pictures
         assert workers is not None
@@ -183,7 +186,7 @@ def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(tmp_p
         answer = rig.chat(*parts, max_tokens=12)
         assert answer["usage"]["prompt_tokens"] == len(tokens)
         for said in logprobs(answer):
-            row = seeing_model("qwen2vl").logits(tokens, tiles)[-1].astype(np.float64)
+            row = seeing_model(name).logits(tokens, tiles)[-1].astype(np.float64)
             assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
             tokens.append(int(row.argmax()))
         assert logprobs(rig.chat(*parts, max_tokens=12)) == logprobs(answer)
