@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -9,10 +10,14 @@ import numpy as np
 from octavo_engine.models.vision_config import MediaConfig  # noqa: TC001  (a protocol's member)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from octavo_engine.state.media import MediaItem
     from octavo_engine.weights.checkpoint import Checkpoint
+
+MEASURED_PATCHES = 512
 
 
 class MediaEncoder(Protocol):
@@ -20,6 +25,14 @@ class MediaEncoder(Protocol):
 
     @property
     def config(self) -> MediaConfig: ...
+
+    @property
+    def work_bytes(self) -> int:
+        """Memory that the largest picture takes while it is encoded, weights aside."""
+
+    def measure(self) -> float:
+        """About how many seconds the largest picture takes: those of a part, and what the rest is
+        to it. A large tower takes minutes on a few threads, for which no start should wait."""
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
         """One tile's rows of the language model's input, [num_rows, text_size]. They are the
@@ -34,6 +47,20 @@ class TakesMedia(Protocol):
 
     def load_media(self, config: MediaConfig, checkpoint: Checkpoint) -> None:
         """After construction, before `prepare`, from a `VisionPart`. Raises ModelError."""
+
+
+def timed_part(
+    config: MediaConfig, run: Callable[[NDArray[np.float32], NDArray[np.int32] | None], object]
+) -> float:
+    """How long the largest picture takes if `run` has a tower compute some rows of pixels at some
+    places."""
+    vision = config.vision
+    num_rows = min(vision.num_tokens, MEASURED_PATCHES)
+    places = None if vision.rope_theta is None else np.zeros((3, num_rows), np.int32)
+    started = time.perf_counter()
+    run(np.zeros((num_rows, vision.patch_columns), np.float32), places)
+    took_s = time.perf_counter() - started
+    return took_s * vision.operations(vision.num_tokens) / vision.operations(num_rows)
 
 
 def pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.float32]:

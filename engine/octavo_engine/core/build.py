@@ -213,9 +213,11 @@ def _build_backend(
 
 
 def _media_bytes(config: EngineConfig, backend: Backend) -> int:
-    """For rows of pictures, beside the KV cache."""
+    """For rows of pictures and for encoding one, beside the KV cache."""
     limits = media_limits(config, backend)
-    return 0 if limits is None else limits.cache_bytes
+    if limits is None or not isinstance(backend, TakesMedia) or backend.media is None:
+        return 0
+    return limits.cache_bytes + backend.media.work_bytes
 
 
 def _memory_note(kv_bytes: int, config: EngineConfig) -> str:

@@ -54,7 +54,7 @@ class TimesPictures(Protocol):
     """What encodes pictures, if its model sees."""
 
     def time_picture(self) -> float:
-        """Encode an empty one, that nothing is kept of; how many seconds a row of it took."""
+        """About how many seconds a row of one takes."""
 
 
 @runtime_checkable

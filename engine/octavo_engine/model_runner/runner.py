@@ -114,7 +114,7 @@ class ModelRunner:
         return result
 
     def time_picture(self) -> float:
-        """How many seconds a row of an empty one takes; 0 where the model does not see."""
+        """About how many seconds a row of one takes; 0 where the model does not see."""
         return 0.0 if self._media is None else self._media.time_picture()
 
     def launch(self, batch: ScheduledBatch) -> Launched:

@@ -127,6 +127,15 @@ class VisionConfig:
         """At most."""
         return self.side**2 + self.has_class if self.image_size else MAX_PATCHES
 
+    def operations(self, num_tokens: int) -> float:
+        """Multiplications that so many tokens take, about."""
+        wide = (3 if self.is_gated else 2) * self.intermediate_size
+        linear = self.hidden_size * (4 * self.hidden_size + wide)
+        num_whole = len(self.whole_layers) if self.window else self.num_layers
+        seen = num_whole * num_tokens
+        seen += (self.num_layers - num_whole) * min(num_tokens, self.window**2)
+        return float(num_tokens) * (self.num_layers * linear + 2 * self.hidden_size * seen)
+
     @property
     def patch_columns(self) -> int:
         return 3 * self.num_frames * self.patch_size**2

@@ -49,6 +49,13 @@ class Counted:
     def config(self) -> MediaConfig:
         return self._encoder.config
 
+    @property
+    def work_bytes(self) -> int:
+        return self._encoder.work_bytes
+
+    def measure(self) -> float:
+        return self._encoder.measure()
+
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
         if item.pixels == b"":
             raise RuntimeError("no pixels")

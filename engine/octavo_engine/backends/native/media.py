@@ -8,7 +8,13 @@ import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.backend import BackendLimits
-from octavo_engine.backends.media import brought_together, patch_places, pixel_rows, windows_of
+from octavo_engine.backends.media import (
+    brought_together,
+    patch_places,
+    pixel_rows,
+    timed_part,
+    windows_of,
+)
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.packing import PANEL_ROWS
@@ -54,6 +60,16 @@ class NativeMediaEncoder:
         self._kv = _native.KVCache(
             num_blocks, [(0, 0, vision.num_heads, vision.head_columns)], [0], "f32"
         )
+
+    @property
+    def work_bytes(self) -> int:
+        vision = self.config.vision
+        queries = 4 * vision.num_tokens * vision.num_heads * vision.head_columns
+        # Keys and values as floats too, and what is rotated before it is attended with.
+        return self._tower.arena_bytes + self._projector.arena_bytes + 3 * queries
+
+    def measure(self) -> float:
+        return timed_part(self.config, lambda rows, places: self._run(self._tower, rows, places))
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
         config = self.config

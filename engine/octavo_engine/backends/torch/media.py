@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from octavo_engine.backends.media import brought_together, patch_places, pixel_rows, windows_of
+from octavo_engine.backends.media import (
+    brought_together,
+    patch_places,
+    pixel_rows,
+    timed_part,
+    windows_of,
+)
 from octavo_engine.backends.pooling import PoolingStep
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.reference_pooling import ReferencePoolingOps
@@ -72,6 +78,17 @@ class TorchMediaEncoder:
         self._tower = VisionTower(config.vision, loader)
         self._projector = MediaProjector(config, loader)
         loader.finish()
+
+    @property
+    def work_bytes(self) -> int:
+        """Of one layer: the scores of all heads are there at once."""
+        vision = self.config.vision
+        return 8 * vision.num_tokens**2 * vision.num_heads
+
+    def measure(self) -> float:
+        return timed_part(
+            self.config, lambda rows, places: self._run(self._tower.forward, rows, places)
+        )
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
         config = self.config
