@@ -38,15 +38,35 @@ void AttentionPlan::build(const Step& step, int64_t num_threads, float* memory,
 
 void AttentionPlan::add_tiles(const Step& step, int64_t seq) {
     const auto at = static_cast<size_t>(seq);
-    const int64_t end = step.seq_starts[at + 1];
+    const std::span<const int32_t> starts = step.segment_starts;
+    if (!shape_.is_segmented || starts.empty()) {
+        add_tiles_of(step, seq, {step.seq_starts[at], step.seq_starts[at + 1]}, false);
+        return;
+    }
+    for (size_t i = 0; i + 1 < starts.size(); ++i) {
+        add_tiles_of(step, seq, {starts[i], starts[i + 1]}, true);
+    }
+}
+
+// A segment is of a sequence that is whole in the step, and alone there.
+void AttentionPlan::add_tiles_of(const Step& step, int64_t seq, Tokens tokens, bool is_segment) {
+    const auto at = static_cast<size_t>(seq);
+    const int64_t end = tokens.end;
+    const int64_t first = is_segment ? tokens.begin : 0;
     const int64_t wanted = cpu::query_tile_tokens(shape_.num_heads / shape_.num_kv_heads);
-    for (int64_t token = step.seq_starts[at]; token < end; token += wanted) {
+    for (int64_t token = tokens.begin; token < end; token += wanted) {
         const int64_t count = std::min(wanted, end - token);
         const int64_t position = step.positions[static_cast<size_t>(token)];
-        const int64_t seen_from = cpu::first_seen(position, shape_.window, shape_.is_chunked);
+        const int64_t seen_from =
+            std::max(first, cpu::first_seen(position, shape_.window, shape_.is_chunked));
         const bool is_cross = shape_.cross_length > 0;
-        const int64_t length = is_cross ? shape_.cross_length : step.seq_lens[at];
+        const int64_t own = is_segment ? end : step.seq_lens[at];
+        const int64_t length = is_cross ? shape_.cross_length : own;
         int64_t seen_to = position + count;  // by the last token
+        if (!step.seen_to.empty()) {
+            const int64_t later = step.seen_to[static_cast<size_t>(token + count - 1)];
+            seen_to = std::max(seen_to, later);
+        }
         if (!shape_.is_causal) {
             seen_to = shape_.window > 0 ? std::min(length, seen_to - 1 + shape_.window) : length;
         }
@@ -58,6 +78,7 @@ void AttentionPlan::add_tiles(const Step& step, int64_t seq) {
                 .first_token = static_cast<int32_t>(token),
                 .num_tokens = static_cast<int32_t>(count),
                 .first_position = static_cast<int32_t>(position),
+                .begin_position = static_cast<int32_t>(first),
                 .end_position = static_cast<int32_t>(length),
                 .kv_head = static_cast<int32_t>(head),
                 .first_partition = static_cast<int32_t>(seen_from / cpu::kPartitionTokens),

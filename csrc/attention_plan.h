@@ -20,6 +20,7 @@ struct AttentionShape {
     int64_t group = 0;         // whose block tables say where the keys and values lie
     int64_t cross_length = 0;  // so many keys of the sequence's slot in the cross cache; 0: its own
     bool is_chunked = false;   // the window begins where chunks of its length do
+    bool is_segmented = false;  // a token sees its segment of the step
 
     bool operator==(const AttentionShape&) const = default;
 };
@@ -46,7 +47,14 @@ class AttentionPlan {
         std::vector<int32_t> first_tiles;
     };
 
+    // Some neighbouring tokens of the step.
+    struct Tokens {
+        int64_t begin;
+        int64_t end;
+    };
+
     void add_tiles(const Step& step, int64_t seq);
+    void add_tiles_of(const Step& step, int64_t seq, Tokens tokens, bool is_segment);
     void find_common();
     void find_common_from(int64_t partition, std::vector<int32_t> first_tiles);
     void choose_split(int64_t num_threads, int64_t max_floats);

@@ -196,8 +196,8 @@ void add_attention(
     const std::optional<Floats>& k_norm, float norm_eps, const std::string& norm,
     bool norm_after_rope, const std::optional<Floats>& alibi, bool is_causal, bool is_whole,
     int64_t group, const std::optional<std::array<int64_t, 4>>& own_heads,
-    const std::optional<Floats>& sinks, bool is_chunked,
-    const std::optional<Floats>& query_scales) {
+    const std::optional<Floats>& sinks, bool is_chunked, const std::optional<Floats>& query_scales,
+    const std::optional<std::array<int64_t, cpu::kRopeAxes>>& rope_sections, bool is_segmented) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
           rotary_dim);
@@ -206,7 +206,8 @@ void add_attention(
     program.attention(
         dst, qkv,
         {.layer = layer,
-         .shape = {own_count, own_kv_count, head_dim, window, is_causal, group, 0, is_chunked},
+         .shape = {own_count, own_kv_count, head_dim, window, is_causal, group, 0, is_chunked,
+                   is_segmented},
          .heads = {num_heads, num_kv_heads, first_head, first_kv_head},
          .scale = scale,
          .rotary_dim = rotary_dim,
@@ -220,7 +221,8 @@ void add_attention(
          .alibi = span_of(alibi),
          .is_whole = is_whole,
          .sinks = span_of(sinks),
-         .query_scales = span_of(query_scales)});
+         .query_scales = span_of(query_scales),
+         .rope_sections = rope_sections.value_or(std::array<int64_t, cpu::kRopeAxes>{})});
 }
 
 using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -354,7 +356,9 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
               const IntTables& block_tables, const Ints& logit_rows,
               const std::optional<Ints>& type_ids, const std::optional<Times>& op_times,
               const std::optional<Ints>& adapters, const std::optional<Ints>& input_rows,
-              const std::optional<FloatTable>& inputs, StateCache* states,
+              const std::optional<FloatTable>& inputs, const std::optional<Ints>& seen_to,
+              const std::optional<IntTable>& rope_positions,
+              const std::optional<Ints>& segment_starts, StateCache* states,
               const std::optional<Ints>& state_slots, const std::optional<Ints>& state_saves,
               const KVCache* cross, const std::optional<Ints>& cross_slots,
               const std::optional<FloatTable>& features, int64_t first_instruction,
@@ -384,6 +388,9 @@ void run_step(Program& program, const KVCache& kv, const Ints& token_ids, const 
         .inputs = inputs ? inputs->data() : nullptr,
         .num_inputs = inputs ? static_cast<int64_t>(inputs->shape(0)) : 0,
         .input_cols = inputs ? static_cast<int64_t>(inputs->shape(1)) : 0,
+        .seen_to = span_of(seen_to),
+        .rope_positions = span_of(rope_positions),
+        .segment_starts = span_of(segment_starts),
         .features = span_of(features),
         .cross_slots = span_of(cross_slots),
         .first_instruction = first_instruction,
@@ -474,8 +481,9 @@ void bind_program(nb::module_& module) {
              arg("alibi").noconvert().none() = nb::none(), arg("is_causal") = true,
              arg("is_whole") = false, arg("group") = 0, arg("own_heads") = nb::none(),
              arg("sinks").noconvert().none() = nb::none(), arg("is_chunked") = false,
-             arg("query_scales").noconvert().none() = nb::none(), nb::keep_alive<1, 10>(),
-             nb::keep_alive<1, 25>())
+             arg("query_scales").noconvert().none() = nb::none(),
+             arg("rope_sections").none() = nb::none(), arg("is_segmented") = false,
+             nb::keep_alive<1, 10>(), nb::keep_alive<1, 25>())
         .def("latent_attention", &add_latent_attention, arg("dst"), arg("q"), arg("kv"),
              arg("nope"), arg("mixed"), arg("key_up"), arg("value_up"), arg("layer"),
              arg("num_heads"), arg("first_head"), arg("rank"), arg("scale"),
@@ -548,8 +556,11 @@ void bind_program(nb::module_& module) {
              arg("op_times").noconvert().none() = nb::none(),
              arg("adapters").noconvert().none() = nb::none(),
              arg("input_rows").noconvert().none() = nb::none(),
-             arg("inputs").noconvert().none() = nb::none(), arg("states").none() = nb::none(),
-             arg("state_slots").noconvert().none() = nb::none(),
+             arg("inputs").noconvert().none() = nb::none(),
+             arg("seen_to").noconvert().none() = nb::none(),
+             arg("rope_positions").noconvert().none() = nb::none(),
+             arg("segment_starts").noconvert().none() = nb::none(),
+             arg("states").none() = nb::none(), arg("state_slots").noconvert().none() = nb::none(),
              arg("state_saves").noconvert().none() = nb::none(), arg("cross").none() = nb::none(),
              arg("cross_slots").noconvert().none() = nb::none(),
              arg("features").noconvert().none() = nb::none(), arg("first_instruction") = 0,

@@ -287,6 +287,14 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
     check(!shape.is_chunked || (shape.window > 0 && shape.is_causal),
           "attention: chunks need a length and causal attention");
     args.is_chunked = shape.is_chunked;
+    check(!shape.is_segmented || (!shape.is_causal && options.is_whole && shape.window == 0),
+          "attention: segments are of whole sequences, in both directions and without a window");
+    const auto& sections = options.rope_sections;
+    const int64_t num_pairs = sections[0] + sections[1] + sections[2];
+    check(std::ranges::min(sections) >= 0 && (num_pairs == 0 || 2 * num_pairs == rotary),
+          "attention: rope_sections are of ", num_pairs, " pairs of columns; rotary_dim is ",
+          rotary);
+    args.rope_sections = sections;
     args.cos_sin = options.cos_sin.data();
     args.scale = options.scale;
     args.soft_cap = options.soft_cap;

@@ -49,6 +49,7 @@ struct AttentionOptions {
     std::span<const float> sinks = {};  // [num_heads], or empty
     // [positions], or empty: what queries are multiplied by; must outlive the program.
     std::span<const float> query_scales = {};
+    std::array<int64_t, cpu::kRopeAxes> rope_sections = {};  // pairs of columns by axis; 0: no axes
 };
 
 // Where a linear layer's adapters are, and the buffer for the rows as they shrink them.

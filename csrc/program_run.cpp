@@ -394,6 +394,11 @@ cpu::AttentionArgs Program::step_args(const Attention& attention, const KVCache&
     args.kv = (shape.cross_length > 0 ? *cross_ : kv).layer(attention.layer);
     args.positions = step.positions.data();
     args.slots = step.slots_of(shape.group);
+    if (!step.rope_positions.empty()) {
+        args.rope_positions = step.rope_positions.data();
+        args.num_tokens = step.num_tokens();
+    }
+    args.seen_to = step.seen_to.empty() ? nullptr : step.seen_to.data();
     return args;
 }
 

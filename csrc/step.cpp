@@ -79,6 +79,34 @@ void check_seq(const Step& step, const StepLimits& limits, int64_t seq) {
     }
 }
 
+// Later tokens that a token sees must be written in this step, and a token sees as far as the one
+// before it: attention takes rows together.
+void check_seen(const Step& step, int64_t seq) {
+    const auto at = static_cast<size_t>(seq);
+    const int64_t length = step.seq_lens[at];
+    int64_t before = 0;
+    for (int64_t token = step.seq_starts[at]; token < step.seq_starts[at + 1]; ++token) {
+        const auto t = static_cast<size_t>(token);
+        const int64_t own = step.positions[t] + 1;
+        const int64_t end = step.seen_to[t] == 0 ? own : step.seen_to[t];
+        check(end >= own && end >= before && end <= length, "step: seen_to[", token, "] is ",
+              step.seen_to[t], "; it must be 0, or between ", std::max(own, before), " and ",
+              length);
+        before = end;
+    }
+}
+
+void check_segments(const Step& step) {
+    const std::span<const int32_t> starts = step.segment_starts;
+    check(step.num_seqs() == 1 && starts.front() == 0 && starts.back() == step.num_tokens(),
+          "step: segment_starts must be of one sequence, from 0 to its ", step.num_tokens(),
+          " tokens");
+    for (size_t i = 1; i < starts.size(); ++i) {
+        check(starts[i] > starts[i - 1], "step: segment_starts[", i, "] is ", starts[i],
+              "; it must be above ", starts[i - 1]);
+    }
+}
+
 void check_inputs(const Step& step, const StepLimits& limits) {
     check(!limits.is_input || !step.input_rows.empty() || step.num_tokens() == 0,
           "step: this program takes rows from outside only; input_rows is missing");
@@ -136,8 +164,21 @@ void check_step(const Step& step, const StepLimits& limits) {
     }
     check_values("rows", step.rows, step.table_rows);
     check_values("logit_rows", step.logit_rows, tokens);
+    if (!step.segment_starts.empty()) {
+        check_segments(step);
+    }
+    if (!step.rope_positions.empty()) {
+        check_size("rope_positions", step.rope_positions, cpu::kRopeAxes * tokens);
+        check_values("rope_positions", step.rope_positions, limits.max_positions);
+    }
+    if (!step.seen_to.empty()) {
+        check_size("seen_to", step.seen_to, tokens);
+    }
     for (int64_t seq = 0; seq < seqs; ++seq) {
         check_seq(step, limits, seq);
+        if (!step.seen_to.empty()) {
+            check_seen(step, seq);
+        }
     }
 }
 

@@ -33,7 +33,15 @@ struct Step {
     const float* inputs = nullptr;             // [num_inputs, input_cols]
     int64_t num_inputs = 0;
     int64_t input_cols = 0;
-    std::span<const float> features = {};  // [T, columns] of programs that read some
+    // Of each token the position behind the last one that it sees, where later ones are among them:
+    // it and they belong to one picture. 0: it sees none behind itself; or empty: no token does.
+    std::span<const int32_t> seen_to = {};  // [T]
+    // Of each token where ropes of several axes turn it to on each; empty: all where it stands.
+    std::span<const int32_t> rope_positions = {};  // [3, T]
+    // Where the parts of the step's one sequence begin that layers of segments see each by itself,
+    // and its end; empty: it is one part.
+    std::span<const int32_t> segment_starts = {};  // [segments + 1]
+    std::span<const float> features = {};          // [T, columns] of programs that read some
     // [B] where in the cross cache each sequence's keys and values are; empty: no cross-attention.
     std::span<const int32_t> cross_slots = {};
     // [slots, blocks]: blocks of each slot of the cross cache; the program fills it in.

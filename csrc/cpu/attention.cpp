@@ -110,9 +110,15 @@ class Attend {
         const int64_t behind = tile_.first_position + token + 1;
         const int64_t begin = first_seen(behind - 1, args_.window, args_.is_chunked);
         if (args_.is_causal) {
-            return {begin, behind};
+            // Tokens of a shared tile see all of its partition, and so as much as they may see.
+            const bool has_more = args_.seen_to != nullptr && !tile_.is_shared();
+            const int64_t more = has_more ? args_.seen_to[tile_.first_token + token] : 0;
+            return {begin, std::max(behind, more)};
         }
         const int64_t end = tile_.end_position;
+        if (tile_.begin_position > 0) {
+            return {tile_.begin_position, end};
+        }
         return {begin, args_.window > 0 ? std::min<int64_t>(end, behind - 1 + args_.window) : end};
     }
 

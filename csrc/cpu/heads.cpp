@@ -1,5 +1,7 @@
 #include "cpu/heads.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -41,10 +43,49 @@ void norm_head(const AttentionArgs& args, const Head& head, const float* from, f
     }
 }
 
+// The cosines and sines that a token's heads turn by.
+class Angles {
+  public:
+    explicit Angles(const AttentionArgs& args)
+        : args_(args),
+          has_axes_(args.rope_positions != nullptr &&
+                    args.rope_sections != std::array<int64_t, kRopeAxes>{}) {}
+
+    const float* of(int64_t token) {
+        if (!has_axes_) {
+            return row(args_.positions[token]);
+        }
+        if (token != token_) {
+            gather(token);
+            token_ = token;
+        }
+        return mixed_;
+    }
+
+  private:
+    const float* row(int64_t position) const { return args_.cos_sin + position * args_.rotary_dim; }
+
+    void gather(int64_t token) {
+        const int64_t half = args_.rotary_dim / 2;
+        int64_t first = 0;
+        for (int64_t axis = 0; axis < kRopeAxes; ++axis) {
+            const int64_t count = args_.rope_sections[static_cast<size_t>(axis)];
+            const float* from = row(args_.rope_positions[axis * args_.num_tokens + token]) + first;
+            std::copy_n(from, count, mixed_ + first);
+            std::copy_n(from + half, count, mixed_ + half + first);
+            first += count;
+        }
+    }
+
+    const AttentionArgs& args_;
+    bool has_axes_;
+    int64_t token_ = -1;
+    float mixed_[kMaxHeadDim] = {};
+};
+
 // Pairs (i, i + rotary_dim / 2).
-void rotate(const AttentionArgs& args, int64_t position, float* to) {
+void rotate(const AttentionArgs& args, const float* cos, float* to) {
     const int64_t half = args.rotary_dim / 2;
-    const float* cos = args.cos_sin + position * args.rotary_dim;
     const float* sin = cos + half;
     for (int64_t i = 0; i < half; i += kLanes) {
         const int64_t n = half - i;
@@ -58,7 +99,7 @@ void rotate(const AttentionArgs& args, int64_t position, float* to) {
 }
 
 // to = the head, normed if there is a weight, and rotated.
-void norm_and_rotate(const AttentionArgs& args, const Head& head, int64_t position, float* to) {
+void norm_and_rotate(const AttentionArgs& args, const Head& head, const float* angles, float* to) {
     const int64_t dim = args.kv.head_dim;
     const float* from = head.values(dim);
     if (head.weights == nullptr || args.norm_after_rope) {
@@ -68,7 +109,7 @@ void norm_and_rotate(const AttentionArgs& args, const Head& head, int64_t positi
     } else {
         norm_head(args, head, from, to);
     }
-    rotate(args, position, to);
+    rotate(args, angles, to);
     if (head.weights != nullptr && args.norm_after_rope) {
         norm_head(args, head, to, to);
     }
@@ -188,6 +229,7 @@ void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
     const int64_t dim = args.kv.head_dim;
     const int64_t num_heads = args.num_heads;
     const HeadRange& all = args.heads;
+    Angles angles(args);
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t token = unit / args.head_units();
         const int64_t index = unit % args.head_units();
@@ -196,7 +238,7 @@ void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
         if (index < num_heads) {
             float* q = args.q + (token * num_heads + index) * dim;
             norm_and_rotate(args, {qkv, all.num_heads, all.first_head + index, args.q_norm},
-                            position, q);
+                            angles.of(token), q);
             if (args.query_scales != nullptr) {
                 const Vec scale = broadcast(args.query_scales[position]);
                 for (int64_t i = 0; i < dim; i += kLanes) {
@@ -210,7 +252,8 @@ void prepare_heads(const AttentionArgs& args, int64_t begin, int64_t end) {
         const int64_t in_row = all.first_kv_head + head;
         const float* v = keys + (all.num_kv_heads + in_row) * dim;
         float rotated[kMaxHeadDim];
-        norm_and_rotate(args, {keys, all.num_kv_heads, in_row, args.k_norm}, position, rotated);
+        norm_and_rotate(args, {keys, all.num_kv_heads, in_row, args.k_norm}, angles.of(token),
+                        rotated);
         write<Keys>(args.kv, args.slots[token], head, rotated);
         write<Values>(args.kv, args.slots[token], head, v);
     }
@@ -226,7 +269,7 @@ void copy_turned(const AttentionArgs& args, const LatentArgs& latent, const floa
         to[i] = from[latent.turns_neighbours ? 2 * i : i];
         to[half + i] = from[latent.turns_neighbours ? 2 * i + 1 : half + i];
     }
-    rotate(args, position, to);
+    rotate(args, args.cos_sin + position * args.rotary_dim, to);
 }
 
 void copy_latent(const AttentionArgs& args, const LatentArgs& latent, int64_t token) {

@@ -219,6 +219,8 @@ inline int64_t first_seen(int64_t position, int64_t window, bool is_chunked) {
 // Of a head's columns by themselves, or of all heads' columns together.
 enum class HeadNorm : uint8_t { Rms, Layer, Row };
 
+constexpr int64_t kRopeAxes = 3;  // a picture's tokens stand in time, in a line and in a column
+
 struct AttentionArgs {
     Matrix dst = {};
     Matrix qkv = {};
@@ -230,12 +232,18 @@ struct AttentionArgs {
     int64_t window = 0;              // 0: everything before
     bool is_chunked = false;         // the window begins where chunks of that length do
     const float* cos_sin = nullptr;  // [positions, rotary_dim]
-    const float* q_norm = nullptr;   // [head_dim], or [heads * head_dim], or null
+    // How many pairs of columns turn by each axis of `rope_positions`; all 0: by `positions`.
+    std::array<int64_t, kRopeAxes> rope_sections = {};
+    const int32_t* rope_positions = nullptr;  // [3, num_tokens], or null: all are `positions`
+    int64_t num_tokens = 0;
+    const float* q_norm = nullptr;  // [head_dim], or [heads * head_dim], or null
     const float* k_norm = nullptr;
     const float* alibi = nullptr;  // [num_heads]: what a score gains for each position of distance
     const float* query_scales = nullptr;  // [positions]: what queries are multiplied by; or null
     const int32_t* positions = nullptr;
     const int32_t* slots = nullptr;
+    // Of a causal layer's tokens: behind the last one that each sees, 0: behind itself; or null.
+    const int32_t* seen_to = nullptr;
     float scale = 1.0F;
     float soft_cap = 0.0F;  // 0: none
     float norm_eps = 0.0F;
@@ -292,7 +300,8 @@ struct QueryTile {
     int32_t first_token;
     int32_t num_tokens;
     int32_t first_position;
-    int32_t end_position;  // of the sequence: its length
+    int32_t begin_position;  // of what its tokens can see: 0, or where their segment begins
+    int32_t end_position;    // the sequence's length, or where their segment ends
     int32_t kv_head;
     int32_t first_partition;  // of the context, those that any row of the tile may see
     int32_t end_partition;

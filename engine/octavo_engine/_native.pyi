@@ -294,6 +294,8 @@ class Program:
         sinks: NDArray[np.float32] | None = None,
         is_chunked: bool = False,
         query_scales: NDArray[np.float32] | None = None,
+        rope_sections: tuple[int, int, int] | None = None,
+        is_segmented: bool = False,
     ) -> None:
         """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
         is in the step from its first token on, and may see its later tokens too.
@@ -468,6 +470,9 @@ class Program:
         end_instruction: int = -1,
         input_rows: NDArray[np.int32] | None = None,
         inputs: NDArray[np.float32] | None = None,
+        seen_to: NDArray[np.int32] | None = None,
+        rope_positions: NDArray[np.int32] | None = None,
+        segment_starts: NDArray[np.int32] | None = None,
         states: StateCache | None = None,
         state_slots: NDArray[np.int32] | None = None,
         state_saves: NDArray[np.int32] | None = None,

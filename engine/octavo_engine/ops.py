@@ -52,6 +52,9 @@ class Rope:
 
     inv_freq: NDArray[np.float32]  # [rotary_dim / 2]
     attention_factor: float = 1.0
+    # How many pairs, in order, turn by a token's place in time, in lines and in columns, where a
+    # step says these. None: all turn by its position.
+    sections: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class AttentionSpec:
     # Of each q head: a score gains slope * (the key's position - the query's).
     alibi: NDArray[np.float32] | None = None
     is_causal: bool = True  # else a token sees later ones too; encoder_attention only
+    is_segmented: bool = False  # a token sees its segment of the step, where the step has some
     # Of each q head: a score more in the softmax, of no value.
     sinks: Vector | None = None
     # A text is cut into chunks as long as the window, and a token sees those of its own.

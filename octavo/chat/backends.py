@@ -204,8 +204,8 @@ async def _with_pictures(
             f"{workers.max_images}: start a new one with /reset",
             param="messages",
         )
-    items = [await workers.prepare(file, "the picture") for file in files]
-    return expand(ids, items, workers.spec)
+    pictures = [await workers.prepare(file, "the picture") for file in files]
+    return expand(ids, pictures, workers.tokens)
 
 
 def _read_event(data: bytes) -> tuple[list[dict[str, Any]], int | None]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from PIL.Image import Image
+    from tokenizers import Tokenizer
 
 # As llava-hf publishes it, but for names of roles.
 TEMPLATE = (
@@ -42,27 +43,111 @@ PREPROCESSOR: dict[str, Any] = {
 }
 
 
-def write_seeing_model(folder: Path) -> Path:
-    from safetensors.torch import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+# As SmolVLM's is, with sizes of the tiny tower: at most three tiles in a row.
+SPLITTING: dict[str, Any] = {
+    "image_processor_type": "SmolVLMImageProcessor",
+    "do_resize": True,
+    "size": {"longest_edge": 126},
+    "resample": 1,
+    "do_image_splitting": True,
+    "max_image_size": {"longest_edge": 42},
+    "do_rescale": True,
+    "rescale_factor": 0.00392156862745098,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "do_pad": True,
+    "do_convert_rgb": True,
+}
+# As Gemma 3's is.
+STRETCHING: dict[str, Any] = {
+    "image_processor_type": "Gemma3ImageProcessor",
+    "do_convert_rgb": None,
+    "do_normalize": True,
+    "do_pan_and_scan": None,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 2,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 42, "width": 42},
+}
+# As Qwen2-VL's is, with patches of the tiny tower.
+FITTING: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "min_pixels": 784,
+    "max_pixels": 5000,
+    "patch_size": 7,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+PREPROCESSORS = {
+    "llava": PREPROCESSOR,
+    "smolvlm": SPLITTING,
+    "gemma3": STRETCHING,
+    "qwen2vl": FITTING,
+}
+# What chat templates write for a picture.
+MARKS = {
+    "llava": "<image> ",
+    "smolvlm": "<image> ",
+    "gemma3": "<start_of_image>",
+    "qwen2vl": "<|vision_start|><|image_pad|><|vision_end|>",
+}
+PLACES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
+AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
-    model = seeing_model("llava")
+
+def write_seeing_model(folder: Path, name: str = "llava") -> Path:
+    """Of "llava", "smolvlm", "gemma3", "qwen2vl" or "qwen2.5vl"."""
+    from safetensors.torch import save_file
+
+    model = seeing_model(name)
+    name = "qwen2vl" if name == "qwen2.5vl" else name  # all else is equal
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.tensors, folder / "model.safetensors")
-    vocabulary = {word: index for index, word in enumerate(WORDS)}
-    vocabulary |= {f"w{index}": index for index in range(len(WORDS), PLACEHOLDER)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens(["<image>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    for name, value in (
+    tokenizer(name).save(str(folder / "tokenizer.json"))
+    for file, value in (
         ("config.json", model.config),
-        ("preprocessor_config.json", PREPROCESSOR),
-        ("tokenizer_config.json", {"chat_template": TEMPLATE}),
+        ("preprocessor_config.json", PREPROCESSORS[name]),
+        ("tokenizer_config.json", {"chat_template": TEMPLATE.replace("<image> ", MARKS[name])}),
     ):
-        (folder / name).write_text(json.dumps(value))
+        (folder / file).write_text(json.dumps(value))
     return folder
+
+
+def tokenizer(name: str) -> Tokenizer:
+    """Words; with SmolVLM the tokens around tiles; with both others those of runs of newlines."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    runs = ["\n" * count for count in range(1, 7)]
+    special = {
+        "llava": ["<image>"],
+        "smolvlm": ["<image>", *AROUND_TILES],
+        "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
+        "qwen2vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"],
+    }[name]
+    words = {
+        "llava": WORDS,
+        "smolvlm": (*WORDS, *runs[:2], *AROUND_TILES),
+        "gemma3": (*WORDS, *runs),
+        "qwen2vl": WORDS,
+    }[name]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    vocabulary |= {f"w{index}": index for index in range(len(words), PLACEHOLDER)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
+    newlines = pre_tokenizers.Split(Regex("\n+"), "isolated")
+    spaces = pre_tokenizers.Split(Regex(" +"), "removed")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([newlines, spaces])
+    tokenizer.decoder = decoders.WordPiece()
+    if name == "gemma3":  # a newline spells that alone
+        pieces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence(pieces)
+    tokenizer.add_special_tokens(special)
+    return tokenizer
 
 
 def encoded(image: Image, kind: str = "PNG", **options: Any) -> bytes:

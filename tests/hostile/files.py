@@ -278,12 +278,25 @@ def _picture(folder: Path) -> Opened:
     from PIL import Image
 
     from octavo_engine.core.media.prepare import FORMATS, prepare
-    from octavo_engine.core.media.spec import PictureSpec
+    from octavo_engine.core.media.spec import CropToTile, FitPixels, PictureSpec, SplitIntoTiles
+    from octavo_engine.models.vision_config import read_media_config
 
-    spec = PictureSpec(
-        token_id=5, num_rows=4, shortest_edge=42, size=(42, 42), resample=3, scale=1 / 255,
-        mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
-    )  # fmt: skip
+    media = read_media_config(
+        {
+            "architectures": ["Idefics3ForConditionalGeneration"],
+            "image_token_id": 5,
+            "vision_config": {"image_size": 42, "patch_size": 7, "hidden_size": 48},
+        }
+    )
+    assert media is not None
+    shapes = (CropToTile(42), SplitIntoTiles(126, (126, 126), True), FitPixels(14, 784, 1764))
+    specs = [
+        PictureSpec(
+            media=media, shape=shape, size=(42, 42), resample=3, scale=1 / 255,
+            mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+        )
+        for shape in shapes
+    ]  # fmt: skip
     pixels = np.random.default_rng(1).integers(0, 256, (50, 70, 3), np.uint8)
     seeds = []
     for form in FORMATS:
@@ -293,9 +306,9 @@ def _picture(folder: Path) -> Opened:
             seeds.append(file.getvalue())
 
     def read(data: bytes) -> bool:
-        prepared = prepare(data, spec)
-        assert (prepared.item is None) == bool(prepared.problem)
-        return prepared.item is not None
+        results = [prepare(data, spec) for spec in specs]
+        assert all((result.picture is None) == bool(result.problem) for result in results)
+        return results[0].picture is not None
 
     return read, seeds, ()
 

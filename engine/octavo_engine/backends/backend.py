@@ -64,6 +64,12 @@ class BackendStep:
     # of no token.
     input_rows: NDArray[np.int32] | None = None
     inputs: NDArray[np.float32] | None = None  # [I, hidden]
+    # [T]  the position behind the last one that the token sees, if later ones are among them: those
+    # of its picture, all in this step; 0: it sees none behind itself. None: no token does.
+    seen_to: NDArray[np.int32] | None = None
+    # [3, T]  where each token is in time, in lines and in columns, for ropes that turn by these.
+    # None: all are where they stand in their sequence.
+    rope_positions: NDArray[np.int32] | None = None
 
     @property
     def native_arrays(self) -> _NativeArrays:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from octavo_engine.models.vision_config import MediaConfig  # noqa: TC001  (a protocol's member)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from octavo_engine.state.media import MediaItem
     from octavo_engine.weights.checkpoint import Checkpoint
+
+MEASURED_PATCHES = 512
 
 
 class MediaEncoder(Protocol):
@@ -20,6 +25,14 @@ class MediaEncoder(Protocol):
 
     @property
     def config(self) -> MediaConfig: ...
+
+    @property
+    def work_bytes(self) -> int:
+        """Memory that the largest picture takes while it is encoded, weights aside."""
+
+    def measure(self) -> float:
+        """About how many seconds the largest picture takes: those of a part, and what the rest is
+        to it. A large tower takes minutes on a few threads, for which no start should wait."""
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
         """One tile's rows of the language model's input, [num_rows, text_size]. They are the
@@ -36,31 +49,130 @@ class TakesMedia(Protocol):
         """After construction, before `prepare`, from a `VisionPart`. Raises ModelError."""
 
 
+def timed_part(
+    config: MediaConfig, run: Callable[[NDArray[np.float32], NDArray[np.int32] | None], object]
+) -> float:
+    """How long the largest picture takes if `run` has a tower compute some rows of pixels at some
+    places."""
+    vision = config.vision
+    num_rows = min(vision.num_tokens, MEASURED_PATCHES)
+    places = None if vision.rope_theta is None else np.zeros((3, num_rows), np.int32)
+    started = time.perf_counter()
+    run(np.zeros((num_rows, vision.patch_columns), np.float32), places)
+    took_s = time.perf_counter() - started
+    return took_s * vision.operations(vision.num_tokens) / vision.operations(num_rows)
+
+
 def pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.float32]:
     """[tokens, patch columns] of a tile: normalised, a patch a row, by channel, then by line."""
     vision = config.vision
+    if not vision.image_size:
+        return _grouped_pixel_rows(item, config)
     size, patch, side = vision.image_size, vision.patch_size, vision.side
     if (item.height, item.width) != (size, size):
         raise ValueError(f"a tile has {item.height} x {item.width} pixels, not {size} x {size}")
-    pixels = np.frombuffer(item.pixels, np.uint8).reshape(size, size, 3)
-    scaled = (pixels * np.float64(item.scale)).astype(np.float32)
-    values = (scaled - np.array(item.mean, np.float32)) / np.array(item.std, np.float32)
-    used = values[: side * patch, : side * patch]
+    used = _normalised(item)[: side * patch, : side * patch]
     patches = used.reshape(side, patch, side, patch, 3).transpose(0, 2, 4, 1, 3)
     rows = np.zeros((vision.num_tokens, vision.patch_columns), np.float32)
     rows[int(vision.has_class) :] = patches.reshape(side * side, vision.patch_columns)
     return rows
 
 
-def brought_together(hidden: NDArray[np.float32], config: MediaConfig) -> NDArray[np.float32]:
-    """A tower's hidden states as rows of the projector's input."""
+def _normalised(item: MediaItem) -> NDArray[np.float32]:
+    """[height, width, 3]."""
+    pixels = np.frombuffer(item.pixels, np.uint8).reshape(item.height, item.width, 3)
+    scaled: NDArray[np.float32] = (pixels * np.float64(item.scale)).astype(np.float32)
+    mean, std = np.array(item.mean, np.float32), np.array(item.std, np.float32)
+    return np.asarray((scaled - mean) / std, np.float32)
+
+
+def _grouped_pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.float32]:
+    """Of a tower that takes pictures of any size: patches that become one row lie one after the
+    other, and each has all its frames."""
+    vision, by = config.vision, config.shuffle
+    patch = vision.patch_size
+    lines, columns = _grid(item, config)
+    values = _normalised(item).reshape(lines // by, by, patch, columns // by, by, patch, 3)
+    patches = values.transpose(0, 3, 1, 4, 6, 2, 5)[..., None, :, :]
+    frames = np.broadcast_to(patches, (*patches.shape[:5], vision.num_frames, *patches.shape[6:]))
+    rows = np.ascontiguousarray(frames).reshape(lines * columns, vision.patch_columns)
+    windows = windows_of(item, config)
+    return rows if windows is None else np.ascontiguousarray(rows[windows.order])
+
+
+def patch_places(item: MediaItem, config: MediaConfig) -> NDArray[np.int32] | None:
+    """[3, tokens]: in time, which is one, the line and the column of each patch, in the order of
+    `pixel_rows`. None where patches know their places by a table."""
+    if config.vision.rope_theta is None:
+        return None
+    by = config.shuffle
+    lines, columns = _grid(item, config)
+    places = np.zeros((3, lines, columns), np.int32)
+    places[1], places[2] = np.arange(lines)[:, None], np.arange(columns)
+    grouped = places.reshape(3, lines // by, by, columns // by, by).transpose(0, 1, 3, 2, 4)
+    whole = np.ascontiguousarray(grouped).reshape(3, -1)
+    windows = windows_of(item, config)
+    return whole if windows is None else np.ascontiguousarray(whole[:, windows.order])
+
+
+class Windows(NamedTuple):
+    """A picture's patches window by window."""
+
+    order: NDArray[np.int64]  # which patch is where
+    starts: NDArray[np.int32]  # of the windows, and the end
+
+
+def windows_of(item: MediaItem, config: MediaConfig) -> Windows | None:
+    """None where all patches see all. Windows at the right and below may be smaller; patches that
+    become one row are in one window."""
+    if not config.vision.window:
+        return None
+    by = config.shuffle
+    lines, columns = (patches // by for patches in _grid(item, config))
+    side = config.vision.window // by
+    index = np.arange(lines * columns).reshape(lines, columns)
+    parts = [
+        index[line : line + side, column : column + side].reshape(-1)
+        for line in range(0, lines, side)
+        for column in range(0, columns, side)
+    ]
+    order = np.concatenate(parts)[:, None] * by**2 + np.arange(by**2)
+    ends = np.cumsum([len(part) * by**2 for part in parts])
+    return Windows(order.reshape(-1), np.concatenate(([0], ends)).astype(np.int32))
+
+
+def _grid(item: MediaItem, config: MediaConfig) -> tuple[int, int]:
+    """Lines and columns of patches. Raises ValueError where they are not whole or too many."""
     vision = config.vision
+    (lines, odd), (columns, odd_too) = (
+        divmod(pixels, vision.patch_size) for pixels in (item.height, item.width)
+    )
+    is_whole = not (odd or odd_too or lines % config.shuffle or columns % config.shuffle)
+    if not is_whole or not 0 < lines * columns <= vision.num_tokens:
+        raise ValueError(f"a tile has {item.height} x {item.width} pixels, which are not read")
+    return lines, columns
+
+
+def brought_together(
+    hidden: NDArray[np.float32], config: MediaConfig, windows: Windows | None = None
+) -> NDArray[np.float32]:
+    """A tower's hidden states as rows of the projector's input."""
+    if windows is not None:
+        ordered = np.empty_like(hidden)
+        ordered[windows.order] = hidden
+        hidden = ordered
+    vision = config.vision
+    if not vision.image_size:
+        return np.ascontiguousarray(hidden).reshape(-1, config.projector_columns)
     if vision.has_class and not config.keeps_class:
         hidden = hidden[1:]
-    if config.shuffle == 1:
+    side, by = vision.side, config.shuffle * config.pool
+    if by == 1:
         return np.ascontiguousarray(hidden)
-    side, by = vision.side, config.shuffle
     squares = hidden.reshape(side // by, by, side // by, by, vision.hidden_size)
+    if config.pool > 1:
+        means: NDArray[np.float32] = squares.mean(axis=(1, 3), dtype=np.float32)
+        return means.reshape(-1, vision.hidden_size)
     return np.ascontiguousarray(squares.transpose(0, 2, 1, 3, 4)).reshape(
         -1, config.projector_columns
     )

@@ -238,7 +238,7 @@ def _build_torch(
 
 def _load_media(config: EngineConfig, files: ModelFiles, backend: TakesMedia) -> None:
     """What sees, where the model has such a part."""
-    if files.kind == "gguf":
+    if files.kind == "gguf" or config.max_images_per_prompt == 0:
         return
     media = read_media_config(files.config)
     if media is not None:

@@ -13,10 +13,12 @@ from octavo_engine.backends.dequantize import to_float32
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
-_TOWER = re.compile(r"^(?:model\.)?(?:vision_tower|vision_model)\.(?:vision_model\.)?(.+)$")
+_TOWER = re.compile(r"^(?:model\.)?(?:vision_tower|vision_model|visual)\.(?:vision_model\.)?(.+)$")
 _RULES = (
     (re.compile(r"^embeddings\.patch_embedding\."), "vision.patches."),
     (re.compile(r"^embeddings\.position_embedding\."), "vision.positions."),
@@ -24,12 +26,27 @@ _RULES = (
     (re.compile(r"^encoder\.layers\."), "vision.layers."),
     (re.compile(r"^pre_layrnorm\."), "vision.pre_norm."),
     (re.compile(r"^post_layernorm\."), "vision.post_norm."),
+    # Of Qwen2-VL.
+    (re.compile(r"^patch_embed\.proj\."), "vision.patches."),
+    (re.compile(r"^merger\.ln_q\."), "vision.post_norm."),
+    (re.compile(r"^merger\.mlp\.0\."), "projector.linear_1."),
+    (re.compile(r"^merger\.mlp\.2\."), "projector.linear_2."),
+    (re.compile(r"^blocks\.(\d+)\.norm([12])\."), r"vision.layers.\1.layer_norm\2."),
+    (re.compile(r"^blocks\.(\d+)\.attn\.proj\."), r"vision.layers.\1.self_attn.out_proj."),
+    (re.compile(r"^blocks\.(\d+)\.attn\.qkv\."), r"vision.layers.\1.self_attn.qkv."),
+    (re.compile(r"^blocks\.(\d+)\.mlp\."), r"vision.layers.\1.mlp."),
 )
+_QKV = ".self_attn.qkv."  # three of ours
 _PROJECTOR = re.compile(
     r"^(?:model\.)?(?:multi_modal_projector\.(linear_[12])|connector\.modality_projection\.proj)"
     r"\.(weight|bias)$"
 )
+_GEMMA3_PROJECTOR = {
+    "mm_soft_emb_norm.weight": "projector.norm.weight",
+    "mm_input_projection_weight": "projector.linear_1.weight",  # [inputs, outputs]
+}
 _LAYER = re.compile(r"^vision\.layers\.(\d+)\.")
+_ATTENTION = re.compile(r"^vision\.layers\.\d+\.self_attn\.(q|k|v|out)_proj\.(weight|bias)$")
 _CLASS, _POSITIONS, _PATCHES = "vision.class", "vision.positions.weight", "vision.patches.weight"
 
 
@@ -39,10 +56,12 @@ class VisionPart:
     def __init__(self, checkpoint: Checkpoint, config: MediaConfig) -> None:
         self._checkpoint = checkpoint
         self._config = config.vision
+        self._is_gemma3 = config.family == "gemma3"
         self._stored_names = {
-            ours: name
+            part: name
             for name in checkpoint.names()
             if (ours := _our_name(name)) is not None and self._is_computed(ours)
+            for part in _parts(ours)
         }
 
     def names(self) -> Iterable[str]:
@@ -52,8 +71,17 @@ class VisionPart:
         stored_name = self._stored_names.get(name, name)
         if name == _PATCHES:
             side = self._config.patch_size
-            stored = self._checkpoint.read(stored_name, (shape[0], 3, side, side))
+            frames = (self._config.num_frames,) if self._config.num_frames > 1 else ()
+            stored = self._checkpoint.read(stored_name, (shape[0], 3, *frames, side, side))
             return dataclasses.replace(stored, name=name, shape=shape)
+        if name == "projector.linear_1.weight" and self._is_gemma3:
+            stored = self._checkpoint.read(stored_name, shape[::-1])
+            return _replaced(stored, name, to_float32(stored).T)
+        attention = _ATTENTION.match(name)
+        if attention is not None and (
+            self._config.head_columns != self._config.head_dim or ".qkv." in stored_name
+        ):
+            return self._padded(name, stored_name, shape, attention[1], attention[2])
         stored = self._checkpoint.read(stored_name, shape)
         if name != _POSITIONS or not self._config.has_class:
             return stored
@@ -61,9 +89,30 @@ class VisionPart:
         own = self._checkpoint.read(self._stored_names.get(_CLASS, _CLASS), shape[1:])
         values = to_float32(stored).copy()
         values[0] += to_float32(own)
-        return dataclasses.replace(
-            stored, dtype="F32", data=np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-        )
+        return _replaced(stored, name, values)
+
+    def _padded(
+        self, name: str, stored_name: str, shape: tuple[int, ...], role: str, kind: str
+    ) -> StoredTensor:
+        """With columns of zeros behind those of each head, which change no result; out of what
+        holds queries, keys and values, if that is stored."""
+        config = self._config
+        own, heads = config.head_dim, config.num_heads
+        if role == "out" and kind == "bias":
+            return self._checkpoint.read(stored_name, shape)
+        axis = 1 if role == "out" else 0
+        inner = tuple(heads * own if i == axis else size for i, size in enumerate(shape))
+        if ".qkv." in stored_name:
+            stored = self._checkpoint.read(stored_name, (3 * inner[0], *inner[1:]))
+            first = "qkv".index(role) * inner[0]
+            values = to_float32(stored)[first : first + inner[0]]
+        else:
+            stored = self._checkpoint.read(stored_name, inner)
+            values = to_float32(stored)
+        by_head = values.reshape(*inner[:axis], heads, own, *inner[axis + 1 :])
+        widths = [(0, 0)] * by_head.ndim
+        widths[axis + 1] = (0, config.head_columns - own)
+        return _replaced(stored, name, np.pad(by_head, widths).reshape(shape))
 
     @property
     def total_bytes(self) -> int:
@@ -76,7 +125,23 @@ class VisionPart:
         return met is None or int(met[1]) < self._config.num_layers
 
 
+def _replaced(stored: StoredTensor, name: str, values: NDArray[np.float32]) -> StoredTensor:
+    data = np.ascontiguousarray(values, np.float32)
+    return dataclasses.replace(
+        stored, name=name, shape=data.shape, dtype="F32", data=data.view(np.uint8).reshape(-1)
+    )
+
+
+def _parts(name: str) -> list[str]:
+    if _QKV not in name:
+        return [name]
+    return [name.replace(_QKV, f".self_attn.{part}_proj.") for part in "qkv"]
+
+
 def _our_name(name: str) -> str | None:
+    own = name.removeprefix("model.").removeprefix("multi_modal_projector.")
+    if own in _GEMMA3_PROJECTOR and own != name:
+        return _GEMMA3_PROJECTOR[own]
     if met := _PROJECTOR.match(name):
         return f"projector.{met[1] or 'linear_1'}.{met[2]}"
     met = _TOWER.match(name)

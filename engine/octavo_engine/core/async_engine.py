@@ -16,6 +16,7 @@ from octavo_engine.core.connect import choose_connect, connect_cores
 from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.load_meter import LoadMeter
+from octavo_engine.core.media.prompt import PictureTokens
 from octavo_engine.core.media.spec import read_picture_spec
 from octavo_engine.core.media.workers import PictureWorkers
 from octavo_engine.core.pooling.async_pooling import AsyncPooling, check_items, check_task
@@ -63,16 +64,19 @@ _LOADING = "the model is still being loaded"
 _CUT_SHORT = "the server shut down before this answer was done"
 
 
-def _picture_workers(config: EngineConfig, files: ModelFiles) -> PictureWorkers | None:
+def _picture_workers(
+    config: EngineConfig, files: ModelFiles, tokenizer: Tokenizer
+) -> PictureWorkers | None:
     """None where it is not known how this model's pictures are prepared: it answers text."""
     try:
         spec = read_picture_spec(files, config.picture_overrides)
+        if spec is None:
+            return None
+        tokens = PictureTokens(spec.media, tokenizer)
     except ModelError as error:
         logger.warning("Pictures are refused: %s", error)
         return None
-    if spec is None:
-        return None
-    return PictureWorkers(spec, max_images=config.max_images_per_prompt)
+    return PictureWorkers(spec, tokens, max_images=config.max_images_per_prompt)
 
 
 class AsyncEngine:
@@ -381,7 +385,7 @@ class AsyncEngine:
             info = await self._client.ready()
             check_vocab(tokenizer, info.vocab_size)
             if info.sees and files is not None:
-                self.pictures = _picture_workers(self.config, files)
+                self.pictures = _picture_workers(self.config, files, tokenizer)
         except OctavoError as error:
             await self._fail_start(error)
             return

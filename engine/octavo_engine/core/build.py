@@ -213,9 +213,11 @@ def _build_backend(
 
 
 def _media_bytes(config: EngineConfig, backend: Backend) -> int:
-    """For rows of pictures, beside the KV cache."""
+    """For rows of pictures and for encoding one, beside the KV cache."""
     limits = media_limits(config, backend)
-    return 0 if limits is None else limits.cache_bytes
+    if limits is None or not isinstance(backend, TakesMedia) or backend.media is None:
+        return 0
+    return limits.cache_bytes + backend.media.work_bytes
 
 
 def _memory_note(kv_bytes: int, config: EngineConfig) -> str:
@@ -366,6 +368,14 @@ def media_limits(config: EngineConfig, backend: Backend) -> MediaLimits | None:
     if not isinstance(backend, TakesMedia) or backend.media is None:
         return None
     media = backend.media.config
+    least_tokens = config.scheduler.max_num_seqs + 2 * media.num_rows
+    if media.is_two_way and config.scheduler.max_num_batched_tokens < least_tokens:
+        raise ConfigError(  # beside answers and drafts
+            f"--max-num-batched-tokens must be at least {least_tokens} for this model and "
+            f"--max-num-seqs {config.scheduler.max_num_seqs}: a step computes all "
+            f"{media.num_rows} tokens of a picture; or refuse pictures by --limit-mm-per-prompt "
+            "image=0"
+        )
     row_bytes = 4 * media.text_size
     least = MIN_MEDIA * media.num_rows * row_bytes
     gib = config.mm_processor_cache_gb

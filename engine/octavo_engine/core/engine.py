@@ -14,6 +14,7 @@ from octavo_engine.executor.executor import (
     CountsExpertTokens,
     ReleasesKV,
     ReleasesWeights,
+    TimesPictures,
     WarmsUp,
     WatchesWorkers,
 )
@@ -298,6 +299,9 @@ class Engine:
         Nobody's clock runs yet, so all that can be compiled is compiled here."""
         if isinstance(self.executor, WarmsUp):
             self.executor.warm_up(self.heartbeat)
+        if self.scheduler.media is not None and isinstance(self.executor, TimesPictures):
+            # A large tower takes seconds: unexpected ones would look as if the core hung.
+            self.scheduler.media.expect(self.executor.time_picture())
         length = min(16, self.scheduler.config.max_model_len - 2)
         if length < 1:
             return

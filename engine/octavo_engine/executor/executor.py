@@ -50,6 +50,14 @@ class WarmsUp(Protocol):
 
 
 @runtime_checkable
+class TimesPictures(Protocol):
+    """What encodes pictures, if its model sees."""
+
+    def time_picture(self) -> float:
+        """About how many seconds a row of one takes."""
+
+
+@runtime_checkable
 class WatchesWorkers(Protocol):
     """What computes with other processes, which may end when nothing is computed, too."""
 

@@ -77,6 +77,10 @@ class UniExecutor:
         if isinstance(self._backend, WarmsUp):
             self._backend.warm_up(listener)
 
+    def time_picture(self) -> float:
+        """0 where the model does not see."""
+        return self._runner.time_picture()
+
     def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
         """Only where the backend is several processes."""
         if isinstance(self._backend, WatchesWorkers):

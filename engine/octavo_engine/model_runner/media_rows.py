@@ -8,11 +8,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as List
+
     from numpy.typing import NDArray
 
     from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.media import MediaEncoder
     from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.media import MediaSpan
+
+
+def places_of(spans: List[MediaSpan], start: int, end: int) -> NDArray[np.int32]:
+    """[3, end - start]: where tokens of a sequence are in time, in lines and in columns. Those of a
+    picture are one moment; what follows is behind its last line and its last column."""
+    places = np.tile(np.arange(start, end, dtype=np.int32), (3, 1))
+    for span in spans:
+        first, last = max(span.first, start), min(span.end, end)
+        if first < last and span.grid is not None:
+            begin = places[0, first - start] - (first - span.first)
+            line, column = np.divmod(np.arange(first, last) - span.first, span.grid[1])
+            places[:, first - start : last - start] = begin
+            places[1, first - start : last - start] += line.astype(np.int32)
+            places[2, first - start : last - start] += column.astype(np.int32)
+        if span.end < end:
+            places[:, max(0, span.end - start) :] -= span.shortening
+    return places
 
 
 class MediaRows:
@@ -32,9 +52,27 @@ class MediaRows:
         self._rows[batch.encode.digest] = self._encoder.encode(batch.encode)
         return time.perf_counter() - started
 
+    def time_picture(self) -> float:
+        """How many seconds a row of the largest takes, about."""
+        return self._encoder.measure() / self._encoder.config.num_rows
+
+    def _turn(self, step: BackendStep, batch: ScheduledBatch) -> None:
+        """Where tokens among and behind pictures are for a rope of three axes."""
+        for index, sequence in enumerate(batch.sequences):
+            spans = sequence.request.media
+            if not spans or spans[0].grid is None:
+                continue
+            start, end = batch.starts[index], batch.starts[index] + batch.counts[index]
+            if step.rope_positions is None:
+                step.rope_positions = np.tile(step.positions, (3, 1))
+            at = int(step.seq_starts[index])
+            step.rope_positions[:, at : at + end - start] = places_of(spans, start, end)
+
     def add_to(self, step: BackendStep, batch: ScheduledBatch) -> None:
-        """Which tokens of the step are pictures', and their rows."""
+        """Which tokens of the step are pictures', their rows, and how far they see."""
+        self._turn(step, batch)
         parts: list[NDArray[np.float32]] = []
+        seen_to: NDArray[np.int32] | None = None
         input_rows = np.full(len(step.token_ids), -1, np.int32)
         num_rows = 0
         for index, sequence in enumerate(batch.sequences):
@@ -52,5 +90,10 @@ class MediaRows:
                 count = last - first
                 input_rows[at + first : at + last] = np.arange(num_rows, num_rows + count)
                 num_rows += count
+                if span.is_two_way:
+                    assert last == span.end, "a chunk ends inside a picture whose rows see it all"
+                    seen_to = np.zeros_like(input_rows) if seen_to is None else seen_to
+                    seen_to[at + first : at + last] = span.end
         if parts:
             step.input_rows, step.inputs = input_rows, np.concatenate(parts)
+            step.seen_to = seen_to

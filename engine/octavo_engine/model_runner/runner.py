@@ -113,6 +113,10 @@ class ModelRunner:
                 self.laps.mark("draft")
         return result
 
+    def time_picture(self) -> float:
+        """About how many seconds a row of one takes; 0 where the model does not see."""
+        return 0.0 if self._media is None else self._media.time_picture()
+
     def launch(self, batch: ScheduledBatch) -> Launched:
         """Have the backend begin with it; only for one that launches."""
         assert isinstance(self.backend, LaunchesSteps)

@@ -73,7 +73,7 @@ CATALOGUE = (
     FamilyEntry("Gemma 1", ("GemmaForCausalLM",), "google/gemma-2b-it"),
     FamilyEntry("Gemma 2", ("Gemma2ForCausalLM",), "google/gemma-2-2b-it"),
     FamilyEntry(
-        "Gemma 3 (text)",
+        "Gemma 3",
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         "google/gemma-3-1b-it",
     ),
@@ -154,7 +154,7 @@ CATALOGUE = (
     FamilyEntry("Phi 1, 1.5, 2", ("PhiForCausalLM",), "microsoft/phi-2"),
     FamilyEntry("Phi 3, 3.5, 4-mini", ("Phi3ForCausalLM",), "microsoft/Phi-4-mini-instruct"),
     FamilyEntry(
-        "Qwen 1.5, 2, 2.5, 2-VL and 2.5-VL (text)",
+        "Qwen 1.5, 2, 2.5, 2-VL and 2.5-VL",
         (
             "Qwen2ForCausalLM",
             "Qwen2VLForConditionalGeneration",

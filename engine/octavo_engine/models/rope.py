@@ -9,7 +9,7 @@ cached key must not change when its sequence grows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -42,10 +42,23 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()  # longrope
     long_factor: tuple[float, ...] = ()
+    sections: tuple[int, int, int] | None = None  # pairs by axis
 
 
 def make_rope(config: RopeConfig, max_model_len: int) -> Rope:
     """The rope for sequences of up to `max_model_len` tokens."""
+    return replace(_turned(config, max_model_len), sections=config.sections)
+
+
+def axial_rope(theta: float, head_dim: int) -> Rope:
+    """Of patches: half of the pairs turn by the line that a patch is in, half by its column."""
+    num_pairs = head_dim // 4
+    config = RopeConfig(theta=theta, rotary_dim=2 * num_pairs, max_positions=1)
+    half = _inverse(_powers(config))
+    return Rope(np.concatenate([half, half]), sections=(0, num_pairs, num_pairs))
+
+
+def _turned(config: RopeConfig, max_model_len: int) -> Rope:
     match config.kind:
         case "default":
             return Rope(_inverse(_powers(config)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.models.rope import RopeConfig
@@ -39,9 +40,12 @@ def read_ropes(
     """Both ropes; they are the same one unless the family or the file distinguishes them."""
 
     def read(section: ConfigFields | None, theta_name: str) -> RopeConfig:
-        return _read_rope(
+        rope = _read_rope(
             fields, section, family, theta_name=theta_name, head_dim=head_dim, limit=max_positions
         )
+        if not family.three_axes or section is None:
+            return rope
+        return replace(rope, sections=_sections(section, rope.rotary_dim // 2))
 
     given = fields.section("rope_parameters")
     if given is not None and given.section("full_attention") is not None:
@@ -132,6 +136,17 @@ def _kind(section: ConfigFields | None, family: Family) -> RopeKind:
     if name == "yarn" and family.yarn_is_longrope:
         return "longrope"
     return _KINDS[name]
+
+
+def _sections(section: ConfigFields, num_pairs: int) -> tuple[int, int, int] | None:
+    value = section.raw("mrope_section")
+    if value is None:
+        return None
+    is_list = isinstance(value, list) and len(value) == 3
+    if is_list and all(type(v) is int and v >= 0 for v in value) and sum(value) == num_pairs:
+        time, line, column = value
+        return time, line, column
+    raise section.error("mrope_section", f"must be three numbers that add up to {num_pairs}")
 
 
 def _longrope_factors(

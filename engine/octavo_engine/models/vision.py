@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.models.rope import axial_rope
 from octavo_engine.ops import AttentionSpec
 
 if TYPE_CHECKING:
     from octavo_engine.models.vision_config import MediaConfig, TowerActivation, VisionConfig
-    from octavo_engine.ops import Loader, Value, VisionOps
+    from octavo_engine.ops import Loader, Rope, Value, VisionOps
 
 QUICK_GELU = 1.702  # x * sigmoid(that * x)
 
 
 class TowerNorm:
-    """A layer norm with weight and bias."""
+    """A layer norm with weight and bias, or an RMS norm."""
 
     def __init__(self, config: VisionConfig, loader: Loader, name: str) -> None:
         self.weight = loader.vector(f"{name}.weight", config.hidden_size)
-        self.bias = loader.vector(f"{name}.bias", config.hidden_size)
+        self.bias = None
+        if not config.has_rms_norms:
+            self.bias = loader.vector(f"{name}.bias", config.hidden_size)
         self.eps = config.norm_eps
 
     def forward(self, ops: VisionOps, x: Value) -> Value:
+        if self.bias is None:
+            return ops.rms_norm(x, self.weight, self.eps)
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
 
@@ -38,18 +43,27 @@ class VisionTower:
         self.patches = loader.linear(
             "vision.patches", config.patch_columns, config.hidden_size, bias=config.patch_bias
         )
-        self.positions = loader.embedding("vision.positions", config.num_tokens, config.hidden_size)
+        self.positions = self.rope = None
+        if config.rope_theta is None:
+            self.positions = loader.embedding(
+                "vision.positions", config.num_tokens, config.hidden_size
+            )
+        else:
+            self.rope = axial_rope(config.rope_theta, config.head_dim)
         self.pre_norm = (
             TowerNorm(config, loader, "vision.pre_norm") if config.has_pre_norm else None
         )
-        self.layers = [VisionLayer(config, loader, index) for index in range(config.num_layers)]
+        self.layers = [
+            VisionLayer(config, loader, index, self.rope) for index in range(config.num_layers)
+        ]
         self.post_norm = (
             TowerNorm(config, loader, "vision.post_norm") if config.has_post_norm else None
         )
 
     def forward(self, ops: VisionOps) -> Value:
         x = ops.linear(ops.input(self.config.patch_columns), self.patches)
-        x = ops.add(x, ops.table(self.positions, "positions"))
+        if self.positions is not None:
+            x = ops.add(x, ops.table(self.positions, "positions"))
         if self.pre_norm is not None:
             x = self.pre_norm.forward(ops, x)
         for layer in self.layers:
@@ -58,31 +72,42 @@ class VisionTower:
 
 
 class VisionLayer:
-    """Attention over the whole picture, then an MLP, each normed before."""
+    """Attention over the whole picture or a window of it, then an MLP, each normed before."""
 
-    def __init__(self, config: VisionConfig, loader: Loader, index: int) -> None:
+    def __init__(self, config: VisionConfig, loader: Loader, index: int, rope: Rope | None) -> None:
         prefix, size = f"vision.layers.{index}", config.hidden_size
         self.attention_norm = TowerNorm(config, loader, f"{prefix}.layer_norm1")
         names = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
-        self.qkv = loader.linear(names, size, [size, size, size], bias=True)
-        self.output = loader.linear(f"{prefix}.self_attn.out_proj", size, size, bias=True)
+        inner = config.num_heads * config.head_columns
+        self.qkv = loader.linear(names, size, [inner, inner, inner], bias=True)
+        self.output = loader.linear(f"{prefix}.self_attn.out_proj", inner, size, bias=True)
         self.mlp_norm = TowerNorm(config, loader, f"{prefix}.layer_norm2")
-        self.up = loader.linear(f"{prefix}.mlp.fc1", size, config.intermediate_size, bias=True)
-        self.down = loader.linear(f"{prefix}.mlp.fc2", config.intermediate_size, size, bias=True)
+        wide, self.is_gated = config.intermediate_size, config.is_gated
+        if config.is_gated:
+            names = [f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")]
+            self.up = loader.linear(names, size, [wide, wide], bias=True)
+            self.down = loader.linear(f"{prefix}.mlp.down_proj", wide, size, bias=True)
+        else:
+            self.up = loader.linear(f"{prefix}.mlp.fc1", size, wide, bias=True)
+            self.down = loader.linear(f"{prefix}.mlp.fc2", wide, size, bias=True)
         self.activation = config.activation
         self.spec = AttentionSpec(
             layer=0,  # what is not kept can share its place
             num_heads=config.num_heads,
             num_kv_heads=config.num_heads,
-            head_dim=config.head_dim,
+            head_dim=config.head_columns,
             scale=config.head_dim**-0.5,
+            rope=rope,
             is_causal=False,
+            is_segmented=bool(config.window) and index not in config.whole_layers,
         )
 
     def forward(self, ops: VisionOps, x: Value) -> Value:
         h = ops.linear(self.attention_norm.forward(ops, x), self.qkv)
         x = ops.add(x, ops.linear(ops.encoder_attention(h, self.spec), self.output))
         h = ops.linear(self.mlp_norm.forward(ops, x), self.up)
+        if self.is_gated and self.activation != "quick_gelu":
+            return ops.add(x, ops.linear(ops.glu(h, self.activation), self.down))
         return ops.add(x, ops.linear(_activated(ops, h, self.activation), self.down))
 
 
@@ -93,14 +118,21 @@ class MediaProjector:
     def __init__(self, config: MediaConfig, loader: Loader) -> None:
         self.columns = config.projector_columns
         size, bias = config.text_size, config.projector_bias
+        self.norm, self.norm_eps = None, config.projector_norm_eps
+        if config.projector_norm_eps is not None:
+            self.norm = loader.vector("projector.norm.weight", self.columns, offset=1.0)
         self.activation = config.projector_activation
-        self.first = loader.linear("projector.linear_1", self.columns, size, bias=bias)
+        inner = self.columns if config.family == "qwen2_vl" else size
+        self.first = loader.linear("projector.linear_1", self.columns, inner, bias=bias)
         self.second = None
-        if config.family == "llava":
-            self.second = loader.linear("projector.linear_2", size, size, bias=bias)
+        if config.family in ("llava", "qwen2_vl"):
+            self.second = loader.linear("projector.linear_2", inner, size, bias=bias)
 
     def forward(self, ops: VisionOps) -> Value:
-        x = ops.linear(ops.input(self.columns), self.first)
+        x = ops.input(self.columns)
+        if self.norm is not None and self.norm_eps is not None:
+            x = ops.rms_norm(x, self.norm, self.norm_eps)
+        x = ops.linear(x, self.first)
         if self.second is None:
             return x
         return ops.linear(ops.activation(x, self.activation), self.second)

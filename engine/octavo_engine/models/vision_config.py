@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
     from octavo_engine.ops import Activation
 
-ImageFamily = Literal["llava", "idefics3"]
+ImageFamily = Literal["llava", "idefics3", "gemma3", "qwen2_vl"]
 TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
 
+HEAD_MULTIPLE = 16  # columns of a panel of weights, of which a head is made up
+MAX_PATCHES = 5120  # of a picture whose size a tower leaves as it is: a million pixels of Qwen2-VL
 MAX_IMAGE_SIZE = 4096  # pixels of a side that a tower reads at once
 # Model classes that see, and the language models that may be inside them.
 _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
@@ -30,6 +33,9 @@ _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
         "LlavaForConditionalGeneration": "llava",
         "Idefics3ForConditionalGeneration": "idefics3",
         "SmolVLMForConditionalGeneration": "idefics3",
+        "Gemma3ForConditionalGeneration": "gemma3",
+        "Qwen2VLForConditionalGeneration": "qwen2_vl",
+        "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
     }
 )
 _CLIP = {
@@ -53,6 +59,30 @@ _SIGLIP = {
     "layer_norm_eps": 1e-6,
 }
 
+_QWEN2_VL = {
+    "depth": 32,
+    "embed_dim": 1280,
+    "hidden_size": 3584,
+    "mlp_ratio": 4,
+    "num_heads": 16,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_QWEN2_5_VL = {
+    "depth": 32,
+    "hidden_size": 3584,
+    "hidden_act": "silu",
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 112,
+    "out_hidden_size": 3584,
+    "fullatt_block_indexes": (7, 15, 23, 31),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
@@ -62,7 +92,7 @@ class VisionConfig:
     intermediate_size: int
     num_layers: int  # that are computed; a checkpoint may have more
     num_heads: int
-    image_size: int
+    image_size: int  # pixels of a side; 0: any whole patches, up to MAX_PATCHES
     patch_size: int
     activation: TowerActivation
     norm_eps: float
@@ -70,10 +100,22 @@ class VisionConfig:
     has_pre_norm: bool
     has_post_norm: bool
     patch_bias: bool
+    rope_theta: float | None = None  # patches know by a rope where they are, not by a table
+    num_frames: int = 1  # of a film that a patch covers; a picture stands still in them
+    has_rms_norms: bool = False
+    is_gated: bool = False  # an MLP's activation multiplies the other half of what goes in
+    # Patches see windows of so many on a side, all but in these layers. 0: they see all.
+    window: int = 0
+    whole_layers: tuple[int, ...] = ()
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def head_columns(self) -> int:
+        """As it is computed: with columns of zeros, up to whole panels."""
+        return -(-self.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
     @property
     def side(self) -> int:
@@ -82,11 +124,21 @@ class VisionConfig:
 
     @property
     def num_tokens(self) -> int:
-        return self.side**2 + self.has_class
+        """At most."""
+        return self.side**2 + self.has_class if self.image_size else MAX_PATCHES
+
+    def operations(self, num_tokens: int) -> float:
+        """Multiplications that so many tokens take, about."""
+        wide = (3 if self.is_gated else 2) * self.intermediate_size
+        linear = self.hidden_size * (4 * self.hidden_size + wide)
+        num_whole = len(self.whole_layers) if self.window else self.num_layers
+        seen = num_whole * num_tokens
+        seen += (self.num_layers - num_whole) * min(num_tokens, self.window**2)
+        return float(num_tokens) * (self.num_layers * linear + 2 * self.hidden_size * seen)
 
     @property
     def patch_columns(self) -> int:
-        return 3 * self.patch_size**2
+        return 3 * self.num_frames * self.patch_size**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +147,37 @@ class MediaConfig:
 
     family: ImageFamily
     vision: VisionConfig
-    token_id: int  # the placeholder
+    token_id: int  # of each row
     text_size: int  # columns of a row
     projector_activation: Activation = "gelu"
     projector_bias: bool = False
     shuffle: int = 1  # patches of a square of that side become one row
+    pool: int = 1  # the mean of a square of that side becomes one row
     keeps_class: bool = False
+    projector_norm_eps: float | None = None  # of an RMS norm before it
+    # Tokens before and behind a tile's rows; the first is what a rendered prompt has of a picture.
+    # None: there it has `token_id`.
+    edges: tuple[int, int] | None = None
+    is_two_way: bool = False  # rows of a tile see each other, the later ones too
 
     @property
     def num_rows(self) -> int:
-        """Of one tile."""
-        return (self.vision.side // self.shuffle) ** 2 + self.keeps_class
+        """Of one tile; of the largest, where they have sizes of their own."""
+        if not self.vision.image_size:
+            return self.vision.num_tokens // self.shuffle**2
+        return (self.vision.side // (self.shuffle * self.pool)) ** 2 + self.keeps_class
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int] | None:
+        """Lines and columns of the rows of a tile of so many pixels, where tokens know theirs."""
+        if self.vision.image_size:
+            return None
+        pixels = self.vision.patch_size * self.shuffle
+        return height // pixels, width // pixels
+
+    def rows_of(self, height: int, width: int) -> int:
+        """Of a tile of so many pixels."""
+        grid = self.grid_of(height, width)
+        return self.num_rows if grid is None else grid[0] * grid[1]
 
     @property
     def projector_columns(self) -> int:
@@ -119,18 +191,28 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
     family = _FAMILIES.get(names[0]) if isinstance(names, list) and names else None
     if family is None:
         return None
+    if family == "qwen2_vl":
+        return _read_qwen2_vl(fields, is_windowed=names == ["Qwen2_5_VLForConditionalGeneration"])
     vision, text = fields.raw("vision_config"), fields.raw("text_config")
+    if vision is None and family == "gemma3":
+        return None  # files of its text part alone
     if not isinstance(vision, dict):
         raise fields.error("vision_config", "must be an object")
     text_fields = ConfigFields(
         text if isinstance(text, dict) else {},
-        defaults={"hidden_size": 4096},
+        defaults={"hidden_size": 2304 if family == "gemma3" else 4096},
         path="config.json: text_config",
     )
+    text_size = text_fields.integer("hidden_size", maximum=MAX_WIDTH)
+    if family == "gemma3":
+        media = _read_gemma3(fields, vision, text_size)
+        window = text_fields.raw("sliding_window")
+        if isinstance(window, int) and window < media.num_rows:
+            raise text_fields.error("sliding_window", f"must be at least {media.num_rows}")
+        return media
     kind = text_fields.optional_text("model_type") or "llama"
     if kind != "llama":
         raise text_fields.error("model_type", "must be llama, inside a model that sees")
-    text_size = text_fields.integer("hidden_size", maximum=MAX_WIDTH)
     read = _read_llava if family == "llava" else _read_idefics3
     return read(fields, vision, text_size)
 
@@ -177,6 +259,99 @@ def _read_idefics3(fields: ConfigFields, vision: dict[str, Any], text_size: int)
         text_size=text_size,
         shuffle=shuffle,
     )
+
+
+def _read_gemma3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
+    tower = _read_tower(vision, is_clip=False, layers_less=0, has_post_norm=True)
+    num_rows = fields.optional_integer("mm_tokens_per_image", maximum=tower.num_tokens) or 256
+    side = math.isqrt(num_rows)
+    if side**2 != num_rows or tower.side % side:
+        raise fields.error(
+            "mm_tokens_per_image", f"must be the square of a divisor of {tower.side} patches"
+        )
+
+    def token(name: str, default: int) -> int:
+        for field in (f"{name}_token_id", f"{name}_token_index"):
+            if fields.raw(field) is not None:
+                return fields.integer(field, minimum=0, maximum=MAX_VOCABULARY)
+        return default
+
+    return MediaConfig(
+        family="gemma3",
+        vision=tower,
+        token_id=token("image", 262_144),
+        text_size=text_size,
+        pool=tower.side // side,
+        projector_norm_eps=tower.norm_eps,
+        edges=(token("boi", 255_999), token("eoi", 256_000)),
+        is_two_way=True,
+    )
+
+
+def _read_qwen2_vl(fields: ConfigFields, *, is_windowed: bool) -> MediaConfig:
+    """Qwen2-VL, or Qwen2.5-VL. Text fields stand in a text_config or beside the vision_config."""
+    given = fields.raw("vision_config")
+    if not isinstance(given, dict):
+        raise fields.error("vision_config", "must be an object")
+    vision = ConfigFields(
+        given, defaults=_QWEN2_5_VL if is_windowed else _QWEN2_VL,
+        path="config.json: vision_config",
+    )  # fmt: skip
+    width, out = ("hidden_size", "out_hidden_size") if is_windowed else ("embed_dim", "hidden_size")
+    size = vision.integer(width, maximum=MAX_WIDTH)
+    heads = vision.integer("num_heads", maximum=MAX_HEADS)
+    if size % (4 * heads):
+        raise vision.error(width, f"must be a multiple of 4 x {heads} heads")
+    activation = vision.optional_text("hidden_act") or "quick_gelu"
+    is_quick = activation == "quick_gelu" and not is_windowed
+    if not is_quick and activation not in ACTIVATIONS:
+        raise vision.error("hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
+    patch = vision.integer("patch_size", maximum=MAX_IMAGE_SIZE)
+    merge = vision.integer("spatial_merge_size", maximum=16)
+    text = fields.section("text_config") or fields
+    rope = text.section("rope_parameters") or text.section("rope_scaling")
+    if rope is None or rope.raw("mrope_section") is None:
+        raise text.error("rope_scaling", "must have an mrope_section")
+    tower = VisionConfig(
+        hidden_size=size,
+        intermediate_size=vision.integer("intermediate_size", maximum=MAX_WIDTH)
+        if is_windowed
+        else int(size * vision.positive("mlp_ratio")),
+        num_layers=vision.integer("depth", maximum=MAX_LAYERS),
+        num_heads=heads,
+        image_size=0,
+        patch_size=patch,
+        activation="quick_gelu" if is_quick else ACTIVATIONS[activation],
+        norm_eps=1e-6,
+        has_class=False,
+        has_pre_norm=False,
+        has_post_norm=True,
+        patch_bias=False,
+        rope_theta=10_000.0,
+        num_frames=vision.integer("temporal_patch_size", maximum=16),
+        has_rms_norms=is_windowed,
+        is_gated=is_windowed,
+        **(_read_windows(vision, patch * merge, merge) if is_windowed else {}),
+    )
+    return MediaConfig(
+        family="qwen2_vl",
+        vision=tower,
+        token_id=fields.optional_integer("image_token_id", maximum=MAX_VOCABULARY) or 151_655,
+        text_size=vision.integer(out, maximum=MAX_WIDTH),
+        projector_bias=True,
+        shuffle=merge,
+    )
+
+
+def _read_windows(vision: ConfigFields, pixels: int, merge: int) -> dict[str, Any]:
+    """`pixels`: of a side of what becomes one row."""
+    rows = vision.integer("window_size", maximum=MAX_IMAGE_SIZE) // pixels
+    if not rows:
+        raise vision.error("window_size", f"must be at least {pixels}")
+    layers = vision.raw("fullatt_block_indexes")
+    if not isinstance(layers, list | tuple) or not all(type(layer) is int for layer in layers):
+        raise vision.error("fullatt_block_indexes", "must be a list of numbers")
+    return {"window": rows * merge, "whole_layers": tuple(layers)}
 
 
 def _read_tower(

@@ -23,9 +23,10 @@ def schedule_chunks(
     *,
     spare_logits: int,
     media: MediaPlanner | None = None,
+    room: int = 0,
 ) -> None:
     """Add to the batch a chunk of each sequence that gets any of `budget`; they are in policy
-    order. `media` says how far chunks with pictures can go."""
+    order. `media` says how far chunks with pictures can go, within the `room` that the step has."""
     needs = []
     for sequence in behind:
         length = sequence.num_tokens - sequence.num_launched_tokens
@@ -33,7 +34,10 @@ def schedule_chunks(
             length, num_logits = _scoring_chunk(sequence, spare_logits)
             spare_logits -= num_logits
         needs.append(length)
-    for sequence, count in zip(behind, share_budget(needs, budget), strict=True):
+    counts = share_budget(needs, budget)
+    if media is not None:
+        counts = media.whole_spans(behind, counts, room)
+    for sequence, count in zip(behind, counts, strict=True):
         start = sequence.num_launched_tokens
         if media is not None and count and start < sequence.media_end:
             count = media.clip(sequence, start, count, batch)

@@ -26,6 +26,11 @@ def max_num_tokens(request: EngineRequest, config: SchedulerConfig, *, kv_tokens
             "at least one must be left for the answer; shorten the prompt",
             param="prompt",
         )
+    if request.params.prompt_logprobs is not None and any(s.is_two_way for s in request.media):
+        raise InvalidRequest(  # logits of so many rows in one step are more than there is room for
+            "prompt_logprobs is not supported with pictures of this model; leave one of them out",
+            param="prompt_logprobs",
+        )
     max_tokens = request.params.max_tokens
     wanted = min(num_prompt + (1 if max_tokens is None else max_tokens), config.max_model_len)
     capacity = kv_tokens + 1  # the last token of a sequence is never computed

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as List
+
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.media import MediaItem, MediaSpan
     from octavo_engine.state.sequence import Sequence
@@ -32,9 +34,28 @@ class MediaPlanner:
         self._held: OrderedDict[bytes, int] = OrderedDict()  # by digest, in bytes
         self._num_bytes = 0
         self._read: set[bytes] = set()  # by the step that is planned
-        self._encode_s = 0.0  # of one picture, lately
+        self._row_s = 0.0  # that a row of a picture takes to encode, lately
         self.hits = self.misses = 0
         self.encoder_s = 0.0
+
+    @staticmethod
+    def whole_spans(behind: List[Sequence], counts: List[int], room: int) -> list[int]:
+        """`counts` so that none ends inside a picture whose tokens see each other. The oldest
+        sequence computes all of a picture that it has come to, as far as the step has `room`,
+        whatever its share of the step was; others wait before it."""
+        whole = []
+        for index, (sequence, count) in enumerate(zip(behind, counts, strict=True)):
+            start = sequence.num_launched_tokens
+            count = min(count, max(0, room))
+            cut = _cut_span(sequence, start + count) if count else None
+            if cut is not None and cut.first > start:
+                count = cut.first - start
+            elif cut is not None:
+                rest = cut.end - start
+                count = rest if index == 0 and rest <= room else 0
+            whole.append(count)
+            room -= count
+        return whole
 
     def start_step(self) -> None:
         self._read.clear()
@@ -65,17 +86,21 @@ class MediaPlanner:
             for span in sequence.request.media:
                 is_read = span.end > start and span.first < start + budget
                 if is_read and span.digest not in self._held:
-                    return self._encode_s
+                    return self._row_s * span.length
         return 0.0
 
     def expected_s(self, batch: ScheduledBatch) -> float:
-        return 0.0 if batch.encode is None else self._encode_s
+        return self._row_s * batch.encode_rows
 
-    def observe(self, encode_s: float) -> None:
-        """A step's picture took so long."""
+    def expect(self, row_s: float) -> None:
+        """A row takes so long, as far as is known before the first picture."""
+        self._row_s = row_s
+
+    def observe(self, encode_s: float, num_rows: int) -> None:
+        """A step's picture of so many rows took so long."""
         self.encoder_s += encode_s
-        past = FORGET if self._encode_s else 0.0
-        self._encode_s = past * self._encode_s + (1.0 - past) * encode_s
+        past = FORGET if self._row_s else 0.0
+        self._row_s = past * self._row_s + (1.0 - past) * encode_s / num_rows
 
     def drop(self, item: MediaItem | None) -> None:
         """It was to be encoded by a step that failed."""
@@ -90,6 +115,7 @@ class MediaPlanner:
         elif batch.encode is None:
             items = sequence.request.media_items
             batch.encode = next(item for item in items if item.digest == span.digest)
+            batch.encode_rows = span.length
             self._held[span.digest] = span.length * self._limits.row_bytes
             self._num_bytes += self._held[span.digest]
             self.misses += 1
@@ -98,3 +124,9 @@ class MediaPlanner:
         self._held.move_to_end(span.digest)
         self._read.add(span.digest)
         return True
+
+
+def _cut_span(sequence: Sequence, end: int) -> MediaSpan | None:
+    """The two-way picture inside which a chunk ends that ends at `end`."""
+    spans = sequence.request.media
+    return next((s for s in spans if s.is_two_way and s.first < end < s.end), None)

@@ -180,6 +180,10 @@ class RequestShares:
         """So many tokens of its prompt may be computed; some, where the step is empty without."""
         return self._account.pay_prompt(sequence) or (MIN_CHUNK if is_idle else 0)
 
+    def owe(self, num_tokens: int) -> None:
+        """So many tokens of a prompt were computed beside those that were paid for."""
+        self._account.owe(num_tokens)
+
     def earn(self, step_s: float) -> None:
         """Nothing is saved up: a step lasts no longer because those before it were short."""
         step_s = max(step_s, TICK_S)

@@ -358,21 +358,35 @@ class Scheduler:
         """Add chunks of the sequences that are further behind; of those that a share of the time
         pays for, one at a time."""
         num_before = len(batch.sequences)
-        media = self.media
+        media, room = self.media, 0
         if media is not None:
             media.start_step()
-        schedule_chunks(batch, prefills.regular, budget, spare_logits=spare_logits, media=media)
+            room = self.config.max_num_batched_tokens - batch.num_tokens
+        schedule_chunks(
+            batch, prefills.regular, budget, spare_logits=spare_logits, media=media, room=room
+        )
         if prefills.shared:
             budget -= sum(batch.counts[num_before:])
             spare_logits -= sum(max(0, num - 1) for num in batch.num_logits[num_before:])
             if budget > 0:
                 first, is_idle = prefills.shared[0], not batch.sequences
                 count = min(budget, self.shares.pay_prompt(first, is_idle=is_idle))
-                schedule_chunks(batch, [first], count, spare_logits=spare_logits, media=media)
+                room -= sum(batch.counts[num_before:])
+                self.shares.owe(self._schedule_paid(batch, first, count, spare_logits, room))
         elif prefills.background and not prefills.regular:
             first = prefills.background[0]
             count = min(budget, self._background.pay_prompt(first))
-            schedule_chunks(batch, [first], count, spare_logits=spare_logits, media=media)
+            self._background.owe(self._schedule_paid(batch, first, count, spare_logits, room))
+
+    def _schedule_paid(
+        self, batch: ScheduledBatch, sequence: Sequence, count: int, spare_logits: int, room: int
+    ) -> int:
+        """Returns how many tokens more than `count` a picture takes that must be computed whole."""
+        num_before = batch.num_tokens
+        schedule_chunks(
+            batch, [sequence], count, spare_logits=spare_logits, media=self.media, room=room
+        )
+        return max(0, batch.num_tokens - num_before - count)
 
     def _extend_tables(self, batch: ScheduledBatch) -> None:
         """Promised blocks that the step's tokens need."""
@@ -505,7 +519,7 @@ class Scheduler:
     def _learn_media(self, media: MediaPlanner, batch: ScheduledBatch, result: StepResult) -> float:
         """The seconds that the step's picture took, which say nothing of tokens."""
         if result.encode_s:
-            media.observe(result.encode_s)
+            media.observe(result.encode_s, batch.encode_rows)
         else:
             media.drop(batch.encode)  # the step failed as a whole
         self.shares.earn(result.encode_s)

@@ -44,6 +44,10 @@ class TimeAccount:
         count = min(length, max(affordable, MIN_CHUNK))
         return count if self._pay(count * token_s) else 0
 
+    def owe(self, num_tokens: int) -> None:
+        """So many tokens were computed beside those that were paid for."""
+        self._credit_s -= num_tokens * self._step_time.prefill_s(1)
+
     def _pay(self, seconds: float) -> bool:
         if not self.has_credit:
             return False

@@ -73,6 +73,7 @@ class ScheduledBatch:
     state_loads: list[tuple[int, int]] = field(default_factory=list)  # source slot, row
     state_saves: list[StateSave] = field(default_factory=list)
     encode: MediaItem | None = None  # the picture that is encoded before the step is computed
+    encode_rows: int = 0  # that it becomes
     media_dropped: list[bytes] = field(default_factory=list)  # pictures whose rows are given up
     placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 

@@ -12,10 +12,20 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
     first: int
     length: int
     kind: str = "image"
+    # Its tokens see each other, the later ones too: all that are left of them go into one step.
+    is_two_way: bool = False
+    # Lines and columns of its tokens, of models whose ropes turn by these.
+    grid: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:
         return self.first + self.length
+
+    @property
+    def shortening(self) -> int:
+        """By how much tokens behind it stand earlier for such a rope: it takes as many places as
+        its longer side has tokens."""
+        return 0 if self.grid is None else self.length - max(self.grid)
 
 
 class MediaItem(msgspec.Struct, frozen=True):

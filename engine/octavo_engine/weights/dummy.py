@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SCALE = 0.02
-# Values of a tensor that are drawn; a larger one repeats them. A prime number, so that no two rows of
-# a matrix are equal.
+# Values of a tensor that are drawn; a larger one repeats them. A prime number, so that no two rows
+# of a matrix are equal.
 DRAWN = 4_194_301
 
 

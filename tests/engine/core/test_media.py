@@ -6,20 +6,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 
 from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.build import media_limits
 from octavo_engine.core.engine import Engine
+from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.executor.uni import UniExecutor
+from octavo_engine.model_runner.media_rows import places_of
 from octavo_engine.scheduling.media import MediaLimits
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
-from tests.engine.models.tiny_seeing import prompt_of, seeing_model, tile
+from octavo_engine.state.batch import ScheduledBatch
+from octavo_engine.state.request import BACKGROUND
+from tests.engine.models.tiny_seeing import patches_of, prompt_of, seeing_model, tile
 from tests.fakes.requests import make_request
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from octavo_engine.backends.media import MediaEncoder
@@ -44,6 +49,13 @@ class Counted:
     def config(self) -> MediaConfig:
         return self._encoder.config
 
+    @property
+    def work_bytes(self) -> int:
+        return self._encoder.work_bytes
+
+    def measure(self) -> float:
+        return self._encoder.measure()
+
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
         if item.pixels == b"":
             raise RuntimeError("no pixels")
@@ -54,13 +66,13 @@ class Counted:
 class Rig:
     def __init__(
         self, *, num_blocks: int = 64, max_tokens: int = 256, cache_bytes: int | None = None,
-        caching: bool = True,
+        caching: bool = True, name: str = "llava", max_seqs: int = 4,
     ) -> None:  # fmt: skip
-        backend = seeing_model("llava").backend("f32")
+        backend = seeing_model(name).backend("f32")
         assert backend.media is not None
         self.encoder = backend.media = Counted(backend.media)
         settings = SchedulerConfig(
-            max_num_seqs=4, max_num_batched_tokens=max_tokens, max_model_len=512,
+            max_num_seqs=max_seqs, max_num_batched_tokens=max_tokens, max_model_len=512,
             max_step_ms=10_000, enable_prefix_caching=caching,
         )  # fmt: skip
         limits = BackendLimits(
@@ -69,10 +81,11 @@ class Rig:
         executor = UniExecutor(
             backend, scheduler_config=settings, limits=limits, num_blocks=num_blocks
         )
-        own = media_limits(EngineConfig(), backend)
+        own = media_limits(EngineConfig(scheduler=settings), backend)
         assert own is not None
         media = own if cache_bytes is None else MediaLimits(own.row_bytes, cache_bytes)
-        self.scheduler = Scheduler(settings, num_blocks=num_blocks, media=media)
+        windows = backend.cache_layout.windows
+        self.scheduler = Scheduler(settings, num_blocks=num_blocks, windows=windows, media=media)
         self.engine = Engine(self.scheduler, executor)
         self.outputs: dict[str, list[SequenceOutput]] = {}
         self.encoded_by_step: list[int] = []
@@ -97,8 +110,10 @@ class Rig:
         return tokens, [entry.logprob for output in outputs for entry in output.logprobs or []]
 
 
-def ask(*parts: Any, max_tokens: int = 6, **params: Any) -> EngineRequest:
-    tokens, spans, items = prompt_of(MEDIA, *parts)
+def ask(
+    *parts: Any, max_tokens: int = 6, media: MediaConfig = MEDIA, **params: Any
+) -> EngineRequest:
+    tokens, spans, items = prompt_of(media, *parts)
     params = {"temperature": 0.0, "logprobs": 0, **params}
     return make_request(
         tokens, media=spans, media_items=items, max_tokens=max_tokens, ignore_eos=True, **params
@@ -214,3 +229,150 @@ def test_the_cache_has_room_for_four_pictures_at_least() -> None:
     limits = media_limits(EngineConfig(mm_processor_cache_gb=0), model.backend("f32"))
     assert limits is not None
     assert limits.cache_bytes == 4 * model.media.num_rows * limits.row_bytes
+
+
+# ── pictures whose tokens see each other ──
+
+SEEN = seeing_model("gemma3").media
+SQUARES = [tile(SEEN, seed) for seed in range(3)]
+SEEN_QUESTION = (TEXT, SQUARES[0], [8, 9], SQUARES[1], [10, 11, 12])
+
+
+def seen(*parts: Any, **params: Any) -> EngineRequest:
+    return ask(*parts, media=SEEN, **params)
+
+
+def seen_alone(*parts: Any, **params: Any) -> tuple[list[int], list[float]]:
+    return Rig(name="gemma3", caching=False).run(seen(*parts, **params))[0]
+
+
+@pytest.mark.parametrize("max_tokens", [22, 26, 37, 64])
+def test_no_chunk_ends_inside_a_picture_whose_tokens_see_each_other(max_tokens):
+    """The runner asserts that; here also that nothing waits for ever, and that bits are equal."""
+    rig = Rig(name="gemma3", max_tokens=max_tokens)
+    others = [([4] * 30, SQUARES[2], [3]), ([7] * 5, SQUARES[1], [1])]
+    said = rig.run(seen(*SEEN_QUESTION), *[seen(*other) for other in others])
+    assert said == [seen_alone(*SEEN_QUESTION), *[seen_alone(*other) for other in others]]
+
+
+def test_a_picture_goes_through_however_short_the_time_of_a_step_is():
+    rig = Rig(name="gemma3", max_tokens=64)
+    rig.scheduler._prefill_budget = lambda *args: 3  # type: ignore[method-assign]
+    assert rig.run(seen(*SEEN_QUESTION)) == [seen_alone(*SEEN_QUESTION)]
+
+
+@pytest.mark.parametrize("num_before", range(1, 17))
+def test_a_hit_that_ends_inside_a_picture_is_gone_on_with_whole(num_before):
+    """Blocks end anywhere in pictures; the rest of one is computed in one step."""
+    rig = Rig(name="gemma3", max_tokens=26)
+    text = [5] * num_before
+    rig.run(seen(text, SQUARES[0], [7] * 20))
+    again = seen(text, SQUARES[0], [9, 8])
+    assert rig.run(again) == [seen_alone(text, SQUARES[0], [9, 8])]
+    cached = next(o.num_cached_tokens for o in rig.outputs[again.request_id] if o.token_ids)
+    assert cached >= (num_before + 9) // 16 * 16
+
+
+def test_a_prompt_that_ends_with_a_picture_whose_tokens_see_each_other():
+    rig = Rig(name="gemma3")
+    truth = seen_alone(TEXT, SQUARES[0])
+    assert rig.run(seen(TEXT, SQUARES[0])) == [truth]
+    assert rig.run(seen(TEXT, SQUARES[0])) == [truth]
+
+
+def test_preempted_sequences_whose_pictures_see_each_other_say_the_same():
+    rig = Rig(name="gemma3", num_blocks=18, max_tokens=64)
+    questions = [(TEXT, SQUARES[0], [8]), (TEXT, SQUARES[1], [9]), ([1], SQUARES[2], [10, 11])]
+    said = rig.run(*[seen(*question, max_tokens=60) for question in questions])
+    assert rig.scheduler.stats().preemptions > 0
+    assert said == [seen_alone(*question, max_tokens=60) for question in questions]
+
+
+def test_scores_of_prompts_with_such_pictures_are_refused():
+    rig = Rig(name="gemma3")
+    request = seen(*SEEN_QUESTION, prompt_logprobs=0)
+    with pytest.raises(InvalidRequest, match="prompt_logprobs is not supported with pictures"):
+        rig.scheduler.add(request)
+
+
+def test_steps_that_hold_no_picture_are_refused_at_the_start():
+    settings = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=21)
+    with pytest.raises(ConfigError, match="--max-num-batched-tokens must be at least 22"):
+        media_limits(EngineConfig(scheduler=settings), seeing_model("gemma3").backend("f32"))
+
+
+def test_a_picture_that_no_share_paid_for_is_owed():
+    """A background prompt beside a running answer has a tenth of the time; its picture goes through
+    whole, and later prompts wait until that is earned again."""
+    rig = Rig(name="gemma3", max_tokens=64)
+    rig.run(seen([4] * 60))  # how long a token takes is known
+    stream = seen([4, 5, 6, 7], max_tokens=200)
+    rig.engine.add(stream)
+    for _ in range(3):
+        rig.engine.step()
+    behind = msgspec.structs.replace(seen([1] * 20, SQUARES[0], [2]), priority=BACKGROUND)
+    rig.engine.add(behind)
+    account = rig.scheduler._background
+    owed: list[int] = []
+    account.owe = owed.append  # type: ignore[method-assign, assignment]
+    account.pay_prompt = lambda sequence: 2  # type: ignore[method-assign]
+    said = rig.run()
+    assert said == [] and rig.said(behind) == seen_alone([1] * 20, SQUARES[0], [2])
+    assert sum(owed) >= SEEN.num_rows - 2
+
+
+def test_how_long_a_picture_takes_is_known_before_the_first_one():
+    """Else the step that encodes it looks as if the core hung."""
+    rig = Rig(name="gemma3")
+    rig.engine.warm_up()
+    media = rig.scheduler.media
+    assert media is not None
+    batch = ScheduledBatch(encode=SQUARES[0], encode_rows=9)
+    assert media.expected_s(batch) > 0.0
+    assert (media.hits, media.misses, media.encoder_s) == (0, 0, 0.0)
+
+
+# ── pictures whose tokens stand in lines and columns ──
+
+PLACED = seeing_model("qwen2vl").media
+SHAPES = [tile(PLACED, seed) for seed in range(3)]
+PLACED_QUESTION = (TEXT, SHAPES[0], [8, 9], SHAPES[1], [10, 11, 12])
+
+
+def placed(*parts: Any, **params: Any) -> EngineRequest:
+    return ask(*parts, media=PLACED, **params)
+
+
+def placed_alone(*parts: Any, **params: Any) -> tuple[list[int], list[float]]:
+    return Rig(name="qwen2vl", caching=False).run(placed(*parts, **params))[0]
+
+
+@pytest.mark.parametrize("max_tokens", [5, 16, 37, 64])
+def test_chunks_and_company_leave_tokens_where_they_stand(max_tokens):
+    rig = Rig(name="qwen2vl", max_tokens=max_tokens)
+    others = [([4] * 30, SHAPES[2], [3]), ([7] * 5, SHAPES[1], [1]), ([4, 5, 6],)]
+    said = rig.run(placed(*PLACED_QUESTION), *[placed(*other) for other in others])
+    assert said == [placed_alone(*PLACED_QUESTION), *[placed_alone(*other) for other in others]]
+
+
+@pytest.mark.parametrize("num_before", range(1, 17))
+def test_a_hit_that_ends_inside_a_picture_leaves_tokens_where_they_stand(num_before):
+    rig = Rig(name="qwen2vl", max_tokens=7)
+    text = [5] * num_before
+    rig.run(placed(text, SHAPES[0], [7] * 20))
+    question = (text, SHAPES[0], [9, 8])
+    assert rig.run(placed(*question)) == [placed_alone(*question)]
+
+
+def test_places_are_those_of_transformers():
+    _, spans, _ = prompt_of(PLACED, *PLACED_QUESTION)
+    tokens, _, items = prompt_of(PLACED, *PLACED_QUESTION)
+    ids = torch.tensor([tokens])
+    _, grids = patches_of(list(items))
+    reference = seeing_model("qwen2vl").reference.model
+    types = (ids == PLACED.token_id).int()
+    truth, _ = reference.get_rope_index(ids, types, image_grid_thw=grids)
+    for start in range(len(tokens)):
+        for end in range(start + 1, len(tokens) + 1):
+            found = places_of(spans, start, end)
+            np.testing.assert_array_equal(found, truth[:, 0, start:end].numpy())

@@ -90,4 +90,6 @@ def test_logits_of_text_are_those_of_transformers(kind: str, form: str) -> None:
     np.testing.assert_allclose(run_alone(reference, tokens), expected, **FLOAT32)
     logits = run_alone(native, tokens, chunks=[50, 1, 1])
     np.testing.assert_allclose(logits, expected, **FLOAT32)
-    assert read_media_config(config) is None  # pictures are refused
+    media = read_media_config(config)
+    assert media is not None and media.text_size == 64
+    assert bool(media.vision.window) == (kind == "Qwen2_5_VL")

@@ -49,7 +49,10 @@ _TOWER = {
     "image_size": 42,
     "patch_size": 7,
 }
-SEEING = ("llava", "llava-full", "llava-siglip", "idefics3", "smolvlm")
+BEGIN, END = 91, 92  # around a picture of Gemma 3
+SEEING = (
+    "llava", "llava-full", "llava-siglip", "idefics3", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,20 +82,27 @@ class SeeingModel:
         else:
             backend = NativeBackend(
                 config, text, max_model_len=max_model_len, dtype=dtype,  # type: ignore[arg-type]
-                num_threads=1, **options,
+                **{"num_threads": 1} | options,
             )  # fmt: skip
         assert isinstance(backend, TakesMedia)
         backend.load_media(self.media, VisionPart(checkpoint, self.media))
         return backend
 
     def logits(self, tokens: list[int], items: list[MediaItem]) -> NDArray[np.float32]:
-        pixels = torch.from_numpy(np.stack([normalised(item) for item in items]))
+        ids = torch.tensor([tokens])
+        types = (ids == self.media.token_id).long()
+        options = {}
+        if self.media.family == "qwen2_vl":
+            pixels, grids = patches_of(items)
+            options = {"image_grid_thw": grids, "mm_token_type_ids": types}
+        else:
+            pixels = torch.from_numpy(np.stack([normalised(item) for item in items]))
         if self.media.family == "idefics3":
             pixels = pixels[None]
+        if self.media.is_two_way:
+            options = {"token_type_ids": types}
         with torch.inference_mode():
-            output = self.reference(
-                input_ids=torch.tensor([tokens]), pixel_values=pixels, use_cache=False
-            )
+            output = self.reference(input_ids=ids, pixel_values=pixels, use_cache=False, **options)
         logits: NDArray[np.float32] = output.logits[0].float().numpy()
         return logits
 
@@ -106,11 +116,30 @@ def normalised(item: MediaItem) -> NDArray[np.float32]:
     return by_colour
 
 
+def patches_of(items: list[MediaItem]) -> tuple[torch.Tensor, torch.Tensor]:
+    """As Qwen2-VL's own processor cuts them, and the lines and columns of each."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    cut = [
+        Qwen2VLImageProcessorPil().patchify(
+            normalised(item), patch_size=7, merge_size=2, temporal_patch_size=2
+        )
+        for item in items
+    ]
+    grids = torch.tensor([[1, lines, columns] for _, lines, columns in cut])
+    return torch.from_numpy(np.concatenate([patches for patches, _, _ in cut])), grids
+
+
+# Of towers that take pictures of any size, by seed.
+SIZES = ((42, 56), (28, 14), (56, 42))
+
+
 def tile(media: MediaConfig, seed: int) -> MediaItem:
     size = media.vision.image_size
-    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8).tobytes()
+    height, width = (size, size) if size else SIZES[seed % len(SIZES)]
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8).tobytes()
     digest = hashlib.blake2b(pixels, digest_size=16).digest()
-    return MediaItem(digest, size, size, pixels, mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2))
+    return MediaItem(digest, height, width, pixels, mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2))
 
 
 def prompt_of(
@@ -124,8 +153,14 @@ def prompt_of(
         if isinstance(part, list):
             tokens += part
             continue
-        spans.append(MediaSpan(part.digest, len(tokens), media.num_rows))
-        tokens += [media.token_id] * media.num_rows
+        num_rows = media.rows_of(part.height, part.width)
+        spans.append(
+            MediaSpan(
+                part.digest, len(tokens), num_rows, is_two_way=media.is_two_way,
+                grid=media.grid_of(part.height, part.width),
+            )
+        )  # fmt: skip
+        tokens += [media.token_id] * num_rows
         items[part.digest] = part
     return tokens, tuple(spans), tuple(items.values())
 
@@ -170,6 +205,12 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
             vision_feature_layer=-1 if is_siglip else -2,
         )
         return transformers.LlavaForConditionalGeneration, config
+    if name == "qwen2vl":
+        return transformers.Qwen2VLForConditionalGeneration, _qwen2_vl(transformers)
+    if name == "qwen2.5vl":
+        return transformers.Qwen2_5_VLForConditionalGeneration, _qwen2_5_vl(transformers)
+    if name == "gemma3":
+        return transformers.Gemma3ForConditionalGeneration, _gemma3(transformers)
     prefix = "Idefics3" if name == "idefics3" else "SmolVLM"
     vision = getattr(transformers, f"{prefix}VisionConfig")(**_TOWER)
     config = getattr(transformers, f"{prefix}Config")(
@@ -180,3 +221,52 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
         pad_token_id=0,
     )
     return getattr(transformers, f"{prefix}ForConditionalGeneration"), config
+
+
+def _gemma3(transformers: Any) -> Any:
+    """A window that is shorter than prompts, and heads of the tower that fill no whole panels."""
+    text = transformers.Gemma3TextConfig(
+        **_TEXT, sliding_window=16, layer_types=["sliding_attention", "full_attention"],
+        query_pre_attn_scalar=16,
+    )  # fmt: skip
+    tower = _TOWER | {"hidden_size": 96, "num_attention_heads": 4}
+    return transformers.Gemma3Config(
+        text_config=text,
+        vision_config=transformers.SiglipVisionConfig(**tower, vision_use_head=False),
+        mm_tokens_per_image=9,
+        image_token_index=PLACEHOLDER,
+        boi_token_index=BEGIN,
+        eoi_token_index=END,
+    )
+
+
+def _qwen2_vl(transformers: Any) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    return transformers.Qwen2VLConfig(
+        text_config=_TEXT | {"rope_parameters": rope},
+        vision_config={
+            "depth": 2, "embed_dim": 96, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2,
+            "patch_size": 7,
+        },
+        image_token_id=PLACEHOLDER,
+        video_token_id=VOCABULARY - 1,
+        vision_start_token_id=BEGIN,
+        vision_end_token_id=END,
+    )  # fmt: skip
+
+
+def _qwen2_5_vl(transformers: Any) -> Any:
+    """Windows of two by two rows, some smaller at the edges, and an MLP of no whole panels."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    return transformers.Qwen2_5_VLConfig(
+        text_config=_TEXT | {"rope_parameters": rope},
+        vision_config={
+            "depth": 3, "hidden_size": 96, "out_hidden_size": 64, "num_heads": 4,
+            "intermediate_size": 84, "patch_size": 7, "window_size": 28,
+            "fullatt_block_indexes": [1],
+        },
+        image_token_id=PLACEHOLDER,
+        video_token_id=VOCABULARY - 1,
+        vision_start_token_id=BEGIN,
+        vision_end_token_id=END,
+    )  # fmt: skip

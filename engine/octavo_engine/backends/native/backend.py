@@ -347,7 +347,7 @@ class NativeBackend:
         states = None if self._states is None else step.states
         if self._states is not None and states is not None and len(states.copies):
             self._states.copy(states.copies)
-        program, logits, ops, _ = self._compiled
+        program, logits, ops, *_ = self._compiled
         times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
         program.run(
             self._kv,
@@ -361,6 +361,8 @@ class NativeBackend:
             state_saves=None if states is None else states.saves,
             input_rows=step.input_rows,
             inputs=step.inputs,
+            seen_to=step.seen_to,
+            rope_positions=step.rope_positions,
         )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
@@ -378,7 +380,7 @@ class NativeBackend:
 
     def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         assert self._compiled_draft is not None and self._kv is not None, "made without a draft"
-        program, logits, _, _ = self._compiled_draft
+        program, logits, *_ = self._compiled_draft
         program.run(self._kv, *step.native_arrays)
         rows = program.read(logits, len(step.logit_rows))
         return sample_rows(self._in_memory.team, rows, sampling)

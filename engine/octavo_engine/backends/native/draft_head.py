@@ -69,7 +69,7 @@ class NativeDraftHead:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Logits over the model's vocabulary, valid until the next run, and copies of the head's
         states."""
-        program, logits, _, kept = self._programs[is_first]
+        program, logits, _, kept, _ = self._programs[is_first]
         program.run(
             kv,
             *step.native_arrays,

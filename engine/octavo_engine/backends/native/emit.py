@@ -34,6 +34,7 @@ class CompiledProgram(NamedTuple):
     logits: int
     ops: list[OpFacts]
     kept: Mapping[str, int]
+    arena_bytes: int
 
 
 def compile_graph(
@@ -59,7 +60,8 @@ def compile_graph(
     for instruction in graph.instructions:
         _emit(program, instruction, buffers, tables, places, shard)
     kept = {name: buffers[value] for name, value in graph.kept}
-    return CompiledProgram(program, buffers[graph.result], facts_of(graph.instructions), kept)
+    facts = facts_of(graph.instructions)
+    return CompiledProgram(program, buffers[graph.result], facts, kept, plan.num_bytes)
 
 
 def _emit(
@@ -249,6 +251,8 @@ def _emit_attention(
         group=places.groups[layer],
         own_heads=cut_heads(spec.num_heads, spec.num_kv_heads, shard),
         sinks=spec.sinks,
+        rope_sections=None if spec.rope is None else spec.rope.sections,
         is_chunked=spec.is_chunked,
+        is_segmented=spec.is_segmented,
         query_scales=None if spec.temperature is None else tables.scales(spec.temperature),
     )

@@ -57,7 +57,7 @@ class NativeHeadSet:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Over the model's vocabulary, and the states of the next head; valid until the head runs
         again."""
-        program, logits, _, kept = self._programs[head]
+        program, logits, _, kept, _ = self._programs[head]
         count = len(states)
         nothing, ramp = np.zeros(count, np.int32), np.arange(count + 1, dtype=np.int32)
         program.run(

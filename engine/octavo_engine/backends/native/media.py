@@ -8,12 +8,18 @@ import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.backend import BackendLimits
-from octavo_engine.backends.media import brought_together, pixel_rows
+from octavo_engine.backends.media import (
+    brought_together,
+    patch_places,
+    pixel_rows,
+    timed_part,
+    windows_of,
+)
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.packing import PANEL_ROWS
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.errors import ConfigError
 from octavo_engine.models.vision import MediaProjector, VisionTower
 
 if TYPE_CHECKING:
@@ -42,11 +48,7 @@ class NativeMediaEncoder:
         is_fused: bool = True,
     ) -> None:
         vision = config.vision
-        if vision.head_dim % PANEL_ROWS:
-            raise ModelError(
-                f"config.json: vision_config: heads must have a multiple of {PANEL_ROWS} columns "
-                f"on this device; they have {vision.head_dim}; --device torch takes it"
-            )
+        assert vision.head_columns % PANEL_ROWS == 0
         self.config = config
         # Weights of towers are few and not quantised in files: they stay as exact as `dtype` is.
         loader = NativeLoader(checkpoint, team, dtype, quantization="none")
@@ -56,14 +58,32 @@ class NativeMediaEncoder:
         self._projector = _compiled(projector.forward, team, config.num_rows, is_fused=is_fused)
         num_blocks = -(-vision.num_tokens // BLOCK_SIZE)
         self._kv = _native.KVCache(
-            num_blocks, [(0, 0, vision.num_heads, vision.head_dim)], [0], "f32"
+            num_blocks, [(0, 0, vision.num_heads, vision.head_columns)], [0], "f32"
         )
 
-    def encode(self, item: MediaItem) -> NDArray[np.float32]:
-        hidden = self._run(self._tower, pixel_rows(item, self.config))
-        return self._run(self._projector, brought_together(hidden, self.config)).copy()
+    @property
+    def work_bytes(self) -> int:
+        vision = self.config.vision
+        queries = 4 * vision.num_tokens * vision.num_heads * vision.head_columns
+        # Keys and values as floats too, and what is rotated before it is attended with.
+        return self._tower.arena_bytes + self._projector.arena_bytes + 3 * queries
 
-    def _run(self, compiled: CompiledProgram, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    def measure(self) -> float:
+        return timed_part(self.config, lambda rows, places: self._run(self._tower, rows, places))
+
+    def encode(self, item: MediaItem) -> NDArray[np.float32]:
+        config = self.config
+        windows = windows_of(item, config)
+        hidden = self._run(
+            self._tower, pixel_rows(item, config), patch_places(item, config),
+            None if windows is None else windows.starts,
+        )  # fmt: skip
+        return self._run(self._projector, brought_together(hidden, config, windows)).copy()
+
+    def _run(
+        self, compiled: CompiledProgram, inputs: NDArray[np.float32],
+        places: NDArray[np.int32] | None = None, segments: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
         """A view, valid until the program runs again."""
         num_rows = len(inputs)
         ramp = np.arange(num_rows, dtype=np.int32)
@@ -80,6 +100,8 @@ class NativeMediaEncoder:
             np.zeros(0, np.int32),
             input_rows=ramp,
             inputs=inputs,
+            rope_positions=places,
+            segment_starts=segments,
         )
         return compiled.program.read(compiled.logits, num_rows)
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from octavo_engine.backends.media import brought_together, pixel_rows
+from octavo_engine.backends.media import (
+    brought_together,
+    patch_places,
+    pixel_rows,
+    timed_part,
+    windows_of,
+)
 from octavo_engine.backends.pooling import PoolingStep
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.reference_pooling import ReferencePoolingOps
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.precision import Precision
     from octavo_engine.models.vision_config import MediaConfig
+    from octavo_engine.ops import AttentionSpec
     from octavo_engine.state.media import MediaItem
     from octavo_engine.weights.checkpoint import Checkpoint
 
@@ -28,7 +36,10 @@ if TYPE_CHECKING:
 class ReferenceVisionOps(ReferencePoolingOps):
     """VisionOps over the rows of one tile."""
 
-    def __init__(self, inputs: NDArray[np.float32], precision: Precision) -> None:
+    def __init__(
+        self, inputs: NDArray[np.float32], precision: Precision,
+        places: NDArray[np.int32] | None = None, segments: NDArray[np.int32] | None = None,
+    ) -> None:  # fmt: skip
         num_rows = len(inputs)
         nothing = np.zeros(num_rows, np.int32)
         step = PoolingStep(
@@ -39,7 +50,18 @@ class ReferenceVisionOps(ReferencePoolingOps):
             pooled_rows=np.zeros(1, np.int32),
         )
         super().__init__(step, precision)
+        self._rope_positions = None if places is None else torch.from_numpy(places)
+        self._segments = None if segments is None else segments.tolist()
         self._rows = torch.from_numpy(inputs).to(precision.dtype)
+
+    def encoder_attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
+        whole = self._texts
+        if spec.is_segmented and self._segments is not None:
+            self._texts = [slice(a, b) for a, b in pairwise(self._segments)]
+        try:
+            return super().encoder_attention(qkv, spec)
+        finally:
+            self._texts = whole
 
     def input(self, columns: int) -> Tensor:
         assert self._rows.shape[1] == columns
@@ -57,13 +79,30 @@ class TorchMediaEncoder:
         self._projector = MediaProjector(config, loader)
         loader.finish()
 
+    @property
+    def work_bytes(self) -> int:
+        """Of one layer: the scores of all heads are there at once."""
+        vision = self.config.vision
+        return 8 * vision.num_tokens**2 * vision.num_heads
+
+    def measure(self) -> float:
+        return timed_part(
+            self.config, lambda rows, places: self._run(self._tower.forward, rows, places)
+        )
+
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
-        hidden = self._run(self._tower.forward, pixel_rows(item, self.config))
-        return self._run(self._projector.forward, brought_together(hidden, self.config))
+        config = self.config
+        windows = windows_of(item, config)
+        hidden = self._run(
+            self._tower.forward, pixel_rows(item, config), patch_places(item, config),
+            None if windows is None else windows.starts,
+        )  # fmt: skip
+        return self._run(self._projector.forward, brought_together(hidden, config, windows))
 
     def _run(
-        self, forward: Callable[[ReferenceVisionOps], Tensor], inputs: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+        self, forward: Callable[[ReferenceVisionOps], Tensor], inputs: NDArray[np.float32],
+        places: NDArray[np.int32] | None = None, segments: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
         with torch.inference_mode():
-            rows = forward(ReferenceVisionOps(inputs, self._precision))
+            rows = forward(ReferenceVisionOps(inputs, self._precision, places, segments))
             return np.ascontiguousarray(rows.float().numpy())

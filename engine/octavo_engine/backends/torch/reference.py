@@ -137,6 +137,9 @@ class ReferenceOps:
         if step.input_rows is not None and step.inputs is not None:
             self._input_rows = torch.from_numpy(step.input_rows).long()
             self._inputs = torch.from_numpy(step.inputs)
+        self._rope_positions: Tensor | None = None  # [3, T]
+        if step.rope_positions is not None:
+            self._rope_positions = torch.from_numpy(step.rope_positions)
         self.kept: dict[str, Tensor] = {}
         self.wanted: Collection[str] = (HIDDEN, STATE)  # what is kept
         self._row_slots: Tensor | None = None  # of the rows of values, as far as it got
@@ -333,7 +336,11 @@ class ReferenceOps:
 
     def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
         # Angles in float32 whatever the precision: they are part of what a rope is.
-        angles = self._positions.float()[:, None] * torch.from_numpy(rope.inv_freq)
+        positions = self._positions[:, None]
+        if rope.sections is not None and self._rope_positions is not None:
+            axes = torch.repeat_interleave(torch.arange(3), torch.tensor(rope.sections))
+            positions = self._rope_positions[axes].T  # [T, rotary_dim / 2]
+        angles = positions.float() * torch.from_numpy(rope.inv_freq)
         cos = (angles.cos() * rope.attention_factor).to(x.dtype)[:, None]  # [T, 1, rotary_dim / 2]
         sin = (angles.sin() * rope.attention_factor).to(x.dtype)[:, None]
         half = cos.shape[-1]
@@ -362,6 +369,8 @@ class ReferenceOps:
         positions = torch.arange(first, length)
         distance = own_positions[:, None] - positions  # [tokens, length - first]
         visible = distance >= 0
+        if step.seen_to is not None:
+            visible |= positions < torch.from_numpy(step.seen_to)[own, None]
         if spec.window is not None:
             if spec.is_chunked:
                 visible &= positions >= (own_positions // spec.window * spec.window)[:, None]

@@ -30,6 +30,7 @@ class ReferencePoolingOps(ReferenceOps):
         self._type_ids = torch.from_numpy(step.type_ids).long()
         self._logit_rows = torch.from_numpy(step.pooled_rows).long()
         self._inputs = None
+        self._rope_positions: Tensor | None = None
         self._row_slots = None  # models that pool take no adapters
         self.wanted = ()  # nothing drafts from their layers
         self._texts = [slice(a, b) for a, b in itertools.pairwise(step.starts.tolist())]

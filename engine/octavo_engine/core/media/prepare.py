@@ -10,21 +10,23 @@ import hashlib
 import io
 import struct
 import warnings
-from math import ceil
+from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from octavo_engine.core.media.spec import MAX_EDGE, FitPixels, SplitIntoTiles
 from octavo_engine.state.media import MediaItem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-    from octavo_engine.core.media.spec import PictureSpec
+    from octavo_engine.core.media.spec import CropToTile, PictureSpec
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 40_000_000  # of a picture, decoded or resized
+MAX_RATIO = 200  # of the sides of a picture that keeps its shape
 VERSION = b"octavo-media-1"  # raise it when preprocessing changes: old and new must never meet
 
 
@@ -33,39 +35,140 @@ class BadPicture(ValueError):
 
 
 class PreparedPicture(NamedTuple):
+    """A picture as tiles for the encoder, in the order in which the prompt has them."""
+
+    tiles: tuple[MediaItem, ...]
+    # Into how many it was split; a tile of the whole picture follows them. None: it was not.
+    rows: int = 0
+    columns: int = 0
+
+
+class PreparationResult(NamedTuple):
     """What a worker sends back: one of both."""
 
-    item: MediaItem | None
+    picture: PreparedPicture | None
     problem: str = ""
 
 
-def prepare(data: bytes, spec: PictureSpec) -> PreparedPicture:
+def prepare(data: bytes, spec: PictureSpec) -> PreparationResult:
     """Never raises for what is in the file."""
     try:
-        return PreparedPicture(prepare_image(_decode(data), spec))
+        return PreparationResult(prepare_image(_decode(data), spec))
     except BadPicture as error:
-        return PreparedPicture(None, str(error))
+        return PreparationResult(None, str(error))
 
 
-def prepare_decoded(image: Image.Image, spec: PictureSpec) -> MediaItem:
+def prepare_decoded(image: Image.Image, spec: PictureSpec) -> PreparedPicture:
     """Of a picture that a caller has opened, whatever its mode. Raises BadPicture."""
     _check_size(*image.size)
     return prepare_image(_upright(image), spec)
 
 
-def prepare_image(image: Image.Image, spec: PictureSpec) -> MediaItem:
+def prepare_image(image: Image.Image, spec: PictureSpec) -> PreparedPicture:
     """Of a picture in RGB. Raises BadPicture."""
-    width, height = image.size
-    new_height, new_width = _new_size(height, width, spec)
-    if new_height * new_width > MAX_PIXELS:
-        raise BadPicture(f"has {width} x {height} pixels, too narrow to be resized; crop it")
-    resized = np.asarray(image.resize((new_width, new_height), resample=spec.resample), np.uint8)
-    pixels = _middle(resized, *spec.size).tobytes()
+    if isinstance(spec.shape, SplitIntoTiles):
+        return _split(image, spec, spec.shape)
+    if isinstance(spec.shape, FitPixels):
+        height, width = _fitting_size(*image.size, spec.shape)
+        vision = spec.media.vision
+        if height * width > vision.num_tokens * vision.patch_size**2:
+            raise BadPicture(f"becomes {width} x {height} pixels, too many to be read; crop it")
+        resized = _resized(image, height, width, spec)
+        return PreparedPicture((_tile(np.asarray(resized, np.uint8), spec),))
+    resized = _resized(image, *_cropped_size(*image.size, spec, spec.shape), spec)
+    return PreparedPicture((_tile(_middle(np.asarray(resized, np.uint8), *spec.size), spec),))
+
+
+def _split(image: Image.Image, spec: PictureSpec, shape: SplitIntoTiles) -> PreparedPicture:
+    """Each step resizes what the one before made, as the model's own processor does."""
+    height, width = shape.size
+    if shape.longest_edge is not None:
+        height, width = _size_by_longest(*image.size, shape.longest_edge)
+    image = _resized(image, height, width, spec)
+    side = spec.size[0]
+    tiles = []
+    rows = columns = 0
+    if shape.is_split:
+        height, width = _size_in_tiles(height, width, side)
+        image = _resized(image, height, width, spec)
+        if max(height, width) > side:
+            rows, columns = height // side, width // side
+            pixels = np.asarray(image, np.uint8)
+            tiles = [
+                pixels[top : top + side, left : left + side]
+                for top in range(0, height, side)
+                for left in range(0, width, side)
+            ]
+    tiles.append(np.asarray(_resized(image, side, side, spec), np.uint8))
+    return PreparedPicture(tuple(_tile(pixels, spec) for pixels in tiles), rows, columns)
+
+
+def _fitting_size(width: int, height: int, shape: FitPixels) -> tuple[int, int]:
+    """Height and width in whole factors, as the models' own processor rounds them."""
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise BadPicture(
+            f"has {width} x {height} pixels; a side may be {MAX_RATIO} times as long as the other "
+            "at most: crop it"
+        )
+    factor = shape.factor
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    if new_height * new_width > shape.most:
+        shrink = sqrt(height * width / shape.most)
+        new_height = max(factor, floor(height / shrink / factor) * factor)
+        new_width = max(factor, floor(width / shrink / factor) * factor)
+    elif new_height * new_width < shape.least:
+        grow = sqrt(shape.least / (height * width))
+        new_height = ceil(height * grow / factor) * factor
+        new_width = ceil(width * grow / factor) * factor
+    return new_height, new_width
+
+
+def _size_by_longest(width: int, height: int, edge: int) -> tuple[int, int]:
+    """Height and width with this longest edge, and the other one even, in the steps and the
+    rounding of the models' processors."""
+    ratio = width / height
+    if width >= height:
+        width, height = edge, int(edge / ratio)
+        height += height % 2
+    else:
+        width, height = int(edge * ratio), edge
+        width += width % 2
+    width, height = max(width, 1), max(height, 1)
+    ratio = width / height
+    if width >= height and width > MAX_EDGE:
+        width, height = MAX_EDGE, int(MAX_EDGE / ratio)
+    elif height > width and height > MAX_EDGE:
+        width, height = int(MAX_EDGE * ratio), MAX_EDGE
+    return max(height, 1), max(width, 1)
+
+
+def _size_in_tiles(height: int, width: int, side: int) -> tuple[int, int]:
+    """The next larger size of whole tiles."""
+    ratio = width / height
+    if width >= height:
+        width = ceil(width / side) * side
+        height = int(width / ratio)
+    else:
+        height = ceil(height / side) * side
+        width = int(height * ratio)
+    return ceil(height / side) * side, ceil(width / side) * side
+
+
+def _resized(image: Image.Image, height: int, width: int, spec: PictureSpec) -> Image.Image:
+    if height * width > MAX_PIXELS:
+        own = " x ".join(map(str, image.size))
+        raise BadPicture(f"has {own} pixels, too narrow to be resized; crop it")
+    return image.resize((width, height), resample=spec.resample)
+
+
+def _tile(pixels: NDArray[np.uint8], spec: PictureSpec) -> MediaItem:
+    height, width = pixels.shape[:2]
+    data = pixels.tobytes()
     return MediaItem(
-        digest=_digest(pixels, spec),
-        height=spec.size[0],
-        width=spec.size[1],
-        pixels=pixels,
+        digest=_digest(data, height, width, spec),
+        height=height,
+        width=width,
+        pixels=data,
         scale=spec.scale,
         mean=spec.mean,
         std=spec.std,
@@ -112,11 +215,11 @@ def _upright(image: Image.Image) -> Image.Image:
     return ImageOps.exif_transpose(image).convert("RGB")
 
 
-def _new_size(height: int, width: int, spec: PictureSpec) -> tuple[int, int]:
-    if spec.shortest_edge is None:
+def _cropped_size(width: int, height: int, spec: PictureSpec, shape: CropToTile) -> tuple[int, int]:
+    if shape.shortest_edge is None:
         return spec.size
     short, long = min(height, width), max(height, width)
-    new_short, new_long = spec.shortest_edge, int(spec.shortest_edge * long / short)
+    new_short, new_long = shape.shortest_edge, int(shape.shortest_edge * long / short)
     return (new_long, new_short) if width <= height else (new_short, new_long)
 
 
@@ -135,7 +238,7 @@ def _middle(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.ui
     return full[top : top + height, left : left + width]
 
 
-def _digest(pixels: bytes, spec: PictureSpec) -> bytes:
+def _digest(pixels: bytes, height: int, width: int, spec: PictureSpec) -> bytes:
     """Of the pixels and of all that makes rows of them."""
-    numbers = struct.pack("<2q7d", *spec.size, spec.scale, *spec.mean, *spec.std)
+    numbers = struct.pack("<2q7d", height, width, spec.scale, *spec.mean, *spec.std)
     return hashlib.blake2b(VERSION + numbers + pixels, digest_size=16).digest()

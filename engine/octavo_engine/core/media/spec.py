@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.vision_config import MediaConfig, read_media_config
@@ -18,24 +18,59 @@ if TYPE_CHECKING:
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3  # as Pillow counts its filters
+MAX_EDGE = 4096  # pixels of a side that a picture is resized to before it is split
 _MAX_FILE_BYTES = 1 << 20
+_PIXELS = (
+    "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "resample",
+    "rescale_factor", "size",
+)  # fmt: skip
 # What --mm-processor-kwargs may replace, by family: fields that make the pixels.
 _OVERRIDABLE = {
-    "llava": (
-        "crop_size", "do_center_crop", "do_normalize", "do_rescale", "do_resize", "image_mean",
-        "image_std", "resample", "rescale_factor", "size",
-    ),
-}  # fmt: skip
+    "qwen2_vl": tuple(sorted(("max_pixels", "min_pixels", *_PIXELS))),
+    "llava": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
+    "gemma3": _PIXELS,
+    "idefics3": tuple(sorted(("do_image_splitting", "max_image_size", *_PIXELS))),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CropToTile:
+    """One tile of each picture: resized, and cut out of the middle."""
+
+    shortest_edge: int | None  # resized so that it has this; None: to the tile whatever the shape
+
+
+@dataclass(frozen=True, slots=True)
+class SplitIntoTiles:
+    """A picture is resized, stretched to whole tiles and cut into them; the last tile is the whole
+    picture, small. One that fits a tile is only that."""
+
+    longest_edge: int | None  # resized so that it has this; None: to `size` whatever the shape
+    size: tuple[int, int]
+    is_split: bool  # otherwise only the whole picture
+
+
+@dataclass(frozen=True, slots=True)
+class FitPixels:
+    """One tile of each picture, of nearly its own shape: sides of whole `factor`s, and so many
+    pixels."""
+
+    factor: int
+    least: int
+    most: int
+
+
+Shape: TypeAlias = CropToTile | SplitIntoTiles | FitPixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureSpec:
-    """One tile of each picture: resized, cut out of the middle, normalised."""
+    """How a picture becomes tiles, and tiles numbers."""
 
-    token_id: int  # the placeholder in a rendered prompt
-    num_rows: int  # placeholders that it becomes
-    shortest_edge: int | None  # resized so that it has this; None: to `size` whatever the shape
-    size: tuple[int, int]  # height and width of the tile
+    media: MediaConfig
+    shape: Shape
+    size: tuple[int, int]  # height and width of a tile; of FitPixels it says nothing
     resample: int  # as Pillow counts its filters
     scale: float
     mean: tuple[float, float, float]
@@ -52,14 +87,13 @@ def read_picture_spec(
     media = read_media_config(files.config)
     if media is None:
         return None
-    if media.family != "llava":
-        raise ModelError(
-            f"pictures of {files.config['architectures'][0]} are cut into tiles, which is not "
-            "supported yet; the model answers text"
-        )
     given = dict(overrides or {})
     _check_overrides(given, media.family)
-    return _read_clip(_read_preprocessor(files.path) | given, media)
+    values = _read_preprocessor(files.path) | given
+    if media.family == "qwen2_vl":
+        return _read_qwen2_vl(values, media, given)
+    read = {"llava": _read_clip, "idefics3": _read_idefics3, "gemma3": _read_gemma3}[media.family]
+    return read(values, media)
 
 
 def check_picture_overrides(files: ModelFiles | None, overrides: Mapping[str, Any]) -> None:
@@ -106,46 +140,127 @@ def _read_preprocessor(folder: Path) -> dict[str, Any]:
 
 
 def _read_clip(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    side, is_clip = media.vision.image_size, media.vision.has_class
+    shortest, size = _sizes(values.get("size"), "shortest_edge", default=side if is_clip else None)
+    crops = values.get("do_center_crop", is_clip) is True
+    if crops:
+        _, size = _sizes(values.get("crop_size"), "shortest_edge", fallback=(side, side))
+    else:
+        shortest = None
+    mean, std = (_CLIP_MEAN, _CLIP_STD) if is_clip else ((0.5,) * 3, (0.5,) * 3)
+    return _with_numbers(
+        values, media, CropToTile(shortest), size, resample=_BICUBIC, mean=mean, std=std
+    )
+
+
+def _read_idefics3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    longest, size = _sizes(values.get("size"), "longest_edge", default=4 * 364)
+    if longest is None and max(size) > MAX_EDGE:
+        raise ModelError(
+            f"preprocessor_config.json: size must be at most {MAX_EDGE} x {MAX_EDGE}; got {size}"
+        )
+    _, tile = _sizes(values.get("max_image_size"), "longest_edge", fallback=(364, 364))
+    shape = SplitIntoTiles(longest, size, values.get("do_image_splitting", True) is True)
+    half = (0.5,) * 3
+    return _with_numbers(values, media, shape, tile, resample=_LANCZOS, mean=half, std=half)
+
+
+def _read_gemma3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    if values.get("do_pan_and_scan"):
+        raise ModelError(
+            "preprocessor_config.json: do_pan_and_scan is not supported; set it to false"
+        )
+    edge, size = _sizes(values.get("size"), "shortest_edge", fallback=(224, 224))
+    if edge is not None:
+        raise ModelError("preprocessor_config.json: size must have height and width")
+    half = (0.5,) * 3
+    return _with_numbers(
+        values, media, CropToTile(None), size, resample=_BILINEAR, mean=half, std=half
+    )
+
+
+def _read_qwen2_vl(
+    values: dict[str, Any], media: MediaConfig, given: Mapping[str, Any]
+) -> PictureSpec:
+    """A file's `max_pixels` is lowered to what the tower reads here; one that is given is not."""
+    vision = media.vision
+    factor = vision.patch_size * media.shuffle
+    most_here = vision.num_tokens * vision.patch_size**2
+    for name, own in (
+        ("patch_size", vision.patch_size), ("merge_size", media.shuffle),
+        ("temporal_patch_size", vision.num_frames),
+    ):  # fmt: skip
+        if values.get(name, own) != own:
+            raise ModelError(f"preprocessor_config.json: {name} must be {own}, as the tower's")
+    if "size" in given:  # it goes before what the file says in the older spelling
+        older = ("min_pixels", "max_pixels")
+        values = {k: v for k, v in values.items() if k not in older or k in given}
+    least = _pixels(values, "min_pixels", "shortest_edge", 56 * 56)
+    most = _pixels(values, "max_pixels", "longest_edge", most_here)
+    is_given = "max_pixels" in given or "size" in given
+    if is_given and most > most_here:
+        raise ModelError(f"max_pixels must be at most {most_here}; got {most}")
+    most = min(most, most_here)
+    if not factor**2 <= most or least > most:
+        raise ModelError(
+            f"preprocessor_config.json: min_pixels is {least} and max_pixels {most}; the latter "
+            f"must be at least {factor**2} and not below the former"
+        )
+    shape = FitPixels(factor, least, most)
+    return _with_numbers(
+        values, media, shape, (0, 0), resample=_BICUBIC, mean=_CLIP_MEAN, std=_CLIP_STD
+    )
+
+
+def _pixels(values: dict[str, Any], name: str, in_size: str, default: int) -> int:
+    """In today's spelling or the older one, which goes before."""
+    size = values.get("size")
+    value = values.get(name)
+    if value is None and isinstance(size, dict):
+        value = size.get(in_size, size.get(name))
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise ModelError(f"preprocessor_config.json: {name} must be a positive number of pixels")
+    return value
+
+
+def _with_numbers(
+    values: dict[str, Any], media: MediaConfig, shape: Shape,
+    tile: tuple[int, int], *, resample: int, mean: tuple[float, ...], std: tuple[float, ...],
+) -> PictureSpec:  # fmt: skip
+    """`resample`, `mean` and `std` are the family's own, where its file does not say."""
     side = media.vision.image_size
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if values.get(name) is False:
             raise ModelError(f"preprocessor_config.json: {name} must be true")
-    shortest, size = _sizes(values.get("size"), default=(side if media.vision.has_class else None))
-    crops = values.get("do_center_crop", media.vision.has_class) is True
-    if crops:
-        _, size = _sizes(values.get("crop_size"), default=None, fallback=(side, side))
-    else:
-        shortest = None
-    if size != (side, side):
+    if tile != (side, side):
         raise ModelError(
-            f"preprocessor_config.json: pictures become {size}; the tower reads {(side, side)}"
+            f"preprocessor_config.json: pictures become {tile}; the tower reads {(side, side)}"
         )
-    resample = values.get("resample", 3)
+    resample = values.get("resample", resample)
     if not isinstance(resample, int) or not 0 <= resample <= 5:
         raise ModelError(f"preprocessor_config.json: resample must be 0 to 5; got {resample!r}")
-    is_clip = media.vision.has_class
     return PictureSpec(
-        token_id=media.token_id,
-        num_rows=media.num_rows,
-        shortest_edge=shortest,
-        size=size,
+        media=media,
+        shape=shape,
+        size=tile,
         resample=resample,
         scale=_numbers([values.get("rescale_factor", 1 / 255)] * 3, "rescale_factor")[0],
-        mean=_numbers(values.get("image_mean", _CLIP_MEAN if is_clip else [0.5] * 3), "image_mean"),
-        std=_numbers(values.get("image_std", _CLIP_STD if is_clip else [0.5] * 3), "image_std"),
+        mean=_numbers(values.get("image_mean", mean), "image_mean"),
+        std=_numbers(values.get("image_std", std), "image_std"),
     )
 
 
 def _sizes(
-    value: Any, *, default: int | None, fallback: tuple[int, int] = (0, 0)
+    value: Any, edge_name: str, *, default: int | None = None, fallback: tuple[int, int] = (0, 0)
 ) -> tuple[int | None, tuple[int, int]]:
-    """The shortest edge, if that is given, and height and width."""
+    """The edge of that name, if that is given, and height and width."""
     if value is None:
         return default, fallback
     if isinstance(value, int) and value > 0:
         return value, (value, value)
     if isinstance(value, dict):
-        edge = value.get("shortest_edge")
+        edge = value.get(edge_name)
         if isinstance(edge, int) and edge > 0:
             return edge, (edge, edge)
         height, width = value.get("height"), value.get("width")

@@ -13,12 +13,13 @@ from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from octavo_engine.core.media.prepare import PreparedPicture, prepare
+from octavo_engine.core.media.prepare import prepare
 from octavo_engine.errors import InvalidRequest, QueueFull, RequestError
 
 if TYPE_CHECKING:
+    from octavo_engine.core.media.prepare import PreparationResult, PreparedPicture
+    from octavo_engine.core.media.prompt import PictureTokens
     from octavo_engine.core.media.spec import PictureSpec
-    from octavo_engine.state.media import MediaItem
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +34,18 @@ class PictureWorkers:
     picture starts another."""
 
     def __init__(
-        self, spec: PictureSpec, *, max_images: int | None = None, timeout_s: float = TIMEOUT_S
-    ) -> None:
+        self, spec: PictureSpec, tokens: PictureTokens, *, max_images: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:  # fmt: skip
         self.spec = spec
+        self.tokens = tokens
         self.max_images = max_images  # of a prompt; None: what the server's limits allow
         self.num_waiting = 0
         self.seconds = 0.0  # that pictures took, waiting included
         self._timeout_s = timeout_s
         self._pool: ProcessPoolExecutor | None = None
 
-    async def prepare(self, data: bytes, param: str) -> MediaItem:
+    async def prepare(self, data: bytes, param: str) -> PreparedPicture:
         """Raises RequestError that names `param`."""
         if find_spec("PIL") is None:
             raise RequestError(
@@ -56,13 +59,13 @@ class PictureWorkers:
         started = time.monotonic()
         self.num_waiting += 1
         try:
-            prepared = await self._run(data, param)
+            result = await self._run(data, param)
         finally:
             self.num_waiting -= 1
             self.seconds += time.monotonic() - started
-        if prepared.item is None:
-            raise InvalidRequest(f"{param} {prepared.problem}", param=param)
-        return prepared.item
+        if result.picture is None:
+            raise InvalidRequest(f"{param} {result.problem}", param=param)
+        return result.picture
 
     def close(self) -> None:
         """End the workers, whatever they do."""
@@ -74,7 +77,7 @@ class PictureWorkers:
         for process in processes:
             process.kill()
 
-    async def _run(self, data: bytes, param: str) -> PreparedPicture:
+    async def _run(self, data: bytes, param: str) -> PreparationResult:
         pool = self._pool
         if pool is None:
             # Spawned: the server has threads, which a fork would copy in the middle of their work.

@@ -281,7 +281,7 @@ class LLM(PoolingMethods, VLLMMethods):
             )
         try:
             check_vocab(self._tokenizer, self._info.vocab_size)
-            self._pictures = OfflinePictures(config, self._info, files)
+            self._pictures = OfflinePictures(config, self._info, files, self._tokenizer)
         except BaseException:
             self._engine.close()
             raise

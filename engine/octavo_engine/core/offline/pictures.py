@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.core.media.prepare import BadPicture, prepare, prepare_decoded
-from octavo_engine.core.media.prompt import PromptMedia, expand
+from octavo_engine.core.media.prompt import PictureTokens, PromptMedia, expand
 from octavo_engine.core.media.sources import read_data_url
 from octavo_engine.core.media.spec import read_picture_spec
 from octavo_engine.errors import InvalidRequest, ModelError, RequestError
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.info import ModelInfo
+    from octavo_engine.core.media.prepare import PreparedPicture
     from octavo_engine.core.media.spec import PictureSpec
-    from octavo_engine.state.media import MediaItem
+    from octavo_engine.tokenization.tokenizer import Tokenizer
     from octavo_engine.weights.source import ModelFiles
 
 PARAM = "multi_modal_data"
@@ -30,14 +31,19 @@ _TEXT_MODEL = "this model takes no pictures"
 class OfflinePictures:
     """How one model's pictures are prepared; without, why they are refused."""
 
-    def __init__(self, config: EngineConfig, info: ModelInfo, files: ModelFiles | None) -> None:
+    def __init__(
+        self, config: EngineConfig, info: ModelInfo, files: ModelFiles | None, tokenizer: Tokenizer
+    ) -> None:
         self._max_images = config.max_images_per_prompt
         self._spec: PictureSpec | None = None
+        self._tokens: PictureTokens | None = None
         self._refusal = _TEXT_MODEL
         if not info.sees or files is None:
             return
         try:
             self._spec = read_picture_spec(files, config.picture_overrides)
+            if self._spec is not None:
+                self._tokens = PictureTokens(self._spec.media, tokenizer)
         except ModelError as error:
             self._refusal = str(error)
 
@@ -45,7 +51,7 @@ class OfflinePictures:
         self, token_ids: Sequence[int], pictures: Sequence[Any]
     ) -> tuple[list[int], PromptMedia]:
         """The prompt with its pictures. Raises RequestError."""
-        if self._spec is None:
+        if self._spec is None or self._tokens is None:
             raise RequestError(f"{PARAM}: {self._refusal}", param=PARAM, code="not_supported")
         if find_spec("PIL") is None:
             raise RequestError(
@@ -58,11 +64,11 @@ class OfflinePictures:
                 f"{self._max_images} in one prompt",
                 param=PARAM,
             )
-        items = [
-            _item(f"{PARAM}['image'][{number}]", picture, self._spec)
+        prepared = [
+            _prepared(f"{PARAM}['image'][{number}]", picture, self._spec)
             for number, picture in enumerate(pictures)
         ]
-        return expand(token_ids, items, self._spec, param="prompt")
+        return expand(token_ids, prepared, self._tokens, param="prompt")
 
 
 def pictures_of(prompt: object) -> list[Any]:
@@ -80,7 +86,7 @@ def pictures_of(prompt: object) -> list[Any]:
     return list(pictures) if isinstance(pictures, list | tuple) else [pictures]
 
 
-def _item(name: str, picture: Any, spec: PictureSpec) -> MediaItem:
+def _prepared(name: str, picture: Any, spec: PictureSpec) -> PreparedPicture:
     from PIL import Image
 
     if isinstance(picture, Image.Image):
@@ -88,10 +94,10 @@ def _item(name: str, picture: Any, spec: PictureSpec) -> MediaItem:
             return prepare_decoded(picture, spec)
         except (BadPicture, OSError) as error:  # a file opened and never read may be broken
             raise InvalidRequest(f"{name} {error}", param=PARAM) from None
-    prepared = prepare(_bytes(name, picture), spec)
-    if prepared.item is None:
-        raise InvalidRequest(f"{name} {prepared.problem}", param=PARAM)
-    return prepared.item
+    result = prepare(_bytes(name, picture), spec)
+    if result.picture is None:
+        raise InvalidRequest(f"{name} {result.problem}", param=PARAM)
+    return result.picture
 
 
 def _bytes(name: str, picture: Any) -> bytes:

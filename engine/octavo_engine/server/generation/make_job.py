@@ -83,7 +83,7 @@ async def with_route(exchange: Exchange, service: Service, job: Job, source: Rou
             source.text,
             render_next=source.render_next,
             adapter="" if job.adapter is None else job.adapter.name,
-            pictures=() if job.media is None else job.media.spans,
+            pictures=() if job.media is None else job.media.places,
         )
     if exchange.is_background:
         job = dataclasses.replace(job, priority=BACKGROUND)

@@ -16,7 +16,7 @@ end of chunk i + 1) are found. Where that is more than a block apart, the label'
 between, within a block of either.
 
 A picture is a place in the data (its digest, padded to the end of a chunk) and one placeholder in
-the rendered prompt, whose rows all end where the placeholder ends. A template may write pictures
+the rendered prompt, whose tokens all end where the placeholder ends. A template may write pictures
 before the texts that came before them: a key that does not cover a picture counts no token behind
 the picture's placeholder. Another request whose message goes on with a picture or a text that its
 template writes before finds less than is said.
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo_engine.core.media.prompt import PicturePlace
     from octavo_engine.protocol.route_keys import Canonical, Span
-    from octavo_engine.state.media import MediaSpan
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
 _ENTRY = np.dtype([("name", "<u8"), ("tokens", "<u4")])
@@ -55,12 +55,12 @@ class TokenEnds:
 
     def __call__(
         self, ids: Sequence[int], text: bytes, *,
-        whole: bool = True, pictures: Sequence[MediaSpan] = (),
+        whole: bool = True, pictures: Sequence[PicturePlace] = (),
     ) -> NDArray[np.int64]:  # fmt: skip
         """Never too early: a token that ends at or before a place lies before it for certain.
 
-        With `whole` false the ids are only the beginning of the text's. The placeholders of a
-        picture stand for one in the text. Empty where tokens and text cannot be brought together.
+        With `whole` false the ids are only the beginning of the text's. All tokens of a picture
+        stand for one placeholder in the text. Empty where tokens and text do not fit together.
         """
         tokens = np.array(ids, np.int64)
         if len(tokens) == 0:
@@ -72,8 +72,9 @@ class TokenEnds:
         # Added around any text, and not part of this one.
         if ids[0] == self._tokenizer.bos_token_id and not text.startswith(self._spelling(ids[0])):
             lengths[0] = 0
-        for span in pictures:
-            lengths[span.first + 1 : span.end] = 0
+        for place in pictures:
+            lengths[place.first] = len(self._tokenizer.token_bytes(place.placeholder))
+            lengths[place.first + 1 : place.end] = 0
         ends = np.cumsum(lengths, dtype=np.int64)
         if not whole:
             return ends
@@ -100,7 +101,7 @@ class Pictures(NamedTuple):
 
 
 def place_pictures(
-    canonical: Canonical, ends: NDArray[np.int64], spans: Sequence[MediaSpan]
+    canonical: Canonical, ends: NDArray[np.int64], spans: Sequence[PicturePlace]
 ) -> Pictures | None:
     """None where the data has other parts than these pictures: which is which is not known."""
     if len(spans) != len(canonical.media) or len(ends) == 0:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
+    from octavo_engine.core.media.prompt import PicturePlace
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.protocol.route_keys import Canonical, Kind
     from octavo_engine.state.labels import Labels
-    from octavo_engine.state.media import MediaSpan
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger("octavo.server")
@@ -51,7 +51,7 @@ class RoutedPrompt:
     ids: Sequence[int]
     labels: Labels | None
     render_next: Callable[[str], Awaitable[str]] | None  # the next turn's prompt; None: unknown
-    pictures: Sequence[MediaSpan] = ()  # among the ids
+    pictures: Sequence[PicturePlace] = ()  # among the ids
 
 
 class Answers:
@@ -101,10 +101,10 @@ class Labeller:
         *,
         render_next: Callable[[str], Awaitable[str]] | None = None,
         adapter: str = "",
-        pictures: Sequence[MediaSpan] = (),
+        pictures: Sequence[PicturePlace] = (),
     ) -> RoutedPrompt | None:
         """Of a request's first prompt: `ids`, and `text`, as it was rendered if it is a chat, with
-        one placeholder for all those of a picture. Routers know an adapter by its name."""
+        one placeholder for all that stands for a picture. Routers know an adapter by its name."""
         if body.get("truncate_prompt_tokens") is not None:
             return None  # where the prompt begins depends on how it ends
         if len(ids) <= _INLINE_BYTES // 4:
@@ -116,7 +116,7 @@ class Labeller:
     def _route(
         self, body: Mapping[str, Any], kind: Kind, ids: Sequence[int], text: str | None,
         render_next: Callable[[str], Awaitable[str]] | None, adapter: str,
-        pictures: Sequence[MediaSpan],
+        pictures: Sequence[PicturePlace],
     ) -> RoutedPrompt | None:  # fmt: skip
         try:
             canonical = route_keys.canonical(body, kind=kind, adapter=adapter)
@@ -138,7 +138,7 @@ class Labeller:
 
     def _labels(
         self, canonical: Canonical, names: list[int], text: bytes, ends: NDArray[np.int64],
-        spans: Sequence[MediaSpan], num_found: int | None = None, first_block: int = 0,
+        spans: Sequence[PicturePlace], num_found: int | None = None, first_block: int = 0,
     ) -> Labels | None:  # fmt: skip
         pictures = place_pictures(canonical, ends, spans) if spans else None
         if spans and pictures is None:

@@ -10,19 +10,31 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from octavo_engine.backends.media import pixel_rows
 from octavo_engine.core.media import prepare as preparing
-from octavo_engine.core.media.prepare import PreparedPicture, prepare
-from octavo_engine.core.media.spec import check_picture_overrides, read_picture_spec
-from octavo_engine.errors import ConfigError
+from octavo_engine.core.media.prepare import PreparationResult, prepare
+from octavo_engine.core.media.prompt import PictureTokens, expand
+from octavo_engine.core.media.spec import FitPixels, check_picture_overrides, read_picture_spec
+from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.vision_config import read_media_config
+from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 from octavo_engine.weights.source import resolve_model
-from tests.engine.models.tiny_seeing import normalised, seeing_model
-from tests.fakes.seeing import PREPROCESSOR, encoded, write_seeing_model
+from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, normalised, seeing_model
+from tests.fakes.seeing import (
+    FITTING,
+    PREPROCESSOR,
+    SPLITTING,
+    STRETCHING,
+    encoded,
+    tokenizer,
+    write_seeing_model,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.core.media.spec import PictureSpec
+    from octavo_engine.state.media import MediaItem
     from octavo_engine.weights.source import ModelFiles
 
 
@@ -32,6 +44,23 @@ def spec() -> PictureSpec:
     media = read_media_config(seeing_model("llava").config)
     assert media is not None
     return _read_clip(PREPROCESSOR, media)
+
+
+def splitting_spec(**overrides: Any) -> PictureSpec:
+    from octavo_engine.core.media.spec import _read_idefics3
+
+    return _read_idefics3(SPLITTING | overrides, seeing_model("smolvlm").media)
+
+
+def tiles(data: bytes, spec: PictureSpec) -> tuple[MediaItem, ...]:
+    picture, problem = prepare(data, spec)
+    assert picture is not None, problem
+    return picture.tiles
+
+
+def only_tile(data: bytes, spec: PictureSpec) -> MediaItem:
+    (tile,) = tiles(data, spec)
+    return tile
 
 
 def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
@@ -50,9 +79,214 @@ def test_pixels_are_those_of_transformers(width: int, height: int) -> None:
     processor = CLIPImageProcessorPil(**PREPROCESSOR)
     image = noise(width, height)
     truth = np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
-    prepared = prepare(encoded(image), spec())
-    assert prepared.item is not None, prepared.problem
-    np.testing.assert_array_equal(normalised(prepared.item), truth)
+    np.testing.assert_array_equal(normalised(only_tile(encoded(image), spec())), truth)
+
+
+SPLIT_SIZES = [(80, 60), (30, 100), (42, 42), (126, 126), (200, 40), (40, 41), (1, 1), (1, 900),
+               (640, 480), (333, 500)]  # fmt: skip
+SPLIT_OVERRIDES: list[dict[str, Any]] = [
+    {},
+    {"size": {"longest_edge": 84}},
+    {"size": {"height": 50, "width": 120}},
+    {"do_image_splitting": False},
+    {"resample": 3, "image_mean": [0.1, 0.2, 0.3], "rescale_factor": 0.5},
+]
+
+
+def transformers_processor(overrides: dict[str, Any]) -> Any:
+    from transformers import Idefics3Processor, PreTrainedTokenizerFast
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    values = {k: v for k, v in SPLITTING.items() if k != "image_processor_type"} | overrides
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer("smolvlm"))
+    num_rows = seeing_model("smolvlm").media.num_rows
+    return Idefics3Processor(Idefics3ImageProcessorPil(**values), words, image_seq_len=num_rows)
+
+
+@pytest.mark.parametrize("overrides", SPLIT_OVERRIDES, ids=lambda each: next(iter(each), ""))
+def test_tiles_and_the_tokens_around_them_are_those_of_transformers(
+    overrides: dict[str, Any],
+) -> None:
+    processor, spec = transformers_processor(overrides), splitting_spec(**overrides)
+    words = TextTokenizer(tokenizer("smolvlm"), where="test")
+    tokens = PictureTokens(spec.media, words)
+    prompt = "user <image> what colour <image>\n\n is it"
+    for size, other in zip(SPLIT_SIZES, SPLIT_SIZES[1:] + SPLIT_SIZES[:1], strict=True):
+        images = [noise(*size), noise(*other)]
+        truth = processor(images=[images], text=prompt)
+        prepared = [prepare(encoded(image), spec).picture for image in images]
+        pictures = [picture for picture in prepared if picture is not None]
+        ids, media = expand(words.encode(prompt), pictures, tokens)
+        assert ids == truth["input_ids"][0]
+        found = [normalised(tile) for picture in pictures for tile in picture.tiles]
+        np.testing.assert_array_equal(np.stack(found), np.asarray(truth["pixel_values"])[0])
+        assert [span.digest for span in media.spans] == [
+            tile.digest for picture in pictures for tile in picture.tiles
+        ]
+        assert all(set(ids[span.first : span.end]) == {PLACEHOLDER} for span in media.spans)
+        first, second = media.places
+        assert ids[: first.first] == [1] and ids[second.end :] == words.encode("\n\n is it")
+        assert ids[first.end : second.first] == words.encode("what colour")
+
+
+def test_a_picture_of_one_colour_has_equal_tiles_that_are_encoded_once() -> None:
+    spec = splitting_spec()
+    words = TextTokenizer(tokenizer("smolvlm"), where="test")
+    picture = prepare(encoded(Image.new("RGB", (100, 100), "red")), spec).picture
+    assert picture is not None and (picture.rows, picture.columns) == (3, 3)
+    _, media = expand([PLACEHOLDER], [picture], PictureTokens(spec.media, words))
+    assert (len(media.spans), len(media.items), len(media.places)) == (10, 1, 1)
+
+
+def test_settings_of_tiles_that_the_tower_cannot_read_are_refused() -> None:
+    for overrides, message in (
+        ({"max_image_size": {"longest_edge": 28}}, "pictures become (28, 28)"),
+        ({"size": {"height": 9000, "width": 42}}, "size must be at most 4096"),
+        ({"size": {"shortest_edge": 42}}, "is not understood"),
+        ({"do_resize": False}, "do_resize must be true"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            splitting_spec(**overrides)
+        assert message in str(caught.value)
+
+
+def test_a_tokenizer_without_the_tokens_of_pictures_is_refused() -> None:
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    with pytest.raises(ModelError, match="must have the tokens <fake_token_around_image>"):
+        PictureTokens(seeing_model("smolvlm").media, words)
+
+
+def gemma3_spec(**overrides: Any) -> PictureSpec:
+    from octavo_engine.core.media.spec import _read_gemma3
+
+    return _read_gemma3(STRETCHING | overrides, seeing_model("gemma3").media)
+
+
+def gemma3_processor() -> Any:
+    from transformers import Gemma3Processor, PreTrainedTokenizerFast
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    values = {k: v for k, v in STRETCHING.items() if k != "image_processor_type"}
+    special = {
+        "image_token": "<image_soft_token>", "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+    }  # fmt: skip
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer("gemma3"), extra_special_tokens=special
+    )
+    num_rows = seeing_model("gemma3").media.num_rows
+    return Gemma3Processor(Gemma3ImageProcessorPil(**values), words, image_seq_length=num_rows)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "user <start_of_image> what <start_of_image>",
+        "user\n<start_of_image>what\n\n<start_of_image>\n\nis\n\nit",
+        "<start_of_image><start_of_image>\n",
+        "\n\n<start_of_image>\n<start_of_image> is\n",
+    ],
+)
+def test_pictures_of_gemma_3_and_the_newlines_around_them_are_those_of_transformers(
+    prompt: str,
+) -> None:
+    processor, spec = gemma3_processor(), gemma3_spec()
+    words = TextTokenizer(tokenizer("gemma3"), where="test")
+    for sizes in ([(80, 60), (30, 100)], [(1, 1), (640, 480)], [(42, 42), (1, 900)]):
+        images = [noise(*size) for size in sizes]
+        truth = processor(images=[images], text=prompt)
+        prepared = [prepare(encoded(image), spec).picture for image in images]
+        pictures = [picture for picture in prepared if picture is not None]
+        ids, media = expand(words.encode(prompt), pictures, PictureTokens(spec.media, words))
+        assert ids == list(truth["input_ids"][0])
+        found = [normalised(tile) for picture in pictures for tile in picture.tiles]
+        np.testing.assert_array_equal(np.stack(found), np.asarray(truth["pixel_values"]))
+        assert all(set(ids[s.first : s.end]) == {PLACEHOLDER} for s in media.spans)
+        assert all(span.is_two_way for span in media.spans)
+
+
+def test_newlines_apart_from_pictures_stay_as_they_were_read() -> None:
+    words = TextTokenizer(tokenizer("gemma3"), where="test")
+    one = words.encode("\n")
+    tokens = PictureTokens(seeing_model("gemma3").media, words)
+    ids = [1, *one, *one, 2, *one, tokens.placeholder, 3, *one, *one]
+    two = words.encode("\n\n")
+    three = words.encode("\n\n\n")
+    assert tokens.with_newlines(ids) == [
+        1, *one, *one, 2, *three, tokens.placeholder, *two, 3, *one, *one
+    ]  # fmt: skip
+
+
+def test_settings_of_gemma_3_that_are_not_computed_are_refused() -> None:
+    for overrides, message in (
+        ({"do_pan_and_scan": True}, "do_pan_and_scan is not supported"),
+        ({"size": {"shortest_edge": 42}}, "size must have height and width"),
+        ({"size": {"height": 28, "width": 42}}, "pictures become (28, 42)"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            gemma3_spec(**overrides)
+        assert message in str(caught.value)
+
+
+def qwen2_vl_spec(given: dict[str, Any] | None = None, **values: Any) -> PictureSpec:
+    from octavo_engine.core.media.spec import _read_qwen2_vl
+
+    given = given or {}
+    return _read_qwen2_vl(FITTING | values | given, seeing_model("qwen2vl").media, given)
+
+
+FITTING_SIZES = [(80, 60), (30, 100), (42, 42), (14, 14), (1, 1), (1, 200), (640, 480), (333, 7),
+                 (21, 35), (7, 7), (49, 63), (5000, 30)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"max_pixels": 2000}, {"size": {"shortest_edge": 3000, "longest_edge": 9000}}],
+    ids=lambda each: next(iter(each), ""),
+)  # fmt: skip
+def test_pixels_of_qwen2_vl_are_those_of_transformers(given: dict[str, Any]) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    values = {k: v for k, v in FITTING.items() if k != "image_processor_type"}
+    if "size" in given:
+        values = {k: v for k, v in values.items() if k not in ("min_pixels", "max_pixels")}
+    processor, spec = Qwen2VLImageProcessorPil(**values | given), qwen2_vl_spec(given)
+    tokens = PictureTokens(spec.media, TextTokenizer(tokenizer("qwen2vl"), where="test"))
+    for size in FITTING_SIZES:
+        image = noise(*size)
+        truth = processor(image)
+        picture = prepare(encoded(image), spec).picture
+        assert picture is not None
+        grid = np.asarray(truth["image_grid_thw"])[0]
+        np.testing.assert_array_equal(
+            pixel_rows(picture.tiles[0], spec.media), np.asarray(truth["pixel_values"])
+        )
+        ids, media = expand([1, BEGIN, PLACEHOLDER, END, 2], [picture], tokens)
+        num_rows = int(grid.prod()) // 4
+        assert ids == [1, BEGIN, *[PLACEHOLDER] * num_rows, END, 2]
+        assert media.spans[0].grid == (grid[1] // 2, grid[2] // 2)
+        assert media.places == ((2, 2 + num_rows, PLACEHOLDER),)
+
+
+def test_pictures_of_qwen2_vl_that_are_too_long_are_refused() -> None:
+    result = prepare(encoded(noise(1, 201)), qwen2_vl_spec())
+    assert "a side may be 200 times as long as the other at most" in result.problem
+
+
+def test_sizes_that_qwen2_vls_tower_does_not_read_are_refused_or_lowered() -> None:
+    most = 5120 * 7 * 7
+    shape = qwen2_vl_spec(max_pixels=12_845_056).shape
+    assert isinstance(shape, FitPixels) and shape.most == most
+    for given, message in (
+        ({"max_pixels": 12_845_056}, f"max_pixels must be at most {most}"),
+        ({"min_pixels": 6000}, "min_pixels is 6000 and max_pixels 5000"),
+        ({"max_pixels": 100}, "the latter must be at least 196"),
+        ({"min_pixels": "many"}, "min_pixels must be a positive number of pixels"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            qwen2_vl_spec(given)
+        assert message in str(caught.value)
+    with pytest.raises(ModelError, match="patch_size must be 7, as the tower's"):
+        qwen2_vl_spec(patch_size=14)
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +313,7 @@ def test_pixels_with_processor_settings_are_those_of_transformers(
     truth = np.asarray(processor(image, return_tensors="np", **overrides)["pixel_values"][0])
     own = read_picture_spec(files, overrides)
     assert own is not None
-    item, plain = prepare(encoded(image), own).item, prepare(encoded(image), spec()).item
-    assert item is not None and plain is not None
+    item, plain = only_tile(encoded(image), own), only_tile(encoded(image), spec())
     np.testing.assert_array_equal(normalised(item), truth)
     assert item.digest != plain.digest
 
@@ -110,9 +343,8 @@ def test_other_modes_become_rgb(mode: str) -> None:
 
     image = noise(50, 70, mode)
     truth = CLIPImageProcessorPil(**PREPROCESSOR)(image, return_tensors="np")["pixel_values"][0]
-    prepared = prepare(encoded(image), spec())
-    assert prepared.item is not None
-    np.testing.assert_array_equal(normalised(prepared.item), np.asarray(truth))
+    tile = only_tile(encoded(image), spec())
+    np.testing.assert_array_equal(normalised(tile), np.asarray(truth))
 
 
 def test_a_picture_is_turned_as_its_camera_says() -> None:
@@ -131,8 +363,7 @@ def test_the_digest_is_of_pixels_and_preprocessing() -> None:
     import dataclasses
 
     darker = dataclasses.replace(spec(), mean=(0.5, 0.5, 0.5))
-    normal, dark = png.item, prepare(encoded(image), darker).item
-    assert normal is not None and dark is not None
+    normal, dark = only_tile(encoded(image), spec()), only_tile(encoded(image), darker)
     assert normal.pixels == dark.pixels and normal.digest != dark.digest
 
 
@@ -150,7 +381,7 @@ def test_the_digest_is_of_pixels_and_preprocessing() -> None:
 )
 def test_what_cannot_be_read_is_refused(data: bytes, problem: str) -> None:
     prepared = prepare(data, spec())
-    assert prepared.item is None
+    assert prepared.picture is None
     assert problem in prepared.problem
 
 
@@ -180,9 +411,9 @@ def try_mutations(count: int, seed: int) -> None:
     outcomes = {"read": 0, "refused": 0}
     for _ in range(count):
         prepared = prepare(mutated(rng, rng.choice(files)), spec())
-        assert isinstance(prepared, PreparedPicture)
-        assert (prepared.item is None) == bool(prepared.problem)
-        outcomes["read" if prepared.item else "refused"] += 1
+        assert isinstance(prepared, PreparationResult)
+        assert (prepared.picture is None) == bool(prepared.problem)
+        outcomes["read" if prepared.picture else "refused"] += 1
     assert min(outcomes.values()) > count // 20, outcomes
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from octavo_engine.core.media.prepare import FORMATS
+from octavo_engine.core.media.prompt import PictureTokens
 from octavo_engine.core.media.workers import NUM_WORKERS, PictureWorkers
 from octavo_engine.errors import InvalidRequest
+from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 from tests.engine.core.media.test_prepare import mutated, noise, spec
-from tests.fakes.seeing import encoded
+from tests.fakes.seeing import encoded, tokenizer
 
 MAX_WORKER_MIB = 700  # one picture of 40 megapixels, decoded and in RGB
 
@@ -34,7 +36,8 @@ async def outcome(workers: PictureWorkers, data: bytes) -> str:
 def test_mutated_files_end_no_worker() -> None:
     rng = random.Random(3)
     files = [encoded(noise(70, 50), kind) for kind in FORMATS]
-    workers = PictureWorkers(spec())
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    workers = PictureWorkers(spec(), PictureTokens(spec().media, words))
 
     async def scene() -> None:
         assert await outcome(workers, files[0]) == "read"

@@ -60,12 +60,12 @@ def logprobs(output: RequestOutput) -> list[float]:
 
 def test_the_answer_is_what_transformers_says_of_the_picture(llm: LLM) -> None:
     output = chat(llm, WORDS, by_url(RED))
-    item = prepare(RED, seeing_spec(llm)).item
-    assert item is not None
+    picture = prepare(RED, seeing_spec(llm)).picture
+    assert picture is not None
     tokens = [1, *[PLACEHOLDER] * NUM_ROWS, 4, 5, 6, 7, 8, 2]
     assert output.prompt_token_ids == tokens
     for said in logprobs(output):
-        row = seeing_model("llava").logits(tokens, [item])[-1].astype(np.float64)
+        row = seeing_model("llava").logits(tokens, list(picture.tiles))[-1].astype(np.float64)
         assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
         tokens.append(int(row.argmax()))
 

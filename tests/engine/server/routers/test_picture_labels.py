@@ -18,6 +18,7 @@ from PIL import Image
 
 from octavo_engine.config import BLOCK_SIZE, EngineConfig
 from octavo_engine.core.connect import in_process
+from octavo_engine.core.media.prompt import PicturePlace
 from octavo_engine.protocol import route_keys
 from octavo_engine.server.routers.label_offsets import TokenEnds, label_text, place_pictures
 from octavo_engine.state.media import MediaSpan
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 NUM_ROWS = 40
 MARK = b"@"  # a picture's placeholder: one byte, a token
+AROUND = [91, 92], [93]  # tokens before and behind its rows that no text has
 
 
 def picture(name: str) -> dict[str, Any]:
@@ -54,21 +56,30 @@ def rendered(messages: list[dict[str, Any]], order: str) -> bytes:
     return prompt
 
 
-def expanded(messages: list[dict[str, Any]], prompt: bytes) -> tuple[list[int], list[MediaSpan]]:
+def expanded(
+    messages: list[dict[str, Any]], prompt: bytes
+) -> tuple[list[int], list[MediaSpan], list[PicturePlace]]:
     pictures = iter(p for m in messages for p in m["content"] if p["type"] != "text")
     ids: list[int] = []
     spans: list[MediaSpan] = []
+    places: list[PicturePlace] = []
     for byte in prompt:
-        if bytes([byte]) == MARK:
-            url = next(pictures)["image_url"]["url"]
-            spans.append(MediaSpan(url.encode(), len(ids), NUM_ROWS))
-        ids += [byte] * (NUM_ROWS if bytes([byte]) == MARK else 1)
-    return ids, spans
+        if bytes([byte]) != MARK:
+            ids.append(byte)
+            continue
+        url = next(pictures)["image_url"]["url"]
+        before, behind = AROUND
+        first = len(ids)
+        ids += before
+        spans.append(MediaSpan(url.encode(), len(ids), NUM_ROWS))
+        ids += [*[byte] * NUM_ROWS, *behind]
+        places.append(PicturePlace(first, len(ids), byte))
+    return ids, spans, places
 
 
 def found(messages: list[dict[str, Any]], order: str) -> list[Any]:
     """What a prefix cache compares: tokens, and for rows the picture that they are of."""
-    ids, spans = expanded(messages, rendered(messages, order))
+    ids, spans, _ = expanded(messages, rendered(messages, order))
     seen: list[Any] = list(ids)
     for span in spans:
         seen[span.first : span.end] = [(span.digest, i) for i in range(span.length)]
@@ -80,11 +91,11 @@ def labels(messages: list[dict[str, Any]], order: str) -> dict[int, int]:
     canonical = route_keys.canonical({"messages": messages}, kind="chat")
     assert canonical is not None
     prompt = rendered(messages, order)
-    ids, spans = expanded(messages, prompt)
-    ends = TokenEnds(ByteTokenizer(), 256)(ids, prompt, pictures=spans)
+    ids, _, pictures = expanded(messages, prompt)
+    ends = TokenEnds(ByteTokenizer(), 256)(ids, prompt, pictures=pictures)
     made = label_text(
         canonical, route_keys.lookup_keys(canonical), prompt, ends, merges=False,
-        pictures=place_pictures(canonical, ends, spans),
+        pictures=place_pictures(canonical, ends, pictures),
     )  # fmt: skip
     if made is None:
         return {}
@@ -167,19 +178,20 @@ def test_parts_that_are_not_the_prompts_pictures_are_not_placed() -> None:
     canonical = route_keys.canonical({"messages": messages}, kind="chat")
     assert canonical is not None
     ends = np.arange(1, 9)
-    assert place_pictures(canonical, ends, [MediaSpan(b"A", 0, 4)]) is None
-    assert (
-        place_pictures(canonical, ends, [MediaSpan(b"A", 0, 4), MediaSpan(b"B", 4, 4)]) is not None
-    )
+    first, second = PicturePlace(0, 4, 64), PicturePlace(4, 8, 64)
+    assert place_pictures(canonical, ends, [first]) is None
+    assert place_pictures(canonical, ends, [first, second]) is not None
 
 
 @pytest.mark.slow
-def test_a_repeated_picture_is_predicted_over_the_api(tmp_path: Path) -> None:
-    asyncio.run(_predicted(tmp_path))
+@pytest.mark.parametrize("name", ["llava", "smolvlm"])
+def test_a_repeated_picture_is_predicted_over_the_api(tmp_path: Path, name: str) -> None:
+    asyncio.run(_predicted(tmp_path, name))
 
 
-async def _predicted(tmp_path: Path) -> None:
-    folder = write_seeing_model(tmp_path / "llava")
+async def _predicted(tmp_path: Path, name: str) -> None:
+    folder = write_seeing_model(tmp_path / name, name)
+    num_tokens = {"llava": 36, "smolvlm": 114}[name]  # of a picture
     red, blue = (
         {
             "type": "image_url",
@@ -188,7 +200,7 @@ async def _predicted(tmp_path: Path) -> None:
         for c in ("red", "blue")
     )
     lead, short = text(" ".join(["tell me more of this"] * 12)), text("what is it ?")
-    many = [red, red, blue, red, red]  # 36 rows each
+    many = [red, red, blue, red, red][: 480 // num_tokens]
     config = EngineConfig(model=str(folder), num_threads=1, dtype="float32")
     cached = []
     async with bench(config, in_process) as server:
@@ -206,6 +218,6 @@ async def _predicted(tmp_path: Path) -> None:
     assert cached[5] + figures.errors.pop(5) <= BLOCK_SIZE
     assert max(map(abs, figures.errors)) <= BLOCK_SIZE, figures.errors
     assert cached[1] < BLOCK_SIZE  # another picture
-    assert cached[2] > 36 + BLOCK_SIZE
-    assert min(cached[4], cached[6]) > 5 * 36
-    assert 2 * 36 < cached[7] < 3 * 36
+    assert cached[2] > num_tokens + BLOCK_SIZE
+    assert min(cached[4], cached[6]) > len(many) * num_tokens
+    assert 2 * num_tokens < cached[7] < 3 * num_tokens

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo_engine.core.media.picture_sources import PictureSources
+    from octavo_engine.core.media.prepare import PreparedPicture
     from octavo_engine.core.media.workers import PictureWorkers
     from octavo_engine.server.limits import RequestLimits
     from octavo_engine.server.openai.chat.conversation import RenderedPrompt
     from octavo_engine.server.openai.schemas import ChatMessageBody
     from octavo_engine.server.service import Service
-    from octavo_engine.state.media import MediaItem
 
 
 def picture_urls(messages: Sequence[ChatMessageBody]) -> list[tuple[str, str]]:
@@ -54,11 +54,11 @@ async def with_pictures(
         return ids, None
     budget = ByteBudget(limits.max_body_bytes)  # what a request could bring itself
 
-    async def prepared(field: str, url: str) -> MediaItem:
+    async def prepared(field: str, url: str) -> PreparedPicture:
         return await workers.prepare(await sources.read(url, field, budget), field)
 
-    items = await all_of(prepared(*each) for each in urls)
-    expanded, media = expand(ids, items, workers.spec)
+    pictures = await all_of(prepared(*each) for each in urls)
+    expanded, media = expand(ids, pictures, workers.tokens)
     return expanded, media
 
 

@@ -20,7 +20,7 @@ from octavo_engine.server.app import build_app
 from octavo_engine.server.http.loopback import post
 from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
-from tests.engine.models.tiny_seeing import PLACEHOLDER, seeing_model
+from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, seeing_model
 from tests.fakes.seeing import data_url, encoded, write_seeing_model
 
 if TYPE_CHECKING:
@@ -95,14 +95,115 @@ def test_the_answer_is_what_transformers_says_of_the_picture(rig: Rig) -> None:
     answer = rig.chat(text("what colour is it ?"), picture(RED))
     workers = rig.engine.pictures
     assert workers is not None
-    item = prepare(RED, workers.spec).item
-    assert item is not None
+    prepared_picture = prepare(RED, workers.spec).picture
+    assert prepared_picture is not None
     tokens = [1, *[PLACEHOLDER] * NUM_ROWS, 4, 5, 6, 7, 8, 2]
     assert answer["usage"]["prompt_tokens"] == len(tokens)
     for said in logprobs(answer):
-        row = seeing_model("llava").logits(tokens, [item])[-1].astype(np.float64)
+        row = (
+            seeing_model("llava")
+            .logits(tokens, list(prepared_picture.tiles))[-1]
+            .astype(np.float64)
+        )
         assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
         tokens.append(int(row.argmax()))
+
+
+def test_a_picture_of_several_tiles_is_computed_as_transformers_does(tmp_path: Path) -> None:
+    halves = Image.new("RGB", (80, 60), "red")
+    halves.paste("blue", (30, 10, 80, 60))
+    rig = Rig(write_seeing_model(tmp_path / "smolvlm", "smolvlm"))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        pictures = [prepare(data, workers.spec).picture for data in (encoded(halves), RED)]
+        prepared = [picture for picture in pictures if picture is not None]
+        assert [len(picture.tiles) for picture in prepared] == [10, 10]
+        words = workers.tokens.around_tiles(prepared[0])
+        around = [t for w in words for t in ([w] if w != PLACEHOLDER else [w] * 9)]
+        tokens = [1, *around, *around, 4, 2]
+        answer = rig.chat(text("what"), picture(encoded(halves)), picture(RED))
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        tiles = [tile for picture in prepared for tile in picture.tiles]
+        for said in logprobs(answer):
+            row = seeing_model("smolvlm").logits(tokens, tiles)[-1].astype(np.float64)
+            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+            tokens.append(int(row.argmax()))
+        again = rig.chat(text("what"), picture(encoded(halves)), picture(BLUE))
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert 1 + len(around) <= cached < 1 + len(around) + 9
+    finally:
+        rig.close()
+
+
+def test_a_picture_whose_tokens_see_each_other_is_computed_as_transformers_does(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(write_seeing_model(tmp_path / "gemma3", "gemma3"))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        tile = prepare(RED, workers.spec).picture
+        assert tile is not None
+        newlines = workers.tokens._tokenizer.encode("\n\n", add_special_tokens=False)
+        around = [*newlines, BEGIN, *[PLACEHOLDER] * 9, END, *newlines]
+        tokens = [1, *around, 4, 5, 2]
+        answer = rig.chat(text("what colour"), picture(RED))
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        for said in logprobs(answer):
+            row = seeing_model("gemma3").logits(tokens, list(tile.tiles))[-1].astype(np.float64)
+            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+            tokens.append(int(row.argmax()))
+        again = rig.chat(text("what colour"), picture(RED))
+        assert logprobs(again) == logprobs(answer)
+        other = rig.chat(text("what colour"), picture(BLUE))
+        assert logprobs(other) != logprobs(answer)
+        body = {"messages": [{"role": "user", "content": [picture(RED)]}], **OPTIONS}
+        status, refused = rig.post("/v1/chat/completions", body | {"prompt_logprobs": 1})
+        assert status == 400, refused
+        assert "not supported with pictures of this model" in refused["error"]["message"]
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen2.5vl"])
+def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(
+    tmp_path: Path, name: str
+) -> None:
+    """Answers too: what follows a picture stands where its longer side ends."""
+    rig = Rig(write_seeing_model(tmp_path / name, name))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        tall = encoded(Image.new("RGB", (40, 120), "green"))
+        prepared = [prepare(data, workers.spec).picture for data in (RED, tall)]
+        tiles = [tile for picture in prepared if picture for tile in picture.tiles]
+        tokens = [1]
+        for tile in tiles:
+            num_rows = workers.spec.media.rows_of(tile.height, tile.width)
+            tokens += [BEGIN, *[PLACEHOLDER] * num_rows, END]
+        tokens += [4, 5, 2]
+        parts = text("what colour"), picture(RED), picture(tall)
+        answer = rig.chat(*parts, max_tokens=12)
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        for said in logprobs(answer):
+            row = seeing_model(name).logits(tokens, tiles)[-1].astype(np.float64)
+            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+            tokens.append(int(row.argmax()))
+        assert logprobs(rig.chat(*parts, max_tokens=12)) == logprobs(answer)
+    finally:
+        rig.close()
+
+
+def test_a_model_that_may_hold_no_picture_has_no_tower(tmp_path: Path) -> None:
+    folder = write_seeing_model(tmp_path / "gemma3", "gemma3")
+    rig = Rig(folder, {"limit_mm_per_prompt": "image=0"})
+    try:
+        assert rig.engine.pictures is None and not rig.engine.info.sees
+        assert rig.chat(text("what"))["usage"]["prompt_tokens"] == 3
+        assert "this model takes no pictures" in rig.refusal(picture(RED))
+    finally:
+        rig.close()
 
 
 def test_another_picture_gets_another_answer_and_the_same_one_is_cached(rig: Rig) -> None:
@@ -203,7 +304,7 @@ def test_a_model_does_not_start_with_settings_that_cannot_be_applied(tmp_path: P
 
 def test_a_worker_that_dies_or_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.engine.pictures is not None
-    workers = PictureWorkers(rig.engine.pictures.spec)
+    workers = PictureWorkers(rig.engine.pictures.spec, rig.engine.pictures.tokens)
 
     async def scene() -> None:
         item = await workers.prepare(RED, "picture")
