@@ -126,7 +126,8 @@ def _accelerator() -> MachineFinding:
         installed = version("torch")
     except PackageNotFoundError:
         return MachineFinding("torch", "optional", "has no version", "reinstall torch")
-    return MachineFinding("torch", "ok", f"{installed}, {_listed(gpus)}")
+    advice = "octavo serve MODEL --device cuda uses the GPU" if gpus else ""
+    return MachineFinding("torch", "ok", f"{installed}, {_listed(gpus)}", advice)
 
 
 def _listed(gpus: list[str]) -> str:

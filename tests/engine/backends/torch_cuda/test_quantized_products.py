@@ -173,6 +173,19 @@ def test_floats_of_eight_bits_on_both_sides(block, num_rows, device):
     assert 0.005 < error < 0.05  # three bits of mantissa, and no more lost
 
 
+@pytest.mark.gpu
+def test_many_rows_of_floats_of_eight_bits_go_through_the_library(device):
+    """Scales lie as it wants them, and its sums are as the kernel's."""
+    weight = float8_weight(64, 320, 320, device)
+    x, bias = random(40, 320).to(device).bfloat16(), random(64, seed=2).to(device).bfloat16()
+    assert scaled._fits_library(x.to(FP8), weight, torch.bfloat16) == (
+        torch.cuda.get_device_capability(device)[0] == 9
+    )
+    found = scaled.matmul(x, weight, bias, torch.bfloat16, num_processors=132).float()
+    expected = packed.scaled_product(x, weight) + bias.float()
+    assert (found - expected).norm() / expected.norm() < 5e-3
+
+
 def test_few_rows_of_long_inputs_are_split_too(device):
     weight = float8_weight(64, 2048, 128, device)
     x = random(1, 2048).to(device)
