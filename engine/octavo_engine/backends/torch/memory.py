@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.packed import GroupedWeight
 from octavo_engine.errors import ConfigError
 
@@ -75,9 +76,10 @@ def step_bytes(shape: StepShape, limits: BackendLimits, itemsize: int) -> int:
 
 
 def expanded_bytes(made: Iterable[object], itemsize: int) -> int:
-    """What the largest weight takes that is expanded for steps of many rows, and gone after."""
-    weights = (getattr(each, "weight", None) for each in made)
-    grouped = (weight for weight in weights if isinstance(weight, GroupedWeight))
+    """What the largest weight takes that is expanded for steps of many rows, and gone after. The
+    head, whose logits are float32, and experts never are."""
+    linears = (each for each in made if isinstance(each, DeviceLinear) and not each.is_head)
+    grouped = (each.weight for each in linears if isinstance(each.weight, GroupedWeight))
     return max((math.prod(weight.shape) * itemsize for weight in grouped), default=0)
 
 

@@ -6,16 +6,20 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.memory import (
     GRAPH_BYTES,
     SPARE_BYTES,
     count_bytes,
+    expanded_bytes,
     graph_bytes,
     kv_budget,
     step_bytes,
 )
+from octavo_engine.backends.torch.packed import GroupedWeight, PackedExperts
 from octavo_engine.errors import ConfigError
 
 GIB = 1 << 30
@@ -33,6 +37,20 @@ def test_a_step_of_an_8b_model_is_counted():
 
 def test_counts_of_all_rows_tokens_are_counted():
     assert count_bytes(SHAPE, LIMITS) == 256 * 128256 * 4
+
+
+def test_the_largest_weight_that_a_step_expands_is_counted():
+    """Experts and the head never are, and what lies in 16 bits need not be."""
+
+    def four_bits(rows):
+        packed = torch.zeros((rows, 64), dtype=torch.int8)
+        return GroupedWeight(packed, torch.zeros((rows, 1)), None, bits=4, half=64)
+
+    plain = DeviceLinear(torch.zeros((999, 128)))
+    made = [DeviceLinear(four_bits(8)), DeviceLinear(four_bits(24)), plain,
+            DeviceLinear(four_bits(500), is_head=True), PackedExperts(four_bits(400), 4)]  # fmt: skip
+    assert expanded_bytes(made, 2) == 24 * 128 * 2
+    assert expanded_bytes([plain], 2) == 0
 
 
 def test_graphs_are_counted_with_their_step_results_and_launches():
