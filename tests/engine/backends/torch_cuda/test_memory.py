@@ -47,8 +47,13 @@ def test_the_largest_weight_that_a_step_expands_is_counted():
         return GroupedWeight(packed, torch.zeros((rows, 1)), None, bits=4, half=64)
 
     plain = DeviceLinear(torch.zeros((999, 128)))
-    made = [DeviceLinear(four_bits(8)), DeviceLinear(four_bits(24)), plain,
-            DeviceLinear(four_bits(500), is_head=True), PackedExperts(four_bits(400), 4)]  # fmt: skip
+    made = [
+        DeviceLinear(four_bits(8)),
+        DeviceLinear(four_bits(24)),
+        plain,
+        DeviceLinear(four_bits(500), is_head=True),
+        PackedExperts(four_bits(400), 4),
+    ]
     assert expanded_bytes(made, 2) == 24 * 128 * 2
     assert expanded_bytes([plain], 2) == 0
 
