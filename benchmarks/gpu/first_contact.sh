@@ -3,7 +3,7 @@
 #
 #   benchmarks/gpu/first_contact.sh RESULTS PART...
 #
-#   check      what machine this is; logits against float32 on the host; the CUDA kernel is built
+#   check      what machine this is; logits against float32 on the host
 #   tests      the backend's tests, on the device
 #   figures    ceilings and an 8B-shaped model: decode, prompts, draws, with the time of each kernel
 #   kernels    products and experts in all formats, by numbers of rows; attention, beside others'
@@ -38,11 +38,7 @@ part_check() {
   grep -m1 ^flags /proc/cpuinfo | tr ' ' '\n' | grep -E '^(avx512|amx)' | tr '\n' ' '
   echo
   "$python" -c 'import torch, triton; print(torch.__version__, torch.version.cuda, triton.__version__)'
-  "$python" csrc/cuda/build.py &
   "$python" -c 'from benchmarks.gpu import correctness; print(correctness.check())'
-  local code=$?
-  wait
-  return $code
 }
 
 part_tests() {

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from octavo.measure.device_limits import replayed_ms
-from octavo_engine.backends.torch import grouped_gemv
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
@@ -17,7 +16,6 @@ from octavo_engine.ops import ExpertsSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -79,13 +77,10 @@ def quantized(
     rows: tuple[int, ...] = ROWS,
     kernels: KernelChoice = "triton",
     timer: Callable[[Sequence[Callable[[], object]]], float] = replayed_ms,
-    library: Path = grouped_gemv.LIBRARY,
     rotated_bytes: int = ROTATED_BYTES,
 ) -> dict[str, Any]:
-    """Milliseconds of one product; for one row the share of bandwidth, for many that of peak. Of a
-    few rows in groups by the CUDA kernel too, if it is built."""
+    """Milliseconds of one product; for one row the share of bandwidth, for many that of peak."""
     chosen = _kernels(device, kernels)
-    cuda = grouped_gemv.load(library) if library.exists() else None
     found: dict[str, Any] = {}
     for kind in KINDS:
         if kind.startswith("fp8") and "fp8" not in chosen.formats:
@@ -98,10 +93,6 @@ def quantized(
             x = torch.randn((num_rows, shape[1]), dtype=torch.bfloat16, device=device)
             ms = timer([functools.partial(chosen.linear, x, layer) for layer in layers])
             found[f"{kind}_{num_rows}_ms"] = ms
-            weights = [layer.weight for layer in layers]
-            if cuda and isinstance(weights[0], GroupedWeight) and num_rows <= grouped_gemv.MAX_ROWS:
-                works = [functools.partial(cuda, x, weight, None, x.dtype) for weight in weights]  # type: ignore[arg-type]  # all are of one kind
-                found[f"{kind}_{num_rows}_cuda_ms"] = timer(works)
             if num_rows == 1:
                 share = num_bytes / (ms * 1e-3) / best.bytes_per_s
                 found[f"{kind}_1_bandwidth_share"] = share

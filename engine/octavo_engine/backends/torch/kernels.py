@@ -134,10 +134,9 @@ def choose_kernels(
     attends = choose_attention(attention, dtype, shape, batch_invariant=batch_invariant)
     logger.info("Chose %s for attention: %s", attends.name, attends.reason)
     prompts = FlashInferAttention(device) if attends.name == "flashinfer" else None
-    # Who asks for Triton gets nothing else.
     return TritonKernels(
         device, dtype, shape,
-        batch_invariant=batch_invariant, prompts=prompts, tries_cuda=choice == "auto",
+        batch_invariant=batch_invariant, prompts=prompts,
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo_engine.backends.torch import grouped_gemv
 from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
 from octavo_engine.backends.torch.triton import (
@@ -57,10 +56,8 @@ class TritonKernels:
         *,
         batch_invariant: bool = False,
         prompts: FlashInferAttention | None = None,
-        tries_cuda: bool = False,
     ) -> None:
-        """`prompts` attends in steps that are not of single tokens, if given. `tries_cuda`: CUDA
-        kernels take the place of these where they are built and faster."""
+        """`prompts` attends in steps that are not of single tokens, if given."""
         self._prompts = prompts
         group = shape.num_heads // shape.num_kv_heads
         self._tile = attention.choose_tile(
@@ -82,9 +79,6 @@ class TritonKernels:
         if not batch_invariant:
             parts = PARTS_PER_PROCESSOR * self._num_processors // shape.num_kv_heads
             self.walks = WalkCut(max(1, parts), shape.num_heads)
-        self._few_rows: dict[int, grouped_gemv.Product] = {}
-        if tries_cuda and not batch_invariant:  # where a row's bits depend on no number of rows
-            self._few_rows = grouped_gemv.choose(device, dtype, self._grouped)
 
     @property
     def can_capture_prompts(self) -> bool:
@@ -124,19 +118,13 @@ class TritonKernels:
             return matmul.matmul(x.contiguous(), weight.weight, weight.bias, dtype)
         processors, invariant = self._num_processors, self._batch_invariant
         if isinstance(weight.weight, GroupedWeight):
-            product = self._few_rows.get(len(x), self._grouped)
-            return product(x, weight.weight, weight.bias, dtype)
+            return grouped.matmul(
+                x, weight.weight, weight.bias, dtype,
+                num_processors=processors, batch_invariant=invariant,
+            )  # fmt: skip
         return scaled.matmul(
             x, weight.weight, weight.bias, dtype,
             num_processors=processors, batch_invariant=invariant,
-        )  # fmt: skip
-
-    def _grouped(
-        self, x: Tensor, weight: GroupedWeight, bias: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        return grouped.matmul(
-            x, weight, bias, dtype,
-            num_processors=self._num_processors, batch_invariant=self._batch_invariant,
         )  # fmt: skip
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:

@@ -62,9 +62,7 @@ def test_products_and_experts_are_measured_beside_bf16():
         "kernels": "plain",
         "timer": timer,
     }
-    found = products.quantized(
-        best, shape=(64, 256), rotated_bytes=0, library=Path("none"), **options
-    )
+    found = products.quantized(best, shape=(64, 256), rotated_bytes=0, **options)
     assert found["bf16_1_bandwidth_share"] == pytest.approx(64 * 256 * 2 / 2e-3 / 1e9)
     assert found["int4_1_bandwidth_share"] == pytest.approx((64 * 128 + 64 * 2 * 4) / 2e-3 / 1e9)
     assert {name.rsplit("_", 2)[0] for name in found if name.endswith("_3_ms")} == set(
