@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import attention, correctness, gap, measure, products, run, server
+from benchmarks.gpu import attention, correctness, estimate, gap, measure, products, run, server
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
 from octavo.measure import device_limits
@@ -144,6 +144,20 @@ def test_attention_is_compared_with_a_copy_of_its_bytes_and_with_its_products():
     assert walk["bandwidth_share"] == pytest.approx(64 * 300 * 8 * 128 * 4 / 0.5e-3 / 1e12)
     prompt = attention.figure("prompt 2048 cudnn", 0.1, 1e12)
     assert prompt["tflops"] == pytest.approx(4 * 2048**2 / 2 * 32 * 128 / 0.1e-3 / 1e12)
+
+
+def test_a_step_is_estimated_by_what_it_must_read_and_multiply(capsys):
+    bench = Bench.make(TINY, LIMITS, device="cpu", dtype=torch.bfloat16, kernels="plain")
+    products = [each for each in estimate.of_decode(TINY, 1, 1) if each.flops][:5]
+    values = sum(2 * (layer.weight.shape[0] + layer.weight.shape[1]) for layer in bench.linears)
+    weights = sum(layer.weight.nbytes for layer in bench.linears)
+    assert sum(each.num_bytes for each in products) == weights + values
+    assert sum(each.flops for each in products) == weights  # two for each number of two bytes
+    by_name = {each.name: each for each in estimate.of_prompt(TINY, 100)}
+    assert by_name["attention"].flops == 3 * 4 * (100 * 101 / 2) * 8 * 32
+    assert by_name["norms"].ms(1e15, 1e15) == pytest.approx(7 * estimate.LAUNCH_MS)
+    assert estimate.main(["--bandwidth", "3016", "--peak", "786"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["a", "step", "5.146", "ms"]
 
 
 def test_a_server_of_random_weights_is_measured_by_its_clients(monkeypatch, tmp_path, capsys):
