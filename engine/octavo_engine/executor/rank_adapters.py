@@ -68,7 +68,8 @@ class LeadingAdapters:
         return adapter
 
     def take_unused(self) -> list[bytes]:
-        """What the other ranks can forget, as messages."""
+        """What the other ranks can forget, as messages: with the next step, so that no rank does
+        before it has placed it."""
         bodies = []
         while self._unused:
             amount = min(len(self._unused), MAX_FORGOTTEN)
