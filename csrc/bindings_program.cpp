@@ -504,8 +504,7 @@ void bind_program(nb::module_& module) {
                          {.gate_up = gate_up,
                           .down = down,
                           .first_expert = first_expert,
-                          .num_experts =
-                              num_experts.value_or(static_cast<int64_t>(gate_up.size())),
+                          .num_experts = num_experts.value_or(static_cast<int64_t>(gate_up.size())),
                           .top_k = top_k,
                           .renormalise = renormalise,
                           .activation = parse_activation(activation),
@@ -522,8 +521,8 @@ void bind_program(nb::module_& module) {
             arg("routing_bias").noconvert().none() = nb::none(),
             arg("gate_up_bias").noconvert().none() = nb::none(),
             arg("down_bias").noconvert().none() = nb::none(), arg("weighs_inputs") = false,
-            arg("first_expert") = 0, arg("num_experts").none() = nb::none(),
-            nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+            arg("first_expert") = 0, arg("num_experts").none() = nb::none(), nb::keep_alive<1, 8>(),
+            nb::keep_alive<1, 9>())
         .def("expert_tokens", &Program::expert_tokens)
         .def(
             "glu",
