@@ -83,7 +83,8 @@ def check(model: TinyModel, folder: Path, made: Any, **options: Any) -> None:
     made.close()
 
 
-# Layers side by side in one matrix, gates, biases, other names, latents, a gate of one row, one KV head.
+# Layers side by side in one matrix, gates, biases, other names, one KV head, a gate of one row,
+# latents.
 FAMILIES = ["llama", "qwen3", "phi3", "gpt2", "gemma2", "bigcode", "qwen2-moe", "deepseek-v3"]
 
 
