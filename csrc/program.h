@@ -363,7 +363,7 @@ class Program {
     std::vector<int32_t> cross_stores_;  // slot of each token's keys and values
     std::vector<int32_t> shifted_rows_;
 
-    Pairs pairs_;  // of the mixture of experts under way
+    Pairs pairs_;                         // of the mixture of experts under way
     std::vector<int64_t> expert_tokens_;  // by expert: rows of all mixtures so far
 
     std::vector<AttentionPlan> plans_;
