@@ -61,10 +61,32 @@ std::vector<Span> spans_of(const AdapterSite& site, std::span<const AdapterPart>
     return spans;
 }
 
+// From which ranks the panel that begins with this output is added to.
+AdapterPanel panel_of(const std::vector<Span>& spans, int64_t row) {
+    AdapterPanel panel{0, 0, 0};
+    int64_t end = 0;
+    for (const Span& span : spans) {
+        if (span.first_row < row + kPanelRows && span.end_row > row) {
+            panel.first = end == 0 ? static_cast<int32_t>(span.first_rank) : panel.first;
+            end = span.end_rank;
+        }
+    }
+    panel.pairs = static_cast<int32_t>(end == 0 ? 0 : (end - panel.first) / 2);
+    return panel;
+}
+
 }  // namespace
 
 int64_t AdapterSite::rows() const {
     return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+}
+
+int64_t AdapterSite::own_rows() const {
+    int64_t count = 0;
+    for (const OutputRange& range : own) {
+        count += range.rows();
+    }
+    return count;
 }
 
 AdapterSlots::AdapterSlots(int64_t num_slots, int64_t max_rank, Dtype dtype)
@@ -76,10 +98,20 @@ AdapterSlots::AdapterSlots(int64_t num_slots, int64_t max_rank, Dtype dtype)
     held_.resize(static_cast<size_t>(num_slots));
 }
 
-int64_t AdapterSlots::add_site(std::vector<int64_t> sizes, int64_t cols) {
+int64_t AdapterSlots::add_site(std::vector<int64_t> sizes, int64_t cols,
+                               std::vector<OutputRange> own) {
     check(!sizes.empty() && *std::min_element(sizes.begin(), sizes.end()) >= 1 && cols >= 1,
           "add_site: sizes and cols must be above 0");
-    sites_.push_back({std::move(sizes), cols});
+    AdapterSite site{std::move(sizes), cols, std::move(own)};
+    int64_t before = 0;
+    for (const OutputRange& range : site.own) {
+        check(range.first >= before && range.first % kPanelRows == 0 && before % kPanelRows == 0 &&
+                  range.rows() >= 1 && range.end <= site.rows(),
+              "add_site: outputs ", range.first, " to ", range.end, " of ", site.rows(),
+              " are not whole panels of the layer, or out of order");
+        before = range.end;
+    }
+    sites_.push_back(std::move(site));
     weights_.emplace_back(held_.size(), nullptr);
     return num_sites() - 1;
 }
@@ -135,6 +167,9 @@ void PackedAdapter::add(const AdapterSlots& slots, int64_t index,
     }
     check(!parts.empty() && layers_[static_cast<size_t>(index)] == nullptr,
           "add: nothing to add, or added before");
+    if (site.own.empty()) {
+        return;
+    }
     const std::vector<Span> spans = spans_of(site, parts);
     const Dtype dtype = slots.dtype();
     const int64_t num_ranks = round_up(spans.back().end_rank, kPanelRows);
@@ -142,20 +177,14 @@ void PackedAdapter::add(const AdapterSlots& slots, int64_t index,
     const int64_t down_bytes = num_ranks / kPanelRows * down_panel;
 
     auto layer = std::make_unique<Layer>();
-    const int64_t num_panels = (site.rows() + kPanelRows - 1) / kPanelRows;
     int64_t up_bytes = 0;
-    for (int64_t p = 0; p < num_panels; ++p) {
-        AdapterPanel panel{down_bytes + up_bytes, 0, 0};
-        int64_t end = 0;
-        for (const Span& span : spans) {
-            if (span.first_row < (p + 1) * kPanelRows && span.end_row > p * kPanelRows) {
-                panel.first = end == 0 ? static_cast<int32_t>(span.first_rank) : panel.first;
-                end = span.end_rank;
-            }
+    for (const OutputRange& range : site.own) {
+        for (int64_t row = range.first; row < range.end; row += kPanelRows) {
+            AdapterPanel panel = panel_of(spans, row);
+            panel.offset = down_bytes + up_bytes;
+            up_bytes += panel.pairs * 2 * kPanelRows * size_of(dtype);
+            layer->panels.push_back(panel);
         }
-        panel.pairs = static_cast<int32_t>(end == 0 ? 0 : (end - panel.first) / 2);
-        up_bytes += panel.pairs * 2 * kPanelRows * size_of(dtype);
-        layer->panels.push_back(panel);
     }
     layer->memory = Memory(down_bytes + up_bytes);
     layer->scales.assign(static_cast<size_t>(num_ranks), 0.0F);
@@ -168,11 +197,16 @@ void PackedAdapter::add(const AdapterSlots& slots, int64_t index,
             std::byte* panel = to + rank / kPanelRows * down_panel;
             put_row(panel, dtype, rank % kPanelRows, 0, down.data + r * down.cols, down.cols);
         }
-        for (int64_t i = 0; i < up.rows; ++i) {
-            const int64_t row = span.first_row + i;
-            const AdapterPanel& panel = layer->panels[static_cast<size_t>(row / kPanelRows)];
-            put_row(to + panel.offset, dtype, row % kPanelRows, span.first_rank - panel.first,
-                    up.data + i * up.cols, up.cols);
+        int64_t panels_before = 0;  // of the ranges before
+        for (const OutputRange& range : site.own) {
+            const int64_t end = std::min(range.end, span.end_row);
+            for (int64_t row = std::max(range.first, span.first_row); row < end; ++row) {
+                const int64_t index = panels_before + (row - range.first) / kPanelRows;
+                const AdapterPanel& panel = layer->panels[static_cast<size_t>(index)];
+                put_row(to + panel.offset, dtype, row % kPanelRows, span.first_rank - panel.first,
+                        up.data + (row - span.first_row) * up.cols, up.cols);
+            }
+            panels_before += (range.rows() + kPanelRows - 1) / kPanelRows;
         }
     }
     layer->weights = {dtype, num_ranks, down_panel, to, layer->panels.data(), layer->scales.data()};

@@ -27,12 +27,24 @@ struct AdapterPart {
     float scale;
 };
 
+// Outputs of a layer: from `first` on, up to `end`.
+struct OutputRange {
+    int64_t first;
+    int64_t end;
+
+    int64_t rows() const { return end - first; }
+};
+
 // A linear layer that adapters may add to.
 struct AdapterSite {
     std::vector<int64_t> sizes;  // outputs of its parts, one below the other
     int64_t cols;
+    // Those that this process computes. Only of these an adapter's up matrices are kept; its down
+    // matrices are kept whole, because the rows that they shrink are shared.
+    std::vector<OutputRange> own;
 
     int64_t rows() const;
+    int64_t own_rows() const;
 };
 
 class PackedAdapter;
@@ -43,7 +55,8 @@ class AdapterSlots {
     // Throws ValueError on what cannot be.
     AdapterSlots(int64_t num_slots, int64_t max_rank, Dtype dtype);
 
-    int64_t add_site(std::vector<int64_t> sizes, int64_t cols);
+    // `own` ascend, and each begins with a panel; with none an adapter adds nothing here.
+    int64_t add_site(std::vector<int64_t> sizes, int64_t cols, std::vector<OutputRange> own);
     // Null empties the slot. Not while a program runs.
     void set(int64_t slot, std::shared_ptr<const PackedAdapter> adapter);
 

@@ -246,6 +246,15 @@ void add_to_adapter(PackedAdapter& adapter, const AdapterSlots& slots, int64_t s
     adapter.add(slots, site, all);
 }
 
+int64_t add_adapter_site(AdapterSlots& slots, std::vector<int64_t> sizes, int64_t cols,
+                         const std::vector<std::pair<int64_t, int64_t>>& own) {
+    std::vector<OutputRange> ranges;
+    for (const auto& [first, end] : own) {
+        ranges.push_back({first, end});
+    }
+    return slots.add_site(std::move(sizes), cols, std::move(ranges));
+}
+
 void bind_adapters(nb::module_& module) {
     nb::class_<PackedAdapter>(module, "PackedAdapter")
         .def(nb::init<const AdapterSlots&>(), arg("slots"))
@@ -259,7 +268,7 @@ void bind_adapters(nb::module_& module) {
                 new (self) AdapterSlots(num_slots, max_rank, parse_dtype(dtype));
             },
             arg("num_slots"), arg("max_rank"), arg("dtype"))
-        .def("add_site", &AdapterSlots::add_site, arg("sizes"), arg("cols"))
+        .def("add_site", &add_adapter_site, arg("sizes"), arg("cols"), arg("own"))
         .def("shrunken_cols", &AdapterSlots::shrunken_cols, arg("site"))
         .def("set", &AdapterSlots::set, arg("slot"), arg("adapter").none());
 }

@@ -196,9 +196,12 @@ void Program::adapt(const Buffer& to, const Buffer& src, const Packed& weight,
                     const AdapterOptions& options, cpu::LinearArgs& args) {
     const AdapterSlots& slots = *options.slots;
     const AdapterSite& site = slots.site(options.site);
-    check(site.rows() == weight.rows() && site.cols == weight.cols(), "linear: adapter site ",
-          options.site, " is of ", site.rows(), " x ", site.cols, ", the weight of ", weight.rows(),
-          " x ", weight.cols());
+    const Packed::Cut& cut = weight.cut();
+    check(site.rows() == cut.total_rows && site.cols == weight.cols(), "linear: adapter site ",
+          options.site, " is of ", site.rows(), " x ", site.cols, ", the weight of ",
+          cut.total_rows, " x ", weight.cols());
+    check(site.own_rows() == weight.rows() && site.own.front().first == cut.first_row,
+          "linear: adapter site ", options.site, " has other outputs than the weight");
     check(adapters_ == nullptr || adapters_ == &slots, "linear: adapters of two sets of slots");
     const Buffer& u = at("linear", options.u);
     check_dtype("linear", "u", u.matrix.dtype, Dtype::F32);

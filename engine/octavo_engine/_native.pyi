@@ -193,8 +193,9 @@ class AdapterSlots:
     """The adapters that steps may use, in f32 or bf16, at the sites that were added."""
 
     def __init__(self, num_slots: int, max_rank: int, dtype: str) -> None: ...
-    def add_site(self, sizes: list[int], cols: int) -> int:
-        """A linear layer whose outputs are made of parts of these sizes. Returns its number."""
+    def add_site(self, sizes: list[int], cols: int, own: list[tuple[int, int]]) -> int:
+        """A linear layer whose outputs are made of parts of these sizes, and from which on to which
+        end this process has them: whole panels. Returns its number."""
     def shrunken_cols(self, site: int) -> int: ...
     def set(self, slot: int, adapter: PackedAdapter | None) -> None:
         """Not while a program runs."""

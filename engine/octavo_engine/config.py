@@ -519,6 +519,8 @@ class EngineConfig:
                "--pipeline-parallel-size", f"{size} and {self.pipeline_parallel_size}")  # fmt: skip
         _check(self.data_parallel_size == 1, "--nnodes needs --data-parallel-size 1",
                self.data_parallel_size)  # fmt: skip
+        _check(not self.enable_lora, "--enable-lora needs --nnodes 1: other hosts do not have the "
+               "adapters' files; merge the adapter into the model", size)  # fmt: skip
         _check(self.node_key_file is not None, "--nnodes needs --node-key-file: a file that "
                "all hosts have", None)  # fmt: skip
 
@@ -527,9 +529,6 @@ class EngineConfig:
         backend = self.distributed_executor_backend
         _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
                f"use mp, or {flag} 1", f"{flag} {size}")  # fmt: skip
-        _check(size == 1 or not self.enable_lora,
-               f"--enable-lora needs {flag} 1: adapters are computed by one process",
-               size)  # fmt: skip
         _check(size == 1 or self.device in ("auto", "cpu"),
                f"{flag} {size} is computed by --device cpu only; it must be 1 here",
                f"--device {self.device}")  # fmt: skip

@@ -34,6 +34,7 @@ class AdapterSite(NamedTuple):
     names: tuple[str, ...]
     sizes: tuple[int, ...]  # outputs of each
     columns: int
+    is_held: bool = True  # False: another stage computes the layer
 
 
 class SitePart(NamedTuple):
@@ -53,7 +54,8 @@ def is_adaptable(names: Sequence[str]) -> bool:
 def match_sites(
     files: AdapterFiles, config: ModelConfig, sites: Sequence[AdapterSite]
 ) -> dict[int, list[SitePart]]:
-    """What the adapter adds to each site, by its number. Raises ModelError that names the layer."""
+    """What the adapter adds to each site that is held, by its number. Raises ModelError that names
+    the layer, be it held or not."""
     places = {
         name: (number, part)
         for number, site in enumerate(sites)
@@ -74,7 +76,8 @@ def match_sites(
                     f"{list(part.up.shape)}; this model's layer takes {list(wanted[0])} and "
                     f"{list(wanted[1])}: the adapter is of another model"
                 )
-            found[number].append(_numbers(index, part, layer.row_map))
+            if site.is_held:
+                found[number].append(_numbers(index, part, layer.row_map))
     for parts in found.values():
         parts.sort(key=lambda each: each.part)
     return found

@@ -27,6 +27,8 @@ class Command(IntEnum):
     POISON = 2  # block ids as int32
     RELEASE_KV = 3
     RESTORE_KV = 4
+    PLACE_ADAPTER = 5  # a slot and an adapter's number as int32
+    FORGET_ADAPTERS = 6  # their numbers as int32
 
     def message(self, body: bytes = b"") -> bytes:
         return bytes((self,)) + body

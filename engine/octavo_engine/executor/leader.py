@@ -7,6 +7,7 @@ nothing of requests, grammars or tokens to come.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from octavo_engine.backends.step_plan import StepPlan, max_plan_bytes
 from octavo_engine.errors import WorkerLost
 from octavo_engine.executor import messages
 from octavo_engine.executor.commands import BARRIER_PATIENCE_S, Command
+from octavo_engine.executor.rank_adapters import LeadingAdapters, placing
 from octavo_engine.executor.rank_nodes import RankNodes
 from octavo_engine.executor.rank_processes import RankProcesses
 from octavo_engine.executor.stage_rows import StageRows, place_of
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.backend import NativeBackend
     from octavo_engine.caches import CacheLayout
     from octavo_engine.config import EngineConfig
+    from octavo_engine.executor.rank_adapters import RankedAdapter
     from octavo_engine.profile import Laps
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
+    from octavo_engine.weights.adapter import AdapterFiles
     from octavo_engine.weights.source import ModelFiles
 
 LOOK_S = 0.25  # so often a wait for another stage looks whether all ranks are there
@@ -75,6 +79,7 @@ class LeadingBackend(ABC):
         self._backend = backend
         self._processes = processes
         self._ring: _native.Ring | None = None
+        self._adapters = LeadingAdapters(processes)
         self._when_lost: Callable[[WorkerLost], None] | None = None
         processes.on_lost = self._on_lost
         if processes.lost is not None:
@@ -143,6 +148,18 @@ class LeadingBackend(ABC):
         self._tell(Command.RESTORE_KV)
         self._backend.restore_kv()
 
+    def pack_adapter(self, files: AdapterFiles) -> RankedAdapter:
+        """On all ranks; not on the thread of the steps. Raises ModelError and WorkerLost."""
+        return self._adapters.pack(files, self._backend.pack_adapter)
+
+    def set_adapter(self, slot: int, packed: RankedAdapter | None) -> None:
+        """On all ranks, for the steps from now on."""
+        self._tell(Command.PLACE_ADAPTER, placing(slot, packed))
+        self._place_own(slot, None if packed is None else packed.own)
+
+    def _place_own(self, slot: int, packed: _native.PackedAdapter | None) -> None:
+        self._backend.set_adapter(slot, packed)
+
     def expert_rank_tokens(self) -> list[int]:
         return self._backend.expert_rank_tokens()
 
@@ -156,6 +173,14 @@ class LeadingBackend(ABC):
         self._processes.close()
         self._ring = None
         self._backend.close()
+
+    def _tell_step(self, step: BackendStep) -> bytes:
+        """Its plan, which the other ranks have."""
+        for body in self._adapters.take_unused():
+            self._tell(Command.FORGET_ADAPTERS, body)
+        plan = StepPlan.of(step).encode()
+        self._tell(Command.STEP, plan)
+        return plan
 
     def _tell(self, command: Command, body: bytes = b"") -> None:
         assert self._ring is not None, "prepare() comes first"
@@ -184,7 +209,7 @@ class TensorLeader(LeadingBackend):
         super().__init__(backend, processes)
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
-        self._tell(Command.STEP, StepPlan.of(step).encode())
+        self._tell_step(step)
         try:
             return self._backend.execute(step, sampling)
         except RuntimeError as error:
@@ -223,6 +248,8 @@ class PipelineLeader(LeadingBackend):
     def __init__(self, backend: NativeBackend, processes: RankProcesses) -> None:
         self._rows: StageRows | None = None
         self._num_launched = self._num_taken = 0
+        # What slots get before the launched step of that number is finished here.
+        self._to_place: deque[tuple[int, int, _native.PackedAdapter | None]] = deque()
         super().__init__(backend, processes)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
@@ -244,8 +271,7 @@ class PipelineLeader(LeadingBackend):
 
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> LaunchedStep:
         """The first stages compute it while steps before it are finished here."""
-        plan = StepPlan.of(step).encode()
-        self._tell(Command.STEP, plan)
+        plan = self._tell_step(step)
         self._num_launched += 1
         # NOTE: as the others read it: the runner's tables may change meanwhile.
         return LaunchedStep(self, self._num_launched, StepPlan.decode(plan).step(), sampling)
@@ -255,6 +281,9 @@ class PipelineLeader(LeadingBackend):
         before it, if nobody waited for them, is dropped. Raises WorkerLost."""
         rows = self._rows
         assert rows is not None, "prepare() comes first"
+        while self._to_place and self._to_place[0][0] <= number:
+            _, slot, packed = self._to_place.popleft()
+            self._backend.set_adapter(slot, packed)
         while self._num_taken < number:
             self._wait(lambda: rows.arrived(LOOK_S))
             self._num_taken += 1
@@ -264,6 +293,10 @@ class PipelineLeader(LeadingBackend):
         if self.laps is not None:
             self.laps.mark("stages")
         return self._backend.execute(step, sampling)
+
+    def _place_own(self, slot: int, packed: _native.PackedAdapter | None) -> None:
+        """Steps that were launched before are still to be finished with what the slot has."""
+        self._to_place.append((self._num_launched + 1, slot, packed))
 
     def close(self) -> None:
         super().close()

@@ -1,4 +1,5 @@
-"""What rank 0 and the other ranks say to each other while they start, over a socket.
+"""What rank 0 and the other ranks say to each other over a socket: while they start, and when an
+adapter is loaded.
 
 Steps do not go this way: see `leader`.
 """
@@ -39,6 +40,15 @@ class PrepareWorker(msgspec.Struct, tag=True, frozen=True):
     row_bytes: int = 0
 
 
+class PackAdapter(msgspec.Struct, tag=True, frozen=True):
+    """To a rank: read the adapter in this folder, whose content has this digest, and keep your part
+    of it under the number."""
+
+    number: int
+    path: str
+    digest: str
+
+
 class WorkerLoaded(msgspec.Struct, tag=True, frozen=True):
     """From a rank."""
 
@@ -51,6 +61,14 @@ class WorkerAlive(msgspec.Struct, tag=True, frozen=True):
     """From a rank, every second: its process runs."""
 
 
+class AdapterPacked(msgspec.Struct, tag=True, frozen=True):
+    """From a rank: it has its part of the adapter, or none because of the error."""
+
+    number: int
+    rank: int
+    error: str = ""
+
+
 class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
     """From a rank that ends now. `kind` is the class of an OctavoError, or any other error's."""
 
@@ -58,8 +76,8 @@ class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-ToWorker: TypeAlias = StartWorker | PrepareWorker
-FromWorker: TypeAlias = WorkerLoaded | WorkerPrepared | WorkerAlive | WorkerFailed
+ToWorker: TypeAlias = StartWorker | PrepareWorker | PackAdapter
+FromWorker: TypeAlias = WorkerLoaded | WorkerPrepared | WorkerAlive | AdapterPacked | WorkerFailed
 
 M = TypeVar("M")
 

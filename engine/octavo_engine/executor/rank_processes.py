@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo_common.logs import format_in_use
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-m", "octavo_engine.executor.worker")
 _END_S = 5.0  # for a rank to end once its socket is closed
+_LOOK_S = 0.25  # so often a wait for an answer looks whether all ranks are there
 _STARTUP_ERRORS: dict[str, type[OctavoError]] = {
     kind.__name__: kind for kind in (ConfigError, ModelError)
 }
@@ -99,6 +100,39 @@ class RankProcesses:
                 assert self.lost is not None
                 raise self.lost
             assert isinstance(reply, kind)
+
+    def answers(self, number: int) -> list[messages.AdapterPacked]:
+        """What each rank says to PackAdapter of that number. Raises WorkerLost when one ends, or
+        when nothing is heard of one for `patience_s`: reading a large adapter may take longer."""
+        found: list[messages.AdapterPacked] = []
+        heard, moments = self.heard(), 0
+        while len(found) < self.size - 1:
+            if self.lost is not None:
+                raise self.lost
+            if self._is_closed:
+                raise WorkerLost("the engine was closed meanwhile")
+            try:
+                reply = self._replies.get(timeout=_LOOK_S)
+            except Empty:
+                # Moments count, not the clock: this process may have been stopped itself.
+                moments += 1
+                if moments * _LOOK_S >= self.patience_s:
+                    self._check_heard(heard)
+                    heard, moments = self.heard(), 0
+                continue
+            # One to an earlier number comes from a rank that was given up.
+            if isinstance(reply, messages.AdapterPacked) and reply.number == number:
+                found.append(reply)
+        return found
+
+    def _check_heard(self, before: list[int]) -> None:
+        """Raises WorkerLost where nothing came from a rank since."""
+        for rank in range(1, self.size):
+            if self._heard[rank] == before[rank]:
+                raise WorkerLost(
+                    f"rank {rank} of {self.size} hangs: nothing was heard of it for "
+                    f"{self.patience_s:.0f} s"
+                )
 
     def close(self) -> None:
         """End all of them. A second call does nothing."""

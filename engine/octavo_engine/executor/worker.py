@@ -2,7 +2,7 @@
 
 It computes what rank 0 computes, with its own part of each layer, or the layers of its stage, and
 decides nothing: the main thread takes one message after another from the ring. A second thread
-reads the socket, and ends the process when rank 0 is gone.
+reads the socket, and ends the process when rank 0 is gone; a third one reads adapters.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from octavo_engine.backends.step_plan import StepPlan
 from octavo_engine.errors import OctavoError
 from octavo_engine.executor import messages
 from octavo_engine.executor.commands import ALIVE_S, Command
+from octavo_engine.executor.rank_adapters import FollowingAdapters
 from octavo_engine.executor.stage_rows import StageRows, StepRefused, place_of
 from octavo_engine.weights.source import resolve_model
 
@@ -59,6 +61,8 @@ class RankWorker:
         self._memory_file = memory_file
         self._ring_file = ring_file
         self._inbox: SimpleQueue[messages.ToWorker] = SimpleQueue()
+        self._packing = ThreadPoolExecutor(1, "octavo-adapters")
+        self._adapters: FollowingAdapters | None = None  # until the model is loaded
 
     def run(self) -> int:
         """The exit code; a worker that is no longer needed ends in `_listen`."""
@@ -85,6 +89,8 @@ class RankWorker:
             stage = None
             place = RankPlace(Shard(start.rank, start.size), self._memory_file, start.patience_s)
             backend = build_rank(config, files, place)
+        adapters = FollowingAdapters(backend, start.rank, config.max_lora_rank)
+        self._adapters = adapters
         self._send(messages.WorkerLoaded())
         prepare = self._inbox.get()
         assert isinstance(prepare, messages.PrepareWorker)
@@ -96,9 +102,11 @@ class RankWorker:
         self._send(messages.WorkerPrepared())
         while True:
             message = ring.take()
-            self._follow(backend, Command(message[0]), message[1:])
+            self._follow(backend, adapters, Command(message[0]), message[1:])
 
-    def _follow(self, backend: NativeBackend, command: Command, body: bytes) -> None:
+    def _follow(
+        self, backend: NativeBackend, adapters: FollowingAdapters, command: Command, body: bytes
+    ) -> None:
         match command:
             case Command.STEP:
                 self._compute(backend, StepPlan.decode(body).step())
@@ -108,6 +116,10 @@ class RankWorker:
                 backend.release_kv()
             case Command.RESTORE_KV:
                 backend.restore_kv()
+            case Command.PLACE_ADAPTER:
+                adapters.place(body)
+            case Command.FORGET_ADAPTERS:
+                adapters.forget(body)
 
     def _compute(self, backend: NativeBackend, step: BackendStep) -> None:
         rows = None
@@ -123,6 +135,10 @@ class RankWorker:
         if self._rows is not None:
             self._rows.give(rows)
 
+    def _pack_adapter(self, wanted: messages.PackAdapter) -> None:
+        assert self._adapters is not None, "rank 0 waits until the model is loaded"
+        self._send(self._adapters.pack(wanted))
+
     def _send(self, message: messages.FromWorker) -> None:
         with self._sending:
             messages.send(self._connection, message)
@@ -136,10 +152,14 @@ class RankWorker:
     def _listen(self) -> None:
         try:
             while True:
-                if self._connection.poll(ALIVE_S):
-                    self._inbox.put(messages.receive(self._connection, messages.TO_WORKER))
-                else:
+                if not self._connection.poll(ALIVE_S):
                     self._send(messages.WorkerAlive())
+                    continue
+                message = messages.receive(self._connection, messages.TO_WORKER)
+                if isinstance(message, messages.PackAdapter):
+                    self._packing.submit(self._pack_adapter, message)
+                else:
+                    self._inbox.put(message)
         except (EOFError, OSError, messages.BrokenMessage):
             os._exit(EXIT_LEADER_GONE)  # the main thread may be in the middle of a step
 

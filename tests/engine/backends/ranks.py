@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.caches import CacheLayout
+    from octavo_engine.weights.adapter import AdapterFiles
     from tests.engine.models.tiny import TinyModel
 
 MAX_MODEL_LEN = 160
@@ -60,6 +61,13 @@ class ThreadRanks:
         for other in others:
             other.result()
         return logits
+
+    def pack_adapter(self, files: AdapterFiles) -> list[Any]:
+        return [backend.pack_adapter(files) for backend in self.ranks]
+
+    def set_adapter(self, slot: int, packed: list[Any] | None) -> None:
+        for rank, backend in enumerate(self.ranks):
+            backend.set_adapter(slot, None if packed is None else packed[rank])
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         for backend in self.ranks:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.caches import CacheLayout
+    from octavo_engine.weights.adapter import AdapterFiles
     from tests.engine.models.tiny import TinyModel
 
 
@@ -64,6 +65,13 @@ class ChainedStages:
                 own.inputs, own.input_rows = rows, np.arange(len(rows), dtype=np.int32)
             rows = np.array(backend.logits(own))
         return rows
+
+    def pack_adapter(self, files: AdapterFiles) -> list[Any]:
+        return [backend.pack_adapter(files) for backend in self.stages]
+
+    def set_adapter(self, slot: int, packed: list[Any] | None) -> None:
+        for index, backend in enumerate(self.stages):
+            backend.set_adapter(slot, None if packed is None else packed[index])
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         for backend in self.stages:

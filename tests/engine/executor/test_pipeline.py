@@ -168,7 +168,6 @@ def test_a_step_that_a_stage_refuses_fails_alone(monkeypatch: pytest.MonkeyPatch
         ({"device": "sim"}, "--pipeline-parallel-size 2 is computed by --device cpu only"),
         ({"tensor_parallel_size": 2}, "one of them must be 1"),
         ({"distributed_executor_backend": "uni"}, "is one process"),
-        ({"enable_lora": True}, "--enable-lora needs --pipeline-parallel-size 1"),
         (
             {"pipeline_parallel_size": 1, "pipeline_layer_partition": "3,4"},
             "--pipeline-layer-partition goes with --pipeline-parallel-size",

@@ -23,10 +23,12 @@ TO_WORKER: list[messages.ToWorker] = [
     messages.PrepareWorker(
         BackendLimits(max_tokens=8, max_seqs=2, max_logit_rows=2, max_model_len=64), 100, 4096
     ),
+    messages.PackAdapter(3, "/adapters/sql", "0123456789abcdef"),
 ]
 FROM_WORKER: list[messages.FromWorker] = [
     messages.WorkerLoaded(),
     messages.WorkerPrepared(),
+    messages.AdapterPacked(3, 1, "truncated"),
     messages.WorkerFailed("ModelError", "truncated"),
 ]
 # A rank that sends what it is given, as it is, and then waits to be killed.

@@ -83,7 +83,9 @@ class NativeLoader:
             in_features,
             is_vocabulary=list(names) == ["lm_head"] or names[0].endswith(_ROUTERS),
         )
-        adapters = self._add_site(names, sizes, in_features)
+        is_absent = self._is_absent([f"{name}.weight" for name in names])
+        own = () if is_absent else self._cut(names[0], sizes).ranges
+        adapters = self._add_site(names, sizes, in_features, own)
         if not bias:
             return NativeLinear(weight, adapters=adapters)
         return NativeLinear(weight, self._bias(names, sizes), adapters)
@@ -98,12 +100,18 @@ class NativeLoader:
         return np.concatenate(parts)
 
     def _add_site(
-        self, names: Sequence[str], sizes: Sequence[int], columns: int
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        columns: int,
+        own: Sequence[tuple[int, int]],
     ) -> LinearAdapters | None:
+        """`own`: the outputs that this rank or stage has, from which on to which end."""
         if self._adapters is None or not is_adaptable(names):
             return None
-        self.sites.append(AdapterSite(tuple(names), tuple(sizes), columns))
-        return LinearAdapters(self._adapters, self._adapters.add_site(list(sizes), columns))
+        self.sites.append(AdapterSite(tuple(names), tuple(sizes), columns, bool(own)))
+        number = self._adapters.add_site(list(sizes), columns, list(own))
+        return LinearAdapters(self._adapters, number)
 
     def experts(
         self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
