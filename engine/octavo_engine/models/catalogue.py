@@ -254,7 +254,8 @@ def models_page() -> str:
 def _rows() -> Iterator[str]:
     by_class: dict[str, list[str]] = {}
     for name, architecture in ARCHITECTURES.items():
-        by_class.setdefault(architecture.class_name, []).append(name)
+        for own in (architecture.class_name, *architecture.other_classes):
+            by_class.setdefault(own, []).append(name)
     for entry in CATALOGUE:
         files = [f"`{name}`" for own in entry.architectures for name in by_class.get(own, [])]
         cells = (
