@@ -73,6 +73,12 @@ def read_neox(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     return {"block": _changed(block, wiring=wiring)}
 
 
+def read_cwm(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    if fields.raw("layer_types") is None:
+        raise fields.error("layer_types", "must say which layers have a window")
+    return {}
+
+
 def read_falcon(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     heads, bias = fields.raw("num_attention_heads"), fields.boolean("bias")
     is_new = fields.boolean("new_decoder_architecture")

@@ -43,6 +43,7 @@ CATALOGUE = (
     FamilyEntry(
         "Command-R7B, Command A", ("Cohere2ForCausalLM",), "CohereLabs/c4ai-command-r7b-12-2024"
     ),
+    FamilyEntry("CWM", ("CwmForCausalLM",), "facebook/cwm"),
     FamilyEntry("DBRX", ("DbrxForCausalLM",), "databricks/dbrx-instruct"),
     FamilyEntry(
         "DeepSeek V2, V2-Lite",
@@ -55,6 +56,9 @@ CATALOGUE = (
         ("DeepseekV3ForCausalLM",),
         "moonshotai/Moonlight-16B-A3B-Instruct",
         limits=_CPU_ONLY,
+    ),
+    FamilyEntry(
+        "dots.llm1", ("Dots1ForCausalLM",), "rednote-hilab/dots.llm1.inst", limits=_CPU_ONLY
     ),
     FamilyEntry("ERNIE 4.5 (dense)", ("Ernie4_5ForCausalLM",), "baidu/ERNIE-4.5-0.3B-PT"),
     FamilyEntry(
@@ -100,6 +104,7 @@ CATALOGUE = (
         "ibm-granite/granite-4.0-h-350m",
         limits=_RECURRENT,
     ),
+    FamilyEntry("Helium", ("HeliumForCausalLM",), "kyutai/helium-1-2b"),
     FamilyEntry(
         "Hunyuan (dense)",
         ("HunYuanDenseV1ForCausalLM",),
@@ -131,6 +136,7 @@ CATALOGUE = (
         "Mamba 2", ("Mamba2ForCausalLM",), "mistralai/Mamba-Codestral-7B-v0.1", limits=_RECURRENT
     ),
     FamilyEntry("MiniCPM 1, 2", ("MiniCPMForCausalLM",), "openbmb/MiniCPM-2B-sft-bf16", "Granite"),
+    FamilyEntry("Ministral", ("MinistralForCausalLM",), "mistralai/Ministral-8B-Instruct-2410"),
     FamilyEntry("Mistral", ("MistralForCausalLM",), "mistralai/Mistral-7B-Instruct-v0.3"),
     FamilyEntry("Mixtral", ("MixtralForCausalLM",), "mistralai/Mixtral-8x7B-Instruct-v0.1"),
     FamilyEntry(
@@ -178,6 +184,9 @@ CATALOGUE = (
         ("SmolVLMForConditionalGeneration",),
         "HuggingFaceTB/SmolVLM-256M-Instruct",
     ),
+    FamilyEntry(
+        "Solar Open", ("SolarOpenForCausalLM",), "upstage/Solar-Open-100B", limits=_CPU_ONLY
+    ),
     FamilyEntry("StableLM", ("StableLmForCausalLM",), "stabilityai/stablelm-2-1_6b-chat"),
     FamilyEntry("StarCoder 2", ("Starcoder2ForCausalLM",), "bigcode/starcoder2-3b"),
     FamilyEntry(
@@ -186,6 +195,7 @@ CATALOGUE = (
         "openai/whisper-tiny.en",
         limits="CPU only: [speech to text](audio.md)",
     ),
+    FamilyEntry("Youtu-LLM", ("YoutuForCausalLM",), "tencent/Youtu-LLM-2B", limits=_CPU_ONLY),
 )
 
 _INTRO = """<!-- Made by `python -m octavo_engine.models`: edit models/catalogue.py. -->

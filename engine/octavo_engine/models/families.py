@@ -260,6 +260,16 @@ _DEEPSEEK_V3 = _deepseek(
     topk_group=4,
 )
 
+# Of experts that sigmoids and a learned bias choose, where config.json leaves it out.
+_SIGMOID_EXPERTS = {
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 0,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
 # Formats that only code beside the weights can read, or that no page can, and what to do.
 _GLM_CODE = "it is GLM in the format of its own code; use a repository whose name ends in -hf"
 _LATER = "it is {} in the format of its own code; use a later revision of the repository ({})"
@@ -841,6 +851,44 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "use_sliding_window": True,
             },
         ),
+        "MinistralForCausalLM": Family(
+            qkv_bias=False,
+            output_bias=False,
+            windows="upper",
+            defaults={
+                "rms_norm_eps": 1e-6,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "sliding_window": 4096,
+                "use_sliding_window": True,
+                "max_window_layers": 0,  # all, where no list says otherwise
+            },
+        ),
+        "CwmForCausalLM": Family(
+            qkv_bias=False,
+            output_bias=False,
+            windows="pattern",
+            read=b.read_cwm,
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "rope_theta": 1e6,
+                "sliding_window": 8192,
+                "use_sliding_window": True,
+            },
+        ),
+        "HeliumForCausalLM": Family(
+            turns_neighbours=True,
+            output_bias=False,
+            defaults={
+                "rms_norm_eps": 1e-8,
+                "max_position_embeddings": 4096,
+                "head_dim": 128,
+                "rope_theta": 1e5,
+            },
+        ),
         "Qwen2ForCausalLM": _QWEN2,
         "Qwen2VLForConditionalGeneration": _QWEN2_VL,
         "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
@@ -957,22 +1005,54 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             n_group=1,
             topk_group=1,
         ),
+        "YoutuForCausalLM": replace(
+            _deepseek(
+                q_lora_rank=1536,
+                max_position_embeddings=131072,
+                rope_theta=1e6,
+                tie_word_embeddings=True,
+            ),
+            experts="none",
+        ),
+        "Dots1ForCausalLM": Family(
+            qk_norm=True,
+            windows="upper",
+            experts="grouped",
+            defaults=_SIGMOID_EXPERTS
+            | {
+                "rms_norm_eps": 1e-6,
+                "max_position_embeddings": 2048,
+                "use_sliding_window": True,
+                "sliding_window": 4096,
+                "max_window_layers": 62,
+                "norm_topk_prob": False,
+            },
+        ),
+        "SolarOpenForCausalLM": Family(
+            output_bias=False,
+            experts="grouped",
+            aliases={"intermediate_size": "moe_intermediate_size"},  # no layer is without experts
+            defaults=_SIGMOID_EXPERTS
+            | {
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "rope_theta": 1e6,
+            },
+        ),
         "Glm4MoeForCausalLM": Family(
             experts="grouped",
             qkv_bias=None,
             output_bias=False,
             read=read_glm_moe,
             defaults=_GLM
+            | _SIGMOID_EXPERTS
             | {
                 "rms_norm_eps": 1e-5,
                 "num_key_value_heads": 8,
                 "attention_bias": False,
-                "topk_method": "noaux_tc",
-                "norm_topk_prob": True,
-                "routed_scaling_factor": 1.0,
                 "first_k_dense_replace": 1,
-                "n_group": 1,
-                "topk_group": 1,
             },
         ),
         "WhisperForConditionalGeneration": _WHISPER,

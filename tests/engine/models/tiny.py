@@ -96,6 +96,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {"sliding_window": 24}),
     "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "ministral": ("Ministral", {"sliding_window": 24, "head_dim": 32}),
+    "ministral-mixed": (
+        "Ministral",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "cwm": (
+        "Cwm",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "helium": ("Helium", {"head_dim": 16, "attention_bias": True}),
     "qwen2": ("Qwen2", {}),
     "qwen2-window": (
         "Qwen2",
@@ -195,7 +215,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
     "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next", "DeepseekV2",
-    "DeepseekV3", "Glm4Moe", "Glm4MoeLite", "GptOss", "Llama4Text",
+    "DeepseekV3", "Dots1", "SolarOpen", "Glm4Moe", "Glm4MoeLite", "GptOss", "Llama4Text",
 ) or name == "granite4-moe"]  # fmt: skip
 
 
