@@ -112,6 +112,11 @@ CATALOGUE = (
         limits=_PLAIN_ATTENTION,
     ),
     FamilyEntry(
+        "HyperCLOVA X SEED",
+        ("HyperCLOVAXForCausalLM",),
+        "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B",
+    ),
+    FamilyEntry(
         "Idefics 3",
         ("Idefics3ForConditionalGeneration",),
         "HuggingFaceM4/Idefics3-8B-Llama3",
@@ -120,6 +125,7 @@ CATALOGUE = (
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
     FamilyEntry("InternLM 3", ("InternLM3ForCausalLM",), "internlm/internlm3-8b-instruct"),
     FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
+    FamilyEntry("LFM2 MoE", ("Lfm2MoeForCausalLM",), "LiquidAI/LFM2-8B-A1B", limits=_RECURRENT),
     FamilyEntry(
         "LLaVA 1.5",
         ("LlavaForConditionalGeneration",),

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
-    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "qwen3_next", "llama4", "whisper",
-    "gpt_oss",
+    "hyperclovax", "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "qwen3_next", "llama4",
+    "whisper", "gpt_oss",
 ]  # fmt: skip
 
 
@@ -332,6 +332,31 @@ _GPT: dict[str, Family] = {
     ),
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
+    "Lfm2MoeForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(is_gated=True),
+        naming="lfm2",
+        qk_norm=True,
+        experts="grouped",
+        aliases={
+            "rms_norm_eps": "norm_eps",
+            "tie_word_embeddings": "tie_embedding",
+            "n_routed_experts": "num_experts",
+            "first_k_dense_replace": "num_dense_layers",
+        },
+        read=r.read_lfm2_moe,
+        defaults=_SIGMOID_EXPERTS
+        | {
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128_000,
+            "rope_theta": 1e6,
+            "conv_L_cache": 3,
+            "first_k_dense_replace": 2,
+            "use_expert_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "Lfm2ForCausalLM": Family(
         page="hybrid",
         block=BlockConfig(is_gated=True),
@@ -693,6 +718,20 @@ _GPT: dict[str, Family] = {
             "max_position_embeddings": 4096,
             "norm_topk_prob": False,
             "decoder_sparse_step": 1,
+        },
+    ),
+    "HyperCLOVAXForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, wiring="norm_around"),
+        naming="hyperclovax",
+        read=b.read_hyperclovax,
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 2048,
+            "use_post_norm": True,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
         },
     ),
     "ArceeForCausalLM": Family(

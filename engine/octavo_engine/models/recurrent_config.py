@@ -125,6 +125,12 @@ def read_lfm2(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     }
 
 
+def read_lfm2_moe(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    if not fields.boolean("use_expert_bias"):
+        raise fields.error("use_expert_bias", "must be true")
+    return read_lfm2(fields, block)
+
+
 def _mixers(fields: ConfigFields, num_layers: int, known: Mapping[str, Mixer]) -> list[Mixer]:
     """Of each layer, by the names in `layer_types`; without them all are attention."""
     given = fields.per_layer("layer_types", num_layers)

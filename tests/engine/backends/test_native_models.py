@@ -201,8 +201,8 @@ def test_a_gated_width_of_no_whole_panels_runs_unfused() -> None:
     assert error(run_alone(native(model), token_ids), logits) < BF16_AGAINST_FLOAT32
 
 
-# Mixtures attend alike, but where rounding chooses another expert, no logit is near any more. Latent
-# vectors are not kept in 8 bits.
+# Mixtures attend alike, but where rounding chooses another expert, no logit is near any more.
+# Latent vectors are not kept in 8 bits.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in (*MIXTURES, *LATENTS)])
 def test_keys_and_values_in_8_bits_are_as_near_as_they_can_be(name: str) -> None:
