@@ -124,6 +124,9 @@ CATALOGUE = (
     FamilyEntry("InternLM 1", ("InternLMForCausalLM",), "internlm/internlm-7b", "Llama"),
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
     FamilyEntry("InternLM 3", ("InternLM3ForCausalLM",), "internlm/internlm3-8b-instruct"),
+    FamilyEntry(
+        "Jamba", ("JambaForCausalLM",), "ai21labs/AI21-Jamba-Reasoning-3B", limits=_RECURRENT
+    ),
     FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
     FamilyEntry("LFM2 MoE", ("Lfm2MoeForCausalLM",), "LiquidAI/LFM2-8B-A1B", limits=_RECURRENT),
     FamilyEntry(
@@ -138,6 +141,7 @@ CATALOGUE = (
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
         limits=_CPU_ONLY,
     ),
+    FamilyEntry("Mamba 1", ("MambaForCausalLM",), "state-spaces/mamba-130m-hf", limits=_RECURRENT),
     FamilyEntry(
         "Mamba 2", ("Mamba2ForCausalLM",), "mistralai/Mamba-Codestral-7B-v0.1", limits=_RECURRENT
     ),

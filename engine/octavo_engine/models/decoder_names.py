@@ -130,6 +130,12 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
             (r"^model\.final_layernorm\.", "model.norm."),
         ),
+        "jamba": (
+            (r"\.feed_forward\.router\.", ".mlp.gate."),
+            (r"\.feed_forward\.", ".mlp."),
+            (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+            (r"^model\.final_layernorm\.", "model.norm."),
+        ),
         "qwen3_next": (),
         "starcoder2": (
             (r"\.mlp\.c_fc\.", ".mlp.up_proj."),

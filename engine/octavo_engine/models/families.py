@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
-    "hyperclovax", "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "qwen3_next", "llama4",
-    "whisper", "gpt_oss",
+    "hyperclovax", "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "jamba",
+    "qwen3_next", "llama4", "whisper", "gpt_oss",
 ]  # fmt: skip
 
 
@@ -64,10 +64,11 @@ class Family:
     three_axes: bool = False  # positions of pictures; those of text are the same in all three
     # How a mixture of experts names its parts and weighs them; shared: one more sees every token.
     # grouped: chosen by groups or sigmoids, in layers behind `first_k_dense_replace` plain ones.
-    # gpt-oss: as mixtral, with biases. llama4: by sigmoids, which multiply what experts take.
-    experts: Literal["none", "mixtral", "qwen", "qwen-shared", "grouped", "gpt-oss", "llama4"] = (
-        "none"
-    )
+    # gpt-oss: as mixtral, with biases. jamba: in some of a number of layers. llama4: by sigmoids,
+    # which multiply what experts take.
+    experts: Literal[
+        "none", "mixtral", "qwen", "qwen-shared", "grouped", "gpt-oss", "jamba", "llama4"
+    ] = "none"
     has_sinks: bool = False  # each head has a score more in its softmax, of no value
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -332,6 +333,32 @@ _GPT: dict[str, Family] = {
     ),
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
+    "JambaForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(is_gated=True, positions="none"),
+        naming="jamba",
+        qkv_bias=False,
+        output_bias=False,
+        experts="jamba",
+        read=r.read_jamba,
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 262144,
+            "num_key_value_heads": 8,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "attn_layer_period": 8,
+            "attn_layer_offset": 4,
+            "mamba_expand": 2,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_dt_rank": "auto",
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+    ),
     "Lfm2MoeForCausalLM": Family(
         page="hybrid",
         block=BlockConfig(is_gated=True),
@@ -379,6 +406,26 @@ _GPT: dict[str, Family] = {
             "block_ffn_dim_multiplier": 1.0,
             "block_multiple_of": 256,
             "tie_word_embeddings": True,
+        },
+    ),
+    "MambaForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(positions="none"),
+        naming="mamba2",
+        aliases={"rms_norm_eps": "layer_norm_epsilon"},
+        read=r.read_mamba,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "expand": 2,
+            "state_size": 16,
+            "conv_kernel": 4,
+            "time_step_rank": "auto",
+            "use_conv_bias": True,
+            "tie_word_embeddings": True,
+            # As below.
+            "num_attention_heads": 1,
+            "intermediate_size": 1,
+            "max_position_embeddings": 1 << 18,
         },
     ),
     "Mamba2ForCausalLM": Family(

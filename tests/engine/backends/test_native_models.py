@@ -180,7 +180,8 @@ def test_bits_depend_on_nothing_but_the_tokens(
     "name",
     [
         "llama-tied-biased", "granite", "gemma3", "phi3-longrope", "gpt2", "falcon-new", "olmo2",
-        "mpt-clipped-six-heads", "hunyuan", "cohere-plus", "lfm2", "granite4-moe", "qwen3-next",
+        "mpt-clipped-six-heads", "hunyuan", "cohere-plus", "lfm2", "jamba", "granite4-moe",
+        "qwen3-next",
     ],
 )  # fmt: skip
 def test_fused_and_unfused_programs_give_the_same_bits(
@@ -226,7 +227,17 @@ def test_fp8_is_e4m3() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen3", "bloom", "olmo2", "cohere-plus", "nemotron", "lfm2-biased", "mamba2", "qwen3-next"],
+    [
+        "qwen3",
+        "bloom",
+        "olmo2",
+        "cohere-plus",
+        "nemotron",
+        "lfm2-biased",
+        "mamba",
+        "mamba2",
+        "qwen3-next",
+    ],
 )
 @pytest.mark.parametrize("isa", _native.available_isas())
 def test_every_instruction_set_keeps_both_promises(isa: str, name: str) -> None:

@@ -227,7 +227,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
     "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next", "DeepseekV2",
     "DeepseekV3", "Dots1", "SolarOpen", "Lfm2Moe", "Glm4Moe", "Glm4MoeLite", "GptOss", "Llama4Text",
-) or name == "granite4-moe"]  # fmt: skip
+) or name in ("granite4-moe", "jamba")]  # fmt: skip
 
 
 # What devices compute; the rest they refuse.
