@@ -6,6 +6,7 @@ import pytest
 
 from octavo_engine.errors import ModelError
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.models.recurrent_config import SelectiveConfig
 from tests.engine.models.tiny import tiny_model
 
 
@@ -30,7 +31,7 @@ def test_jambas_layers_are_where_its_periods_say() -> None:
     config = ModelConfig.from_hf(tiny_model("jamba").config)
     assert [layer.mixer for layer in config.layers] == ["mamba", "attention", "mamba"]
     assert [layer.has_experts for layer in config.layers] == [True, False, True]
-    assert config.recurrent is not None
+    assert isinstance(config.recurrent, SelectiveConfig)
     spec = config.recurrent.state(config.hidden_size)
     assert spec.scan == (1, 12, 128)
     plain = ModelConfig.from_hf(tiny_model("jamba-plain").config)
@@ -39,4 +40,5 @@ def test_jambas_layers_are_where_its_periods_say() -> None:
 
 def test_the_rank_of_dt_is_a_sixteenth_of_the_width() -> None:
     config = ModelConfig.from_hf(tiny_model("jamba").config | {"mamba_dt_rank": "auto"})
-    assert config.recurrent == config.recurrent._replace(dt_rank=4)  # type: ignore[union-attr]
+    assert isinstance(config.recurrent, SelectiveConfig)
+    assert config.recurrent.dt_rank == 4
