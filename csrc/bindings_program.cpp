@@ -327,6 +327,19 @@ void add_delta(Program& program, int dst, int qkv, int gates, int64_t layer, int
                         .dt_bias = span_of(dt_bias)});
 }
 
+// `sources`: x, dt, b, c.
+void add_selective(Program& program, int dst, const std::array<int, 4>& sources, int64_t layer,
+                   int64_t offset, int64_t state_size, const Floats& a, const Floats& d,
+                   const Floats& dt_bias) {
+    program.selective_scan({dst, sources[0], sources[1], sources[2], sources[3]},
+                           {.layer = layer,
+                            .offset = offset,
+                            .state_size = state_size,
+                            .a = span_of(a),
+                            .d = span_of(d),
+                            .dt_bias = span_of(dt_bias)});
+}
+
 void bind_recurrent(nb::class_<Program>& program) {
     program.def("columns", &Program::columns, arg("dst"), arg("src"), arg("first"))
         .def(
@@ -355,7 +368,10 @@ void bind_recurrent(nb::class_<Program>& program) {
              arg("sizes"), arg("a").noconvert(), arg("d").noconvert(), arg("dt_bias").noconvert(),
              arg("dt_min"), arg("dt_max"))
         .def("delta_rule", &add_delta, arg("dst"), arg("qkv"), arg("gates"), arg("layer"),
-             arg("offset"), arg("sizes"), arg("a").noconvert(), arg("dt_bias").noconvert());
+             arg("offset"), arg("sizes"), arg("a").noconvert(), arg("dt_bias").noconvert())
+        .def("selective_scan", &add_selective, arg("dst"), arg("sources"), arg("layer"),
+             arg("offset"), arg("state_size"), arg("a").noconvert(), arg("d").noconvert(),
+             arg("dt_bias").noconvert());
 }
 
 using Times = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

@@ -136,6 +136,18 @@ struct DeltaOptions {
     std::span<const float> a, dt_bias;  // [value_heads]
 };
 
+struct SelectiveBuffers {
+    int dst, x, dt, b, c;
+};
+
+struct SelectiveOptions {
+    int64_t layer;
+    int64_t offset;  // of its state in the layer's
+    int64_t state_size;
+    std::span<const float> a;  // [state_size, columns]
+    std::span<const float> d, dt_bias;
+};
+
 // So many rows each worker quantises for itself: sooner done than waiting for the others' share.
 constexpr int64_t kOwnRows = 3;
 
@@ -176,6 +188,7 @@ class Program {
     void short_conv(int dst, int src, const ConvOptions& options);
     void ssd_scan(int dst, int xbc, int dt, const SsdOptions& options);
     void delta_rule(int dst, int qkv, int gates, const DeltaOptions& options);
+    void selective_scan(const SelectiveBuffers& buffers, const SelectiveOptions& options);
     void convert(int dst, int src);
     void select_rows(int dst, int src);
     void pool(int dst, int src, cpu::PoolKind kind);
@@ -271,7 +284,7 @@ class Program {
         std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Shrink, Product, cpu::RowOpArgs,
                      cpu::PoolArgs, Attention, LatentAttention, Gate, Moe, cpu::GroupNormArgs,
                      Recurrent<cpu::ConvArgs>, Recurrent<cpu::SsdArgs>, Recurrent<cpu::DeltaArgs>,
-                     StoreCross, Features, Shift>
+                     Recurrent<cpu::SelectiveArgs>, StoreCross, Features, Shift>
             args;
         bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
     };

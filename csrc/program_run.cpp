@@ -297,6 +297,9 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 [&](const Recurrent<cpu::DeltaArgs>& delta) {
                     scan(delta, step, next_part, kernels.delta_rule);
                 },
+                [&](const Recurrent<cpu::SelectiveArgs>& selective) {
+                    scan(selective, step, next_part, kernels.selective_scan);
+                },
             },
             instruction.args);
         if (!(shares_rows && instruction.feeds_own_rows)) {

@@ -155,6 +155,38 @@ void Program::delta_rule(int dst, int qkv, int gates, const DeltaOptions& option
     instructions_.push_back({to.rows, Recurrent<cpu::DeltaArgs>{args, options.layer, values}});
 }
 
+void Program::selective_scan(const SelectiveBuffers& buffers, const SelectiveOptions& options) {
+    const Buffer& to = f32_of_tokens("selective_scan", "dst", buffers.dst);
+    const Buffer& x = f32_of_tokens("selective_scan", "x", buffers.x);
+    const Buffer& dt = f32_of_tokens("selective_scan", "dt", buffers.dt);
+    const Buffer& b = f32_of_tokens("selective_scan", "b", buffers.b);
+    const Buffer& c = f32_of_tokens("selective_scan", "c", buffers.c);
+    const int64_t cols = to.matrix.cols;
+    check(ranks_ == nullptr, "selective_scan: states cannot be cut over ranks");
+    check(options.state_size >= 1, "selective_scan: state_size ", options.state_size);
+    check_cols("selective_scan", "x", x, cols);
+    check_cols("selective_scan", "dt", dt, cols);
+    check_cols("selective_scan", "b", b, options.state_size);
+    check_cols("selective_scan", "c", c, options.state_size);
+    for (const Buffer* from : {&x, &dt, &b, &c}) {
+        check_overlap("selective_scan", to, *from, false);
+    }
+    check_size("selective_scan", "a", options.a, options.state_size * cols);
+    check_size("selective_scan", "d", options.d, cols);
+    check_size("selective_scan", "dt_bias", options.dt_bias, cols);
+    check(options.offset >= 0, "selective_scan: offset ", options.offset);
+    cpu::SelectiveArgs args{.dst = to.matrix, .x = x.matrix, .dt = dt.matrix};
+    args.b = b.matrix;
+    args.c = c.matrix;
+    args.state_size = options.state_size;
+    args.a = keep(options.a, options.a.size());
+    args.d = keep(options.d, options.d.size());
+    args.dt_bias = keep(options.dt_bias, options.dt_bias.size());
+    args.state_offset = options.offset;
+    const int64_t values = options.offset + options.state_size * cols;
+    instructions_.push_back({to.rows, Recurrent<cpu::SelectiveArgs>{args, options.layer, values}});
+}
+
 // Slots index memory, and no two of a step may be the same: each is written.
 void Program::check_states(const Step& step) const {
     bool has_states = false;
@@ -173,6 +205,9 @@ void Program::check_states(const Step& step) const {
             check_op(*ssd);
         } else if (const auto* rule = std::get_if<Recurrent<cpu::DeltaArgs>>(&instruction.args)) {
             check_op(*rule);
+        } else if (const auto* own =
+                       std::get_if<Recurrent<cpu::SelectiveArgs>>(&instruction.args)) {
+            check_op(*own);
         }
     }
     if (!has_states) {

@@ -45,6 +45,7 @@ const Kernels& kernels() {
         .short_conv = short_conv,
         .ssd_scan = ssd_scan,
         .delta_rule = delta_rule,
+        .selective_scan = selective_scan,
         .group_norm = group_norm,
         .scan_row = scan_row,
         .sum_softmax_weights = sum_softmax_weights,

@@ -408,6 +408,23 @@ struct DeltaArgs {
     int64_t units() const { return value_heads; }
 };
 
+// Mamba 1: each column has a state of its own; the state is [state_size, columns].
+struct SelectiveArgs {
+    Matrix dst = {};
+    Matrix x = {};
+    Matrix dt = {};
+    Matrix b = {};  // state_size columns, as c
+    Matrix c = {};
+    int64_t state_size = 0;
+    const float* a = nullptr;  // [state_size, columns], below zero
+    const float* d = nullptr;
+    const float* dt_bias = nullptr;
+    int64_t state_offset = 0;
+    StateArgs state = {};
+
+    int64_t units() const { return (dst.cols + kConvChannels - 1) / kConvChannels; }
+};
+
 // An RMS norm of each `size` columns.
 struct GroupNormArgs {
     Matrix dst = {};
@@ -452,6 +469,7 @@ struct Kernels {
     void (*short_conv)(const ConvArgs&, int64_t begin, int64_t end);
     void (*ssd_scan)(const SsdArgs&, int64_t begin, int64_t end);
     void (*delta_rule)(const DeltaArgs&, int64_t begin, int64_t end);
+    void (*selective_scan)(const SelectiveArgs&, int64_t begin, int64_t end);
     void (*group_norm)(const GroupNormArgs&, int64_t begin, int64_t end);
     RowScan (*scan_row)(const float* x, int64_t count, float* block_maxima);
     uint64_t (*sum_softmax_weights)(const float* x, int64_t count, float max, float scale,

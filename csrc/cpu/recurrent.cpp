@@ -28,6 +28,18 @@ float softplus(float x) {
     return std::max(x, 0.0F) + 2.0F * s * p;
 }
 
+// The same of each lane.
+Vec softplus(Vec x) {
+    const Vec y = exp(broadcast(0.0F) - abs(x));
+    const Vec s = y / (broadcast(2.0F) + y);
+    const Vec z = s * s;
+    Vec p = broadcast(1.0F / 17.0F);
+    for (const float odd : {15.0F, 13.0F, 11.0F, 9.0F, 7.0F, 5.0F, 3.0F, 1.0F}) {
+        p = fma(p, z, broadcast(1.0F / odd));
+    }
+    return fma(s + s, p, max(broadcast(0.0F), x));
+}
+
 // A unit's part of the state, before the sequence's first token of the step.
 float* begin_state(const StateArgs& state, int64_t seq, int64_t offset, int64_t count) {
     float* live = state.at(state.slots[seq]) + offset;
@@ -202,6 +214,40 @@ void delta_token(const DeltaArgs& args, float* state, int64_t token, int64_t hea
     }
 }
 
+// Columns [col, col + n): h = exp(a dt) h + (dt x) B, y = C · h + d x.
+void scan_columns(const SelectiveArgs& args, int64_t seq, int64_t col, int64_t n) {
+    const int64_t width = args.dst.cols;
+    const int64_t place = args.state_offset + col;
+    float* live = args.state.at(args.state.slots[seq]) + place;
+    if (args.state.is_new(seq)) {
+        for (int64_t i = 0; i < args.state_size; ++i) {
+            store_some(live + i * width, broadcast(0.0F), n);
+        }
+    }
+    const Vec bias = load_some(args.dt_bias + col, n);
+    const Vec skip = load_some(args.d + col, n);
+    for (int64_t t = args.state.seq_starts[seq]; t < args.state.seq_starts[seq + 1]; ++t) {
+        const Vec x = load_some(floats(args.x, t) + col, n);
+        const Vec dt = softplus(load_some(floats(args.dt, t) + col, n) + bias);
+        const Vec in = dt * x;
+        const float* b = floats(args.b, t);
+        const float* c = floats(args.c, t);
+        float* saved = save_place(args.state, t, place);
+        Vec sum = skip * x;
+        for (int64_t i = 0; i < args.state_size; ++i) {
+            float* at = live + i * width;
+            const Vec decay = exp(load_some(args.a + i * width + col, n) * dt);
+            const Vec now = fma(in, broadcast(b[i]), decay * load_some(at, n));
+            store_some(at, now, n);
+            if (saved != nullptr) {
+                store_some(saved + i * width, now, n);
+            }
+            sum = fma(broadcast(c[i]), now, sum);
+        }
+        store_some(floats_of(args.dst, t) + col, sum, n);
+    }
+}
+
 // A head's tokens in their order, over its [rows, columns] of the state.
 template <class Args, class Token>
 void scan_heads(const Args& args, int64_t begin, int64_t end, int64_t head_values, Token token) {
@@ -237,6 +283,17 @@ void ssd_scan(const SsdArgs& args, int64_t begin, int64_t end) {
 
 void delta_rule(const DeltaArgs& args, int64_t begin, int64_t end) {
     scan_heads(args, begin, end, args.key_dim * args.value_dim, delta_token);
+}
+
+void selective_scan(const SelectiveArgs& args, int64_t begin, int64_t end) {
+    const int64_t blocks = args.units();
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t first = unit % blocks * kConvChannels;
+        const int64_t last = std::min(first + kConvChannels, args.dst.cols);
+        for (int64_t c = first; c < last; c += kLanes) {
+            scan_columns(args, unit / blocks, c, last - c);
+        }
+    }
 }
 
 void group_norm(const GroupNormArgs& args, int64_t begin, int64_t end) {

@@ -10,6 +10,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 void short_conv(const ConvArgs& args, int64_t begin, int64_t end);
 void ssd_scan(const SsdArgs& args, int64_t begin, int64_t end);
 void delta_rule(const DeltaArgs& args, int64_t begin, int64_t end);
+void selective_scan(const SelectiveArgs& args, int64_t begin, int64_t end);
 
 // Rows [begin, end).
 void group_norm(const GroupNormArgs& args, int64_t begin, int64_t end);

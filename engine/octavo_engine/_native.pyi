@@ -426,6 +426,19 @@ class Program:
     ) -> None:
         """The gated delta rule; sizes: key heads, value heads, key_dim, value_dim. Its state is
         [value heads, key_dim, value_dim]. gates are [beta | dt] of the value heads."""
+    def selective_scan(
+        self,
+        dst: int,
+        sources: tuple[int, int, int, int],
+        layer: int,
+        offset: int,
+        state_size: int,
+        a: NDArray[np.float32],
+        d: NDArray[np.float32],
+        dt_bias: NDArray[np.float32],
+    ) -> None:
+        """The scan of Mamba 1; sources: x, dt, B, C. Its state is [state_size, columns], `offset`
+        values into the layer's, and so is `a` in one row, below zero."""
     def pool(self, dst: int, src: int, kind: str) -> None:
         """dst (rows S) = one row for each sequence from all of its rows in src (rows T): "mean",
         "max", "mean_sqrt_len" or "weightedmean"."""

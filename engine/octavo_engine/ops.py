@@ -144,6 +144,19 @@ class SsdSpec:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SelectiveSpec:
+    """A scan as in Mamba 1: each column has a state of its own."""
+
+    layer: int
+    offset: int  # of its state in the layer's, in values
+    width: int
+    state_size: int
+    a_log: Vector  # [width, state_size]
+    d: Vector  # [width], as the next
+    dt_bias: Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeltaSpec:
     """A gated delta rule. A key head serves `num_value_heads / num_key_heads` value heads."""
 
@@ -341,6 +354,10 @@ class RecurrentOps(Ops, Protocol):
     def ssd_scan(self, xbc: Value, dt: Value, spec: SsdSpec) -> Value:
         """Columns [heads of x | groups of B | groups of C], and dt before bias and softplus:
         state = exp(-exp(a_log) dt) state + dt B x, C · state + d x: [T, heads * head_dim]."""
+
+    def selective_scan(self, x: Value, dt: Value, b: Value, c: Value, spec: SelectiveSpec) -> Value:
+        """dt before bias and softplus: state = exp(-exp(a_log) dt) state + dt x B,
+        C · state + d x: [T, width]."""
 
     def delta_rule(self, qkv: Value, gates: Value, spec: DeltaSpec) -> Value:
         """Columns [q | k | v] and [beta | dt], all before their norms and gates: the state decays

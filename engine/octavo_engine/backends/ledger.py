@@ -43,6 +43,10 @@ class WeightLedger:
         """Whether nothing was missing so far; once something is, packing the rest is lost time."""
         return not self._missing
 
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds a tensor of this name."""
+        return name in self._names
+
     def take(self, name: str, shape: tuple[int, ...]) -> StoredTensor | None:
         """The tensor; None if there is none, which `finish` will report with all the others."""
         if name not in self._names and not self._is_dummy:

@@ -73,6 +73,23 @@ def read_neox(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     return {"block": _changed(block, wiring=wiring)}
 
 
+def read_hyperclovax(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    _must_be(fields, "use_post_norm", True)
+    scale = fields.optional_positive("attention_multiplier")
+    return {
+        **({} if scale is None else {"attention_scale": scale}),
+        "embedding_scale": fields.positive("embedding_multiplier"),
+        "residual_scale": fields.positive("residual_multiplier"),
+        "logits_scale": fields.positive("logits_scaling"),  # which multiplies, unlike Granite's
+    }
+
+
+def read_cwm(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    if fields.raw("layer_types") is None:
+        raise fields.error("layer_types", "must say which layers have a window")
+    return {}
+
+
 def read_falcon(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     heads, bias = fields.raw("num_attention_heads"), fields.boolean("bias")
     is_new = fields.boolean("new_decoder_architecture")

@@ -43,6 +43,7 @@ CATALOGUE = (
     FamilyEntry(
         "Command-R7B, Command A", ("Cohere2ForCausalLM",), "CohereLabs/c4ai-command-r7b-12-2024"
     ),
+    FamilyEntry("CWM", ("CwmForCausalLM",), "facebook/cwm"),
     FamilyEntry("DBRX", ("DbrxForCausalLM",), "databricks/dbrx-instruct"),
     FamilyEntry(
         "DeepSeek V2, V2-Lite",
@@ -55,6 +56,9 @@ CATALOGUE = (
         ("DeepseekV3ForCausalLM",),
         "moonshotai/Moonlight-16B-A3B-Instruct",
         limits=_CPU_ONLY,
+    ),
+    FamilyEntry(
+        "dots.llm1", ("Dots1ForCausalLM",), "rednote-hilab/dots.llm1.inst", limits=_CPU_ONLY
     ),
     FamilyEntry("ERNIE 4.5 (dense)", ("Ernie4_5ForCausalLM",), "baidu/ERNIE-4.5-0.3B-PT"),
     FamilyEntry(
@@ -100,11 +104,17 @@ CATALOGUE = (
         "ibm-granite/granite-4.0-h-350m",
         limits=_RECURRENT,
     ),
+    FamilyEntry("Helium", ("HeliumForCausalLM",), "kyutai/helium-1-2b"),
     FamilyEntry(
         "Hunyuan (dense)",
         ("HunYuanDenseV1ForCausalLM",),
         "tencent/Hunyuan-1.8B-Instruct",
         limits=_PLAIN_ATTENTION,
+    ),
+    FamilyEntry(
+        "HyperCLOVA X SEED",
+        ("HyperCLOVAXForCausalLM",),
+        "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B",
     ),
     FamilyEntry(
         "Idefics 3",
@@ -114,7 +124,11 @@ CATALOGUE = (
     FamilyEntry("InternLM 1", ("InternLMForCausalLM",), "internlm/internlm-7b", "Llama"),
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
     FamilyEntry("InternLM 3", ("InternLM3ForCausalLM",), "internlm/internlm3-8b-instruct"),
+    FamilyEntry(
+        "Jamba", ("JambaForCausalLM",), "ai21labs/AI21-Jamba-Reasoning-3B", limits=_RECURRENT
+    ),
     FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
+    FamilyEntry("LFM2 MoE", ("Lfm2MoeForCausalLM",), "LiquidAI/LFM2-8B-A1B", limits=_RECURRENT),
     FamilyEntry(
         "LLaVA 1.5",
         ("LlavaForConditionalGeneration",),
@@ -127,10 +141,12 @@ CATALOGUE = (
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
         limits=_CPU_ONLY,
     ),
+    FamilyEntry("Mamba 1", ("MambaForCausalLM",), "state-spaces/mamba-130m-hf", limits=_RECURRENT),
     FamilyEntry(
         "Mamba 2", ("Mamba2ForCausalLM",), "mistralai/Mamba-Codestral-7B-v0.1", limits=_RECURRENT
     ),
     FamilyEntry("MiniCPM 1, 2", ("MiniCPMForCausalLM",), "openbmb/MiniCPM-2B-sft-bf16", "Granite"),
+    FamilyEntry("Ministral", ("MinistralForCausalLM",), "mistralai/Ministral-8B-Instruct-2410"),
     FamilyEntry("Mistral", ("MistralForCausalLM",), "mistralai/Mistral-7B-Instruct-v0.3"),
     FamilyEntry("Mixtral", ("MixtralForCausalLM",), "mistralai/Mixtral-8x7B-Instruct-v0.1"),
     FamilyEntry(
@@ -178,6 +194,9 @@ CATALOGUE = (
         ("SmolVLMForConditionalGeneration",),
         "HuggingFaceTB/SmolVLM-256M-Instruct",
     ),
+    FamilyEntry(
+        "Solar Open", ("SolarOpenForCausalLM",), "upstage/Solar-Open-100B", limits=_CPU_ONLY
+    ),
     FamilyEntry("StableLM", ("StableLmForCausalLM",), "stabilityai/stablelm-2-1_6b-chat"),
     FamilyEntry("StarCoder 2", ("Starcoder2ForCausalLM",), "bigcode/starcoder2-3b"),
     FamilyEntry(
@@ -186,6 +205,7 @@ CATALOGUE = (
         "openai/whisper-tiny.en",
         limits="CPU only: [speech to text](audio.md)",
     ),
+    FamilyEntry("Youtu-LLM", ("YoutuForCausalLM",), "tencent/Youtu-LLM-2B", limits=_CPU_ONLY),
 )
 
 _INTRO = """<!-- Made by `python -m octavo_engine.models`: edit models/catalogue.py. -->
@@ -254,7 +274,8 @@ def models_page() -> str:
 def _rows() -> Iterator[str]:
     by_class: dict[str, list[str]] = {}
     for name, architecture in ARCHITECTURES.items():
-        by_class.setdefault(architecture.class_name, []).append(name)
+        for own in (architecture.class_name, *architecture.other_classes):
+            by_class.setdefault(own, []).append(name)
     for entry in CATALOGUE:
         files = [f"`{name}`" for own in entry.architectures for name in by_class.get(own, [])]
         cells = (

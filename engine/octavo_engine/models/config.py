@@ -10,6 +10,7 @@ from octavo_engine.models.block import PLAIN, BlockConfig
 from octavo_engine.models.families import find_family
 from octavo_engine.models.fields import ConfigFields
 from octavo_engine.models.grouped_experts import ExpertChoice, read_routing
+from octavo_engine.models.recurrent_config import layers_at
 from octavo_engine.models.rope_config import MAX_POSITIONS, read_ropes
 
 if TYPE_CHECKING:
@@ -307,6 +308,9 @@ def _experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
     top_k = fields.integer("num_experts_per_tok", maximum=MAX_EXPERTS_PER_TOKEN)
     if top_k > count:
         raise fields.error("num_experts_per_tok", f"must be at most {count}, the experts there are")
+    if family.experts == "jamba":
+        width = fields.integer("intermediate_size", maximum=MAX_WIDTH)
+        return None if count == 1 else ExpertsConfig(count, top_k, width, renormalise=False)
     if family.experts in ("mixtral", "gpt-oss"):
         width = fields.integer("intermediate_size", maximum=MAX_WIDTH)
         biases = family.experts == "gpt-oss"
@@ -343,6 +347,8 @@ def _has_experts(fields: ConfigFields, family: Family, num_layers: int) -> list[
             return [kind == "sparse" for kind in kinds]
         dense = fields.integer("first_k_dense_replace", minimum=0, maximum=MAX_LAYERS)
         return [index >= dense for index in range(num_layers)]
+    if family.experts == "jamba":
+        return layers_at(fields, "expert_layer", num_layers)
     if family.experts == "llama4":
         step = fields.integer("interleave_moe_layer_step", maximum=MAX_LAYERS)
         if fields.raw("moe_layers") is None:

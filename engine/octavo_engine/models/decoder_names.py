@@ -105,9 +105,11 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
         "lfm2": (
             (r"\.operator_norm\.", ".input_layernorm."),
             (r"\.ffn_norm\.", ".post_attention_layernorm."),
-            (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
-            (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
-            (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+            (r"\.feed_forward\.(experts\.\d+\.)?w1\.", r".mlp.\1gate_proj."),
+            (r"\.feed_forward\.(experts\.\d+\.)?w3\.", r".mlp.\1up_proj."),
+            (r"\.feed_forward\.(experts\.\d+\.)?w2\.", r".mlp.\1down_proj."),
+            (r"\.feed_forward\.gate\.", ".mlp.gate."),
+            (r"\.feed_forward\.expert_bias$", ".mlp.gate.e_score_correction_bias"),
             (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
             (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
             (r"^model\.embedding_norm\.", "model.norm."),
@@ -124,6 +126,12 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
         ),
         "bamba": (
+            (r"\.feed_forward\.", ".mlp."),
+            (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+            (r"^model\.final_layernorm\.", "model.norm."),
+        ),
+        "jamba": (
+            (r"\.feed_forward\.router\.", ".mlp.gate."),
             (r"\.feed_forward\.", ".mlp."),
             (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
             (r"^model\.final_layernorm\.", "model.norm."),
@@ -166,6 +174,11 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.post_attention_layernorm\.", ".pre_feedforward_layernorm."),
             (r"\.post_self_attn_layernorm\.", ".post_attention_layernorm."),
             (r"\.post_mlp_layernorm\.", ".post_feedforward_layernorm."),
+        ),
+        "hyperclovax": (
+            (r"\.post_attention_layernorm\.", ".pre_feedforward_layernorm."),
+            (r"\.post_norm1\.", ".post_attention_layernorm."),
+            (r"\.post_norm2\.", ".post_feedforward_layernorm."),
         ),
         "exaone": (
             *_GPT2[:6],

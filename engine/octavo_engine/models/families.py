@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
-    "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "qwen3_next", "llama4", "whisper",
-    "gpt_oss",
+    "hyperclovax", "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "jamba",
+    "qwen3_next", "llama4", "whisper", "gpt_oss",
 ]  # fmt: skip
 
 
@@ -64,10 +64,11 @@ class Family:
     three_axes: bool = False  # positions of pictures; those of text are the same in all three
     # How a mixture of experts names its parts and weighs them; shared: one more sees every token.
     # grouped: chosen by groups or sigmoids, in layers behind `first_k_dense_replace` plain ones.
-    # gpt-oss: as mixtral, with biases. llama4: by sigmoids, which multiply what experts take.
-    experts: Literal["none", "mixtral", "qwen", "qwen-shared", "grouped", "gpt-oss", "llama4"] = (
-        "none"
-    )
+    # gpt-oss: as mixtral, with biases. jamba: in some of a number of layers. llama4: by sigmoids,
+    # which multiply what experts take.
+    experts: Literal[
+        "none", "mixtral", "qwen", "qwen-shared", "grouped", "gpt-oss", "jamba", "llama4"
+    ] = "none"
     has_sinks: bool = False  # each head has a score more in its softmax, of no value
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -260,6 +261,16 @@ _DEEPSEEK_V3 = _deepseek(
     topk_group=4,
 )
 
+# Of experts that sigmoids and a learned bias choose, where config.json leaves it out.
+_SIGMOID_EXPERTS = {
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 0,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
 # Formats that only code beside the weights can read, or that no page can, and what to do.
 _GLM_CODE = "it is GLM in the format of its own code; use a repository whose name ends in -hf"
 _LATER = "it is {} in the format of its own code; use a later revision of the repository ({})"
@@ -322,6 +333,57 @@ _GPT: dict[str, Family] = {
     ),
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
+    "JambaForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(is_gated=True, positions="none"),
+        naming="jamba",
+        qkv_bias=False,
+        output_bias=False,
+        experts="jamba",
+        read=r.read_jamba,
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 262144,
+            "num_key_value_heads": 8,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "attn_layer_period": 8,
+            "attn_layer_offset": 4,
+            "mamba_expand": 2,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_dt_rank": "auto",
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+    ),
+    "Lfm2MoeForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(is_gated=True),
+        naming="lfm2",
+        qk_norm=True,
+        experts="grouped",
+        aliases={
+            "rms_norm_eps": "norm_eps",
+            "tie_word_embeddings": "tie_embedding",
+            "n_routed_experts": "num_experts",
+            "first_k_dense_replace": "num_dense_layers",
+        },
+        read=r.read_lfm2_moe,
+        defaults=_SIGMOID_EXPERTS
+        | {
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128_000,
+            "rope_theta": 1e6,
+            "conv_L_cache": 3,
+            "first_k_dense_replace": 2,
+            "use_expert_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "Lfm2ForCausalLM": Family(
         page="hybrid",
         block=BlockConfig(is_gated=True),
@@ -344,6 +406,26 @@ _GPT: dict[str, Family] = {
             "block_ffn_dim_multiplier": 1.0,
             "block_multiple_of": 256,
             "tie_word_embeddings": True,
+        },
+    ),
+    "MambaForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(positions="none"),
+        naming="mamba2",
+        aliases={"rms_norm_eps": "layer_norm_epsilon"},
+        read=r.read_mamba,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "expand": 2,
+            "state_size": 16,
+            "conv_kernel": 4,
+            "time_step_rank": "auto",
+            "use_conv_bias": True,
+            "tie_word_embeddings": True,
+            # As below.
+            "num_attention_heads": 1,
+            "intermediate_size": 1,
+            "max_position_embeddings": 1 << 18,
         },
     ),
     "Mamba2ForCausalLM": Family(
@@ -685,6 +767,20 @@ _GPT: dict[str, Family] = {
             "decoder_sparse_step": 1,
         },
     ),
+    "HyperCLOVAXForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, wiring="norm_around"),
+        naming="hyperclovax",
+        read=b.read_hyperclovax,
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 2048,
+            "use_post_norm": True,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+    ),
     "ArceeForCausalLM": Family(
         page="gpt",
         block=BlockConfig(norm="rms"),
@@ -841,6 +937,44 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "use_sliding_window": True,
             },
         ),
+        "MinistralForCausalLM": Family(
+            qkv_bias=False,
+            output_bias=False,
+            windows="upper",
+            defaults={
+                "rms_norm_eps": 1e-6,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "sliding_window": 4096,
+                "use_sliding_window": True,
+                "max_window_layers": 0,  # all, where no list says otherwise
+            },
+        ),
+        "CwmForCausalLM": Family(
+            qkv_bias=False,
+            output_bias=False,
+            windows="pattern",
+            read=b.read_cwm,
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "rope_theta": 1e6,
+                "sliding_window": 8192,
+                "use_sliding_window": True,
+            },
+        ),
+        "HeliumForCausalLM": Family(
+            turns_neighbours=True,
+            output_bias=False,
+            defaults={
+                "rms_norm_eps": 1e-8,
+                "max_position_embeddings": 4096,
+                "head_dim": 128,
+                "rope_theta": 1e5,
+            },
+        ),
         "Qwen2ForCausalLM": _QWEN2,
         "Qwen2VLForConditionalGeneration": _QWEN2_VL,
         "Qwen2_5_VLForConditionalGeneration": _QWEN2_VL,
@@ -957,22 +1091,54 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             n_group=1,
             topk_group=1,
         ),
+        "YoutuForCausalLM": replace(
+            _deepseek(
+                q_lora_rank=1536,
+                max_position_embeddings=131072,
+                rope_theta=1e6,
+                tie_word_embeddings=True,
+            ),
+            experts="none",
+        ),
+        "Dots1ForCausalLM": Family(
+            qk_norm=True,
+            windows="upper",
+            experts="grouped",
+            defaults=_SIGMOID_EXPERTS
+            | {
+                "rms_norm_eps": 1e-6,
+                "max_position_embeddings": 2048,
+                "use_sliding_window": True,
+                "sliding_window": 4096,
+                "max_window_layers": 62,
+                "norm_topk_prob": False,
+            },
+        ),
+        "SolarOpenForCausalLM": Family(
+            output_bias=False,
+            experts="grouped",
+            aliases={"intermediate_size": "moe_intermediate_size"},  # no layer is without experts
+            defaults=_SIGMOID_EXPERTS
+            | {
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "rope_theta": 1e6,
+            },
+        ),
         "Glm4MoeForCausalLM": Family(
             experts="grouped",
             qkv_bias=None,
             output_bias=False,
             read=read_glm_moe,
             defaults=_GLM
+            | _SIGMOID_EXPERTS
             | {
                 "rms_norm_eps": 1e-5,
                 "num_key_value_heads": 8,
                 "attention_bias": False,
-                "topk_method": "noaux_tc",
-                "norm_topk_prob": True,
-                "routed_scaling_factor": 1.0,
                 "first_k_dense_replace": 1,
-                "n_group": 1,
-                "topk_group": 1,
             },
         ),
         "WhisperForConditionalGeneration": _WHISPER,

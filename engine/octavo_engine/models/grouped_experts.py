@@ -37,6 +37,8 @@ def read_routing(fields: ConfigFields, num_experts: int) -> ExpertChoice:
         raise fields.error("topk_method", "must be greedy, group_limited_greedy or noaux_tc")
     is_sigmoid = method == "noaux_tc"
     scoring = fields.optional_text("scoring_func")
+    if is_sigmoid and scoring == "noaux_tc":  # dots.llm1 writes the method there too
+        scoring = "sigmoid"
     if scoring is not None and scoring != ("sigmoid" if is_sigmoid else "softmax"):
         raise fields.error("scoring_func", "must be sigmoid with noaux_tc, and softmax else")
     if method == "greedy":

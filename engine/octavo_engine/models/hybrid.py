@@ -19,6 +19,7 @@ from octavo_engine.models.mixers import (
     GatedDelta,
     Mamba,
     ScaledMlp,
+    SelectiveMamba,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def _mixer(config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> Mod
             return Attention(config, loader, index, ropes)
         case "conv":
             return GatedConv(config, loader, index)
+        case "mamba":
+            return SelectiveMamba(config, loader, index)
         case "mamba2":
             return Mamba(config, loader, index)
         case "attention+mamba2":

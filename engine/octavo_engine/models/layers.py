@@ -237,6 +237,7 @@ _EXPERT_NAMES = MappingProxyType(
         "gpt-oss": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
         "llama4": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
         "grouped": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+        "jamba": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
         "qwen-shared": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
     }
 )

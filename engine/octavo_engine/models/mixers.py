@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from octavo_engine.models.layers import Attention, Mlp
-from octavo_engine.models.recurrent_config import ConvConfig, DeltaConfig, MambaConfig
-from octavo_engine.ops import ConvSpec, DeltaSpec, SsdSpec
+from octavo_engine.models.recurrent_config import (
+    ConvConfig,
+    DeltaConfig,
+    MambaConfig,
+    SelectiveConfig,
+)
+from octavo_engine.ops import ConvSpec, DeltaSpec, SelectiveSpec, SsdSpec
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -104,6 +109,70 @@ class Mamba:
         if mamba.norm == "behind_gate":
             y = ops.group_norm(y, self.norm, self.eps, mamba.width // mamba.num_groups)
         return ops.linear(y, self.output)
+
+
+class SelectiveMamba:
+    """A projection to [x | gate], a convolution of x, a projection of that to [dt, B, C], which are
+    normed or not, and the scan."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, index: int) -> None:
+        mamba = config.recurrent
+        assert isinstance(mamba, SelectiveConfig), "the layer is one"
+        prefix = f"model.layers.{index}.mamba"
+        width, rank, size = mamba.width, mamba.dt_rank, mamba.state_size
+        layer = config.cache_index(index)
+        self.config, self.eps = mamba, config.norm_eps
+        self.input = loader.linear(
+            f"{prefix}.in_proj", config.hidden_size, 2 * width, bias=mamba.bias
+        )
+        self.output = loader.linear(
+            f"{prefix}.out_proj", width, config.hidden_size, bias=mamba.bias
+        )
+        self.steps = loader.linear(f"{prefix}.x_proj", width, rank + 2 * size)
+        self.dt = loader.linear(f"{prefix}.dt_proj", rank, width)  # its bias is the scan's
+        # Of each its columns of the projection, and its norm.
+        self.places: list[tuple[int, int, Vector | None]] = []
+        first = 0
+        for name, columns in (("dt", rank), ("b", size), ("c", size)):
+            norm = None
+            if mamba.has_norms:
+                norm = loader.vector(f"{prefix}.{name}_layernorm.weight", columns)
+            self.places.append((first, columns, norm))
+            first += columns
+        self.conv = _conv(
+            loader,
+            f"{prefix}.conv1d",
+            layer,
+            columns=width,
+            kernel=mamba.kernel,
+            has_bias=mamba.conv_bias,
+        )
+        self.scan = SelectiveSpec(
+            layer=layer,
+            offset=mamba.state(config.hidden_size).scan_offset,
+            width=width,
+            state_size=size,
+            a_log=_array(loader, f"{prefix}.A_log", (width, size)),
+            d=loader.vector(f"{prefix}.D", width),
+            dt_bias=loader.vector(f"{prefix}.dt_proj.bias", width),
+        )
+
+    def forward(self, ops: Ops, x: Value) -> Value:
+        ops = cast("RecurrentOps", ops)
+        width = self.config.width
+        parts = ops.linear(x, self.input)
+        x = ops.short_conv(ops.columns(parts, 0, width), self.conv)
+        steps = ops.linear(x, self.steps)
+        dt, b, c = (self._step(ops, steps, *place) for place in self.places)
+        y = ops.selective_scan(x, ops.linear(dt, self.dt), b, c, self.scan)
+        gate = ops.columns(parts, width, width)
+        return ops.linear(ops.multiply(y, gate, "silu"), self.output)
+
+    def _step(
+        self, ops: RecurrentOps, steps: Value, first: int, count: int, norm: Vector | None
+    ) -> Value:
+        part = ops.columns(steps, first, count)
+        return part if norm is None else ops.group_norm(part, norm, self.eps, count)
 
 
 class AttentionBesideMamba:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo_engine.models.fields import ConfigFields
 
 # What stands in a layer's first half; an MLP mixes nothing.
-Mixer = Literal["attention", "conv", "mamba2", "attention+mamba2", "delta", "mlp"]
+Mixer = Literal["attention", "conv", "mamba", "mamba2", "attention+mamba2", "delta", "mlp"]
 
 # Where the norm of a scan's results stands.
 ScanNorm = Literal["behind_gate", "before_gate", "none"]
@@ -62,6 +62,21 @@ class MambaConfig(NamedTuple):
         return StateSpec((self.kernel - 1, self.conv_width), scan)
 
 
+class SelectiveConfig(NamedTuple):
+    """Mamba 1: a convolution, and a scan in which each column has a state of its own."""
+
+    width: int
+    state_size: int
+    kernel: int
+    dt_rank: int
+    conv_bias: bool
+    bias: bool  # of the projections
+    has_norms: bool = True  # of dt, B and C
+
+    def state(self, hidden_size: int) -> StateSpec:
+        return StateSpec((self.kernel - 1, self.width), (1, self.state_size, self.width))
+
+
 class DeltaConfig(NamedTuple):
     """A gated delta net: a convolution, a delta rule, and a gated norm of each head."""
 
@@ -100,7 +115,7 @@ class Multipliers(NamedTuple):
     mlp_down: float
 
 
-RecurrentConfig: TypeAlias = ConvConfig | MambaConfig | DeltaConfig
+RecurrentConfig: TypeAlias = ConvConfig | MambaConfig | SelectiveConfig | DeltaConfig
 
 
 def read_lfm2(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
@@ -123,6 +138,12 @@ def read_lfm2(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
         "mixers": mixers,
         "recurrent": ConvConfig(kernel, fields.boolean("conv_bias")),
     }
+
+
+def read_lfm2_moe(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    if not fields.boolean("use_expert_bias"):
+        raise fields.error("use_expert_bias", "must be true")
+    return read_lfm2(fields, block)
 
 
 def _mixers(fields: ConfigFields, num_layers: int, known: Mapping[str, Mixer]) -> list[Mixer]:
@@ -178,6 +199,54 @@ def read_bamba(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
         "attention" if index in attended else "mamba2" for index in range(num_layers)
     ]
     return {"mixers": mixers, "recurrent": _beside_attention(fields)}
+
+
+def read_jamba(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    mixers: list[Mixer] = [
+        "attention" if is_attention else "mamba"
+        for is_attention in layers_at(fields, "attn_layer", num_layers)
+    ]
+    hidden = fields.integer("hidden_size", maximum=MAX_SIZE)
+    return {
+        "mixers": mixers,
+        "recurrent": SelectiveConfig(
+            fields.integer("mamba_expand", maximum=64) * hidden,
+            fields.integer("mamba_d_state", maximum=MAX_SIZE),
+            fields.integer("mamba_d_conv", minimum=2, maximum=MAX_KERNEL),
+            _dt_rank(fields, "mamba_dt_rank", hidden),
+            fields.boolean("mamba_conv_bias"),
+            fields.boolean("mamba_proj_bias"),
+        ),
+    }
+
+
+def read_mamba(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    hidden = fields.integer("hidden_size", maximum=MAX_SIZE)
+    mamba = SelectiveConfig(
+        fields.integer("expand", maximum=64) * hidden,
+        fields.integer("state_size", maximum=MAX_SIZE),
+        fields.integer("conv_kernel", minimum=2, maximum=MAX_KERNEL),
+        _dt_rank(fields, "time_step_rank", hidden),
+        fields.boolean("use_conv_bias"),
+        fields.boolean("use_bias"),
+        has_norms=False,
+    )
+    return {"mixers": ["mamba"] * num_layers, "has_mlp": False, "recurrent": mamba}
+
+
+def _dt_rank(fields: ConfigFields, name: str, hidden: int) -> int:
+    if fields.raw(name) == "auto":
+        return -(-hidden // 16)
+    return fields.integer(name, maximum=MAX_SIZE)
+
+
+def layers_at(fields: ConfigFields, name: str, num_layers: int) -> list[bool]:
+    """Which are at `name`_offset in each `name`_period layers."""
+    period = fields.integer(f"{name}_period", maximum=1024)
+    offset = fields.integer(f"{name}_offset", minimum=0, maximum=period - 1)
+    return [index % period == offset for index in range(num_layers)]
 
 
 def read_falcon_h1(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:

@@ -45,6 +45,26 @@ _DEEPSEEK_CODER = (
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
     r"\p{N}",
 )
+# Letters with case, but those of scripts and blocks that the family's own list leaves out.
+_DEEPSEEK_LETTER = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&"
+    "[^\u0560-\u0588\u10c6-\u10ff\u1c80-\u1c88\u2d00-\u2d2d\ua790-\ua7ff\uab30-\uab6f"
+    "\U00010570-\U000105ff\U00016e40-\U0001dfff]]"
+)
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?{_DEEPSEEK_LETTER}+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}+",
+)
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = (
@@ -55,6 +75,14 @@ GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIXES}"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIXES}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_HAN = r"\p{Han}"
+_UPPER_NOT_HAN = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^{_HAN}]]"
+_LOWER_NOT_HAN = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^{_HAN}]]"
+KIMI = (
+    rf"[{_HAN}]+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}*{_LOWER_NOT_HAN}+{_SUFFIXES}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}+{_LOWER_NOT_HAN}*{_SUFFIXES}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -86,6 +114,10 @@ _SPLITS: Mapping[str, _Split] = {
     "qwen35": _Split(_QWEN35),
     "falcon": _Split(_FALCON),
     "deepseek-coder": _Split(_DEEPSEEK_CODER),
+    "deepseek-llm": _Split(_DEEPSEEK_LLM),
+    "deepseek-v3": _Split(_DEEPSEEK_V3),
+    "kimi-k2": _Split(KIMI),
+    "glm4": _Split(LLAMA3),
     "tekken": _Split(_TEKKEN, ignore_merges=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _Split(GPT4O)),
 }  # fmt: skip

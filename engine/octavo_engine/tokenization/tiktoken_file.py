@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from octavo_engine.errors import ModelError
-from octavo_engine.tokenization.gguf_vocabulary import GPT4O, LLAMA3, QWEN2
+from octavo_engine.tokenization.gguf_vocabulary import GPT4O, KIMI, LLAMA3, QWEN2
 from octavo_engine.tokenization.token_pieces import byte_of_character
 
 if TYPE_CHECKING:
@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) (\d{1,9})")
-_HAN = r"\p{Han}"
-_UPPER = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^{_HAN}]]"
-_LOWER = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^{_HAN}]]"
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_KIMI = (
-    rf"[{_HAN}]+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
@@ -52,14 +43,14 @@ _QWEN = _Encoding(
 # By the file's name, else by tokenizer_config.json's class.
 _BY_NAME = {
     "qwen.tiktoken": _QWEN,
-    "tiktoken.model": _Encoding(_KIMI),
+    "tiktoken.model": _Encoding(KIMI),
     "o200k_base.tiktoken": _Encoding(GPT4O),
     "cl100k_base.tiktoken": _Encoding(_CL100K),
     "r50k_base.tiktoken": _Encoding(None),
     "p50k_base.tiktoken": _Encoding(None),
     "tokenizer.model": _Encoding(LLAMA3),  # Llama 3's own files
 }
-_BY_CLASS = {"QWenTokenizer": _QWEN, "TikTokenTokenizer": _Encoding(_KIMI)}
+_BY_CLASS = {"QWenTokenizer": _QWEN, "TikTokenTokenizer": _Encoding(KIMI)}
 
 
 def is_tiktoken(data: bytes) -> bool:

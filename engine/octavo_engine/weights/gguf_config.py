@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.gguf import GGUFStrings
+from octavo_engine.weights.gguf_fields import GGUFFields
+from octavo_engine.weights.gguf_latent import latent_config, yarn_magnitudes
 from octavo_engine.weights.gguf_names import ARCHITECTURES, FALCON_WITH_TWO_NORMS
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from octavo_engine.weights.gguf_names import Architecture
 
 MAX_LAYERS = 10_000
-MAX_SIZE = 2**31 - 1
 _NORMAL_TYPES = {"linear", "yarn"}
 _CONTROL = 3  # in tokenizer.ggml.token_type
 # Tokens that end a turn. Converters often record only one end token, and not always this one.
@@ -89,52 +89,51 @@ def _token_id(metadata: Mapping[str, Any], name: str) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-class _Builder:
+class _Builder(GGUFFields):
     def __init__(self, file: GGUFFile) -> None:
-        self._file = file
         self._architecture = architecture_of(file)
-        self._prefix = str(file.metadata["general.architecture"])
+        super().__init__(file)
 
     def build(self) -> dict[str, Any]:
-        hidden = self._count("embedding_length")
-        heads = self._count("attention.head_count")
-        layers = self._count("block_count", limit=MAX_LAYERS)
-        head_dim = self._number("attention.key_length") or self._default_head_dim(hidden, heads)
+        hidden = self.count("embedding_length")
+        heads = self.count("attention.head_count")
+        layers = self.count("block_count", limit=MAX_LAYERS)
+        head_dim = self.number("attention.key_length") or self._default_head_dim(hidden, heads)
         kv_heads = heads
-        if self._number("attention.head_count_kv") is not None:
-            kv_heads = self._count("attention.head_count_kv")
+        if self.number("attention.head_count_kv") is not None:
+            kv_heads = self.count("attention.head_count_kv")
         if head_dim < 1:
             raise ModelError(
-                f"{self._file.path}: heads of size {head_dim} ({hidden} columns, {heads} heads)"
+                f"{self.file.path}: heads of size {head_dim} ({hidden} columns, {heads} heads)"
             )
         config: dict[str, Any] = {
             "architectures": [self._architecture.class_name],
             "model_type": self._architecture.model_type,
             "vocab_size": self._vocab_size(),
             "hidden_size": hidden,
-            "intermediate_size": self._count("feed_forward_length"),
+            "intermediate_size": self.count("feed_forward_length"),
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
-            "max_position_embeddings": self._count("context_length"),
-            "rms_norm_eps": self._number("attention.layer_norm_epsilon")
-            or self._required("attention.layer_norm_rms_epsilon"),
-            "rope_theta": self._number("rope.freq_base") or 10000.0,
-            "tie_word_embeddings": "output.weight" not in self._file.tensors,
-            "attention_bias": self._has("attn_q.bias") or self._has("attn_qkv.bias"),
-            "mlp_bias": self._has("ffn_up.bias"),
+            "max_position_embeddings": self.count("context_length"),
+            "rms_norm_eps": self.number("attention.layer_norm_epsilon")
+            or self.required("attention.layer_norm_rms_epsilon"),
+            "rope_theta": self.number("rope.freq_base") or 10000.0,
+            "tie_word_embeddings": "output.weight" not in self.file.tensors,
+            "attention_bias": self.has("attn_q.bias") or self.has("attn_qkv.bias"),
+            "mlp_bias": self.has("ffn_up.bias"),
             "torch_dtype": "bfloat16",
         }
         scaling = self._rope_scaling(config["max_position_embeddings"])
         if scaling is not None:
             config["rope_scaling"] = scaling
-        metadata = self._file.metadata
+        metadata = self.file.metadata
         config["eos_token_id"] = end_token_ids(metadata) or None
         config["bos_token_id"] = _token_id(metadata, "bos_token_id")
         config["pad_token_id"] = _token_id(metadata, "padding_token_id")
-        if self._architecture.turns_part and self._prefix != "phi3":
-            rotary = self._number("rope.dimension_count") or head_dim
+        if self._architecture.turns_part and self.prefix != "phi3":
+            rotary = self.number("rope.dimension_count") or head_dim
             config["partial_rotary_factor"] = rotary / head_dim
         return (
             config
@@ -142,51 +141,45 @@ class _Builder:
             | self._classic(kv_heads=kv_heads)
         )
 
-    def _has(self, tensor: str) -> bool:
-        return f"blk.0.{tensor}" in self._file.tensors
-
-    def _flag(self, name: str) -> bool:
-        return self._file.metadata.get(f"{self._prefix}.{name}") is True
-
     def _classic(self, *, kv_heads: int) -> dict[str, Any]:
         """What only this architecture has, of those with layer norms."""
-        match self._prefix:
+        match self.prefix:
             case "starcoder":
                 return {"multi_query": kv_heads == 1}
             case "starcoder2":
-                return {"use_bias": self._has("attn_output.bias")}
+                return {"use_bias": self.has("attn_output.bias")}
             case "gptneox":
-                return {"use_parallel_residual": self._flag("use_parallel_residual")}
+                return {"use_parallel_residual": self.flag("use_parallel_residual")}
             case "falcon":
-                is_new = self._has("attn_norm_2.weight")
+                is_new = self.has("attn_norm_2.weight")
                 return {
                     "new_decoder_architecture": is_new,
                     "num_kv_heads": kv_heads,
                     "multi_query": kv_heads == 1,
-                    "bias": self._has("attn_output.bias"),
-                    "parallel_attn": not self._has("ffn_norm.weight"),
+                    "bias": self.has("attn_output.bias"),
+                    "parallel_attn": not self.has("ffn_norm.weight"),
                 }
             case "stablelm":
                 return {
-                    "use_qkv_bias": self._has("attn_q.bias"),
-                    "use_parallel_residual": not self._has("ffn_norm.weight"),
-                    "qk_layernorm": self._has("attn_q_norm.weight"),
+                    "use_qkv_bias": self.has("attn_q.bias"),
+                    "use_parallel_residual": not self.has("ffn_norm.weight"),
+                    "qk_layernorm": self.has("attn_q_norm.weight"),
                 }
             case "command-r":
-                if self._has("attn_q_norm.weight"):
+                if self.has("attn_q_norm.weight"):
                     raise ModelError(
-                        f"{self._file.path}: a command-r with norms of queries and keys is not "
+                        f"{self.file.path}: a command-r with norms of queries and keys is not "
                         "read from GGUF; use the model's safetensors"
                     )
-                return {"logit_scale": self._required("logit_scale")}
+                return {"logit_scale": self.required("logit_scale")}
         return {}
 
     def _particulars(
         self, *, hidden: int, heads: int, layers: int, head_dim: int
     ) -> dict[str, Any]:
         """What only this architecture has."""
-        window = self._number("attention.sliding_window")
-        match self._prefix:
+        window = self.number("attention.sliding_window")
+        match self.prefix:
             case "llama" if window:
                 return {
                     "architectures": ["MistralForCausalLM"],
@@ -195,31 +188,33 @@ class _Builder:
                 }
             case "granite":
                 return {
-                    "attention_multiplier": self._number("attention.scale") or 1.0,
-                    "embedding_multiplier": self._number("embedding_scale") or 1.0,
-                    "residual_multiplier": self._number("residual_scale") or 1.0,
-                    "logits_scaling": self._number("logit_scale") or 1.0,
+                    "attention_multiplier": self.number("attention.scale") or 1.0,
+                    "embedding_multiplier": self.number("embedding_scale") or 1.0,
+                    "residual_multiplier": self.number("residual_scale") or 1.0,
+                    "logits_scaling": self.number("logit_scale") or 1.0,
                 }
             case "gpt-oss":
                 return {
-                    "intermediate_size": self._count("expert_feed_forward_length"),
-                    "num_local_experts": self._count("expert_count"),
-                    "num_experts_per_tok": self._count("expert_used_count"),
+                    "intermediate_size": self.count("expert_feed_forward_length"),
+                    "num_local_experts": self.count("expert_count"),
+                    "num_experts_per_tok": self.count("expert_used_count"),
                     "sliding_window": window,
                     "layer_types": [
                         "full_attention" if i % 2 else "sliding_attention" for i in range(layers)
                     ],
                 }
             case "qwen3moe" | "olmoe":
-                is_qwen = self._prefix == "qwen3moe"
+                is_qwen = self.prefix == "qwen3moe"
                 width = "expert_feed_forward_length" if is_qwen else "feed_forward_length"
                 return {
-                    "moe_intermediate_size": self._count(width),
-                    "intermediate_size": self._count(width),
-                    "num_experts": self._count("expert_count"),
-                    "num_experts_per_tok": self._count("expert_used_count"),
+                    "moe_intermediate_size": self.count(width),
+                    "intermediate_size": self.count(width),
+                    "num_experts": self.count("expert_count"),
+                    "num_experts_per_tok": self.count("expert_used_count"),
                     "norm_topk_prob": is_qwen,  # of the whole family, and no field of the file
                 }
+            case "deepseek2":
+                return latent_config(self, heads=heads, layers=layers)
             case "smollm3":
                 # Not in the file: every fourth layer goes without rope, in all of the family.
                 return {
@@ -227,23 +222,10 @@ class _Builder:
                     "no_rope_layers": [int((i + 1) % 4 != 0) for i in range(layers)],
                 }
             case "gemma2" | "gemma3":
-                is_27b = layers == _GEMMA_27B_LAYERS[self._prefix]
-                every = 2 if self._prefix == "gemma2" else 6
-                local_theta = self._number("rope.freq_base_swa")
-                return {
-                    "hidden_activation": "gelu_pytorch_tanh",
-                    "query_pre_attn_scalar": hidden // heads if is_27b else head_dim,
-                    "sliding_window": window or 4096,
-                    "layer_types": [
-                        "full_attention" if (i + 1) % every == 0 else "sliding_attention"
-                        for i in range(layers)
-                    ],
-                    "attn_logit_softcapping": self._number("attn_logit_softcapping"),
-                    "final_logit_softcapping": self._number("final_logit_softcapping"),
-                } | ({"rope_local_base_freq": local_theta or 10000.0} if every == 6 else {})
+                return self._gemma(hidden=hidden, heads=heads, layers=layers, head_dim=head_dim)
             case "phi3":
-                rotary = self._number("rope.dimension_count") or head_dim
-                original = self._number("rope.scaling.original_context_length")
+                rotary = self.number("rope.dimension_count") or head_dim
+                original = self.number("rope.scaling.original_context_length")
                 return {
                     "partial_rotary_factor": rotary / head_dim,
                     "sliding_window": window,
@@ -251,8 +233,24 @@ class _Builder:
                 }
         return {}
 
+    def _gemma(self, *, hidden: int, heads: int, layers: int, head_dim: int) -> dict[str, Any]:
+        is_27b = layers == _GEMMA_27B_LAYERS[self.prefix]
+        every = 2 if self.prefix == "gemma2" else 6
+        local_theta = self.number("rope.freq_base_swa")
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": hidden // heads if is_27b else head_dim,
+            "sliding_window": self.number("attention.sliding_window") or 4096,
+            "layer_types": [
+                "full_attention" if (i + 1) % every == 0 else "sliding_attention"
+                for i in range(layers)
+            ],
+            "attn_logit_softcapping": self.number("attn_logit_softcapping"),
+            "final_logit_softcapping": self.number("final_logit_softcapping"),
+        } | ({"rope_local_base_freq": local_theta or 10000.0} if every == 6 else {})
+
     def _rope_scaling(self, context: int) -> dict[str, Any] | None:
-        original = self._number("rope.scaling.original_context_length")
+        original = self.number("rope.scaling.original_context_length")
         long = self._factors("rope_factors_long.weight")
         short = self._factors("rope_factors_short.weight")
         if long is not None and short is not None:
@@ -262,7 +260,7 @@ class _Builder:
                 "short_factor": short,
                 "original_max_position_embeddings": original or context,
             }
-            attention = self._number("rope.scaling.attn_factor")
+            attention = self.number("rope.scaling.attn_factor")
             return scaling | ({"attention_factor": attention} if attention else {})
         freqs = self._factors("rope_freqs.weight")
         if freqs is not None:
@@ -275,69 +273,39 @@ class _Builder:
                 "attention_factor": 1.0,
                 "original_max_position_embeddings": context,
             }
-        kind = self._file.metadata.get(f"{self._prefix}.rope.scaling.type")
+        kind = self.file.metadata.get(f"{self.prefix}.rope.scaling.type")
         if not isinstance(kind, str) or kind not in _NORMAL_TYPES:
             return None
-        scaling = {"rope_type": kind, "factor": self._required("rope.scaling.factor")}
-        if self._prefix == "gpt-oss":
+        scaling = {"rope_type": kind, "factor": self.required("rope.scaling.factor")}
+        if self.prefix == "gpt-oss":
             scaling["truncate"] = False  # of the whole family, and no field of the file
+        elif self.prefix == "deepseek2" and kind == "yarn":
+            scaling |= yarn_magnitudes(self)
         return scaling | ({"original_max_position_embeddings": original} if original else {})
 
     def _factors(self, name: str) -> list[float] | None:
-        tensor = self._file.tensors.get(name)
+        tensor = self.file.tensors.get(name)
         if tensor is None:
             return None
         if tensor.type != "F32" or len(tensor.shape) != 1:
             raise ModelError(
-                f"tensor {name} in {self._file.path} is {tensor.type} {list(tensor.shape)}; "
+                f"tensor {name} in {self.file.path} is {tensor.type} {list(tensor.shape)}; "
                 "rope factors are a vector of F32"
             )
-        factors = self._file.data(tensor).view(np.float32)
+        factors = self.file.data(tensor).view(np.float32)
         if not np.all(np.isfinite(factors) & (factors > 0)):
-            raise ModelError(f"tensor {name} in {self._file.path} has factors that are not above 0")
+            raise ModelError(f"tensor {name} in {self.file.path} has factors that are not above 0")
         return [float(factor) for factor in factors]
 
     def _default_head_dim(self, hidden: int, heads: int) -> int:
         if not self._architecture.turns_part:
-            rotary = self._number("rope.dimension_count")
+            rotary = self.number("rope.dimension_count")
             if rotary:
                 return int(rotary)
         return hidden // heads
 
     def _vocab_size(self) -> int:
-        table = self._file.tensors.get("token_embd.weight")
+        table = self.file.tensors.get("token_embd.weight")
         if table is None or len(table.shape) != 2:
-            raise ModelError(f"tensor token_embd.weight is missing from {self._file.path}")
+            raise ModelError(f"tensor token_embd.weight is missing from {self.file.path}")
         return table.shape[0]
-
-    def _count(self, name: str, *, limit: int = MAX_SIZE) -> int:
-        value = self._required(name)
-        if type(value) is not int or not 1 <= value <= limit:
-            raise ModelError(
-                f"{self._file.path}: metadata {self._prefix}.{name} must be a whole number from 1 "
-                f"to {limit}; got {value}"
-            )
-        return value
-
-    def _required(self, name: str) -> int | float:
-        value: int | float | None = self._number(name)
-        if value is None:
-            raise ModelError(f"{self._file.path}: metadata {self._prefix}.{name} is missing")
-        return value
-
-    def _number(self, name: str) -> Any:
-        """An int or a float; None if absent. An array whose entries agree counts as one number."""
-        key = f"{self._prefix}.{name}"
-        value = self._file.metadata.get(key)
-        if isinstance(value, np.ndarray) and value.ndim == 1 and len(value):
-            if np.any(value != value[0]):
-                raise ModelError(
-                    f"{self._file.path}: metadata {key} differs from layer to layer, "
-                    "which no supported model does"
-                )
-            value = value[0].item()
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise ModelError(f"{self._file.path}: metadata {key} is not a number: {value!r:.40}")
-        return value

@@ -53,6 +53,24 @@ _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_sinks": "self_attn.sinks",
 }
+_DEEPSEEK = {
+    **_COMMON,
+    **_EXPERTS,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",  # newer files have kv_b as these two
+    "attn_v_b": "self_attn.v_b_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+}
+# Vectors without a module.
+_BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")
 _TOP = {
     "token_embd": "model.embed_tokens",
     "token_embd_norm": "model.embedding_norm",
@@ -74,6 +92,7 @@ class Architecture:
     permutes_heads: bool = False  # q and k rows lie as (pair, half) instead of (half, pair)
     turns_part: bool = False  # its rope may turn a part of a head only
     norm_offset: float = 0.0  # to add to norm weights to have them as Hugging Face does
+    other_classes: tuple[str, ...] = ()  # whose models are written so too
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -102,6 +121,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", {**_COMMON, **_EXPERTS}),
     "olmoe": Architecture("OlmoeForCausalLM", "olmoe", {**_COMMON, **_EXPERTS}),
     "gpt-oss": Architecture("GptOssForCausalLM", "gpt_oss", _GPT_OSS),
+    # The metadata says which class computes it.
+    "deepseek2": Architecture(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        _DEEPSEEK,
+        other_classes=("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+    ),
 }
 # Falcon with two norms calls the MLP's by the name of the only one.
 FALCON_WITH_TWO_NORMS = Architecture("FalconForCausalLM", "falcon", _FALCON)
@@ -113,7 +139,7 @@ def hugging_face_name(name: str, architecture: Architecture) -> str | None:
     if match := _LAYER.fullmatch(name):
         index, part, leaf = match.groups()
         known = architecture.layer.get(part)
-        if known == "self_attn.sinks":  # a vector without a module
+        if known in _BARE:
             return f"model.layers.{index}.{known}"
         return f"model.layers.{index}.{known}.{leaf}" if known else None
     if match := _OUTER.fullmatch(name):

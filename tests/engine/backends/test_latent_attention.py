@@ -130,3 +130,10 @@ def test_devices_refuse_by_name(name: str, what: str) -> None:
 def test_settings_are_checked(field: str, value: object, problem: str) -> None:
     with pytest.raises(ModelError, match=problem):
         ModelConfig.from_hf(tiny_model("deepseek-v3").config | {field: value})
+
+
+def test_dots_llm1_writes_the_method_of_the_choice_as_scoring_func() -> None:
+    """As its published config.json does."""
+    config = ModelConfig.from_hf(tiny_model("dots1").config | {"scoring_func": "noaux_tc"})
+    assert config.experts is not None
+    assert config.experts.routing.is_sigmoid

@@ -158,6 +158,7 @@ def test_the_whole_engine_equals_generate(name: str) -> None:
     prompts = [common + random_tokens(n, seed=n) for n in (1, 15, 9, 30)]
     config = EngineConfig(
         model=str(folder_of(name)),
+        model_impl="transformers",
         dtype="float32",
         max_model_len=128,
         kv_cache_memory_bytes=BLOCKS[name] * backend_of(name).kv_bytes_per_block,
@@ -180,7 +181,12 @@ def test_the_whole_engine_equals_generate(name: str) -> None:
 def test_a_grammar_and_the_tokenizer_are_those_of_other_models() -> None:
     from octavo import structured_output
 
-    config = EngineConfig(model=str(folder_of("helium")), dtype="float32", max_model_len=64)
+    config = EngineConfig(
+        model=str(folder_of("helium")),
+        model_impl="transformers",
+        dtype="float32",
+        max_model_len=64,
+    )
     with LLM.from_config(config) as llm:
         grammar = structured_output(choice=["yes", "no"])
         params = SamplingParams(temperature=0.0, max_tokens=4, grammar=grammar)
@@ -252,17 +258,17 @@ def test_auto_takes_our_page_where_there_is_one() -> None:
     assert "LlamaForCausalLM" in FAMILIES
     assert implementation_of(auto, {"architectures": ["LlamaForCausalLM"]}) == "octavo"
     assert implementation_of(auto, {"architectures": ["BertModel"]}) == "octavo"
-    assert implementation_of(auto, {"architectures": ["HeliumForCausalLM"]}) == "transformers"
+    assert implementation_of(auto, {"architectures": ["DogeForCausalLM"]}) == "transformers"
     wanted = EngineConfig(model_impl="transformers")
     assert implementation_of(wanted, {"architectures": ["LlamaForCausalLM"]}) == "transformers"
     own = EngineConfig(model_impl="octavo")
-    assert implementation_of(own, {"architectures": ["HeliumForCausalLM"]}) == "octavo"
+    assert implementation_of(own, {"architectures": ["DogeForCausalLM"]}) == "octavo"
 
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match="pip install torch transformers"):
-        implementation_of(EngineConfig(), {"architectures": ["HeliumForCausalLM"]})
+        implementation_of(EngineConfig(), {"architectures": ["DogeForCausalLM"]})
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def test_text_with(pair: str, tmp_path: Path) -> None:
         assert stats.tiers is not None and stats.tiers.host_hit_blocks > 0
 
 
-@pytest.mark.parametrize("family", ["lfm2", "granite4"])
+@pytest.mark.parametrize("family", ["lfm2", "granite4", "jamba-plain"])
 @pytest.mark.parametrize("settings", [{}, {"speculative_config": NGRAMS}], ids=["", "ngrams"])
 def test_recurrent_states_with_adapters(
     family: str, settings: dict[str, Any], tmp_path: Path

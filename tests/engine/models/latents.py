@@ -72,6 +72,28 @@ LATENTS: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 0,
         },
     ),
+    "youtu": ("Youtu", {**_LATENT, "q_lora_rank": 40, "attention_bias": True}),
+    "dots1": (
+        "Dots1",
+        {
+            **_EXPERTS,
+            "head_dim": 16,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": 24,
+            "max_window_layers": 1,
+        },
+    ),
+    "solar-open": (
+        "SolarOpen",
+        {
+            **{k: v for k, v in _EXPERTS.items() if k != "first_k_dense_replace"},
+            "head_dim": 32,
+            "attention_bias": True,
+            "n_group": 2,
+            "n_shared_experts": 1,
+        },
+    ),
     "glm4-moe": (
         "Glm4Moe",
         {**_EXPERTS, "head_dim": 32, "use_qk_norm": True, "attention_bias": True},

@@ -25,6 +25,57 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "jamba": (
+        "Jamba",
+        {
+            "num_hidden_layers": 3,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "expert_layer_offset": 0,
+            "num_experts": 4,
+            "mamba_dt_rank": 32,
+            "mamba_d_state": 12,
+        },
+    ),
+    "jamba-plain": (
+        "Jamba",
+        {
+            "num_hidden_layers": 2,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "mamba_expand": 3,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+            "conv_bias": True,
+        },
+    ),
+    "mamba": ("Mamba", {"state_size": 8, "time_step_rank": 32, "use_bias": True}),
+    "mamba-auto": (
+        "Mamba",
+        {
+            "state_size": 6,
+            "expand": 3,
+            "conv_kernel": 3,
+            "use_conv_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
     "mamba2": (
         "Mamba2",
         {

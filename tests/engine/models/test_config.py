@@ -245,8 +245,8 @@ def test_hostile_values_of_families(architecture: str, field: str, value: object
 
 
 def test_an_unknown_architecture_error_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="'MambaForCausalLM' is not supported") as caught:
-        read(architectures=["MambaForCausalLM"])
+    with pytest.raises(ModelError, match="'RwkvForCausalLM' is not supported") as caught:
+        read(architectures=["RwkvForCausalLM"])
     assert all(name in str(caught.value) for name in KNOWN)
 
 

@@ -94,7 +94,7 @@ def test_the_example_runs_and_equals_transformers(
 @pytest.mark.usefixtures("on_path")
 def test_its_name_is_among_the_known_ones_and_its_errors_name_the_field() -> None:
     with pytest.raises(ModelError, match="GPTNeoForCausalLM"):
-        find_family("MambaForCausalLM")
+        find_family("RwkvForCausalLM")
     assert "GPTNeoForCausalLM" not in FAMILIES
     config = {
         "architectures": ["GPTNeoForCausalLM"], "vocab_size": 10, "hidden_size": 64,

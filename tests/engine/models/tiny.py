@@ -96,6 +96,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {"sliding_window": 24}),
     "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "ministral": ("Ministral", {"sliding_window": 24, "head_dim": 32}),
+    "ministral-mixed": (
+        "Ministral",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "cwm": (
+        "Cwm",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {
+            "head_dim": 16,
+            "embedding_multiplier": 10.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 0.125,
+            "rope_parameters": YARN,
+        },
+    ),
+    "helium": ("Helium", {"head_dim": 16, "attention_bias": True}),
     "qwen2": ("Qwen2", {}),
     "qwen2-window": (
         "Qwen2",
@@ -195,8 +226,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
     "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next", "DeepseekV2",
-    "DeepseekV3", "Glm4Moe", "Glm4MoeLite", "GptOss", "Llama4Text",
-) or name == "granite4-moe"]  # fmt: skip
+    "DeepseekV3", "Dots1", "SolarOpen", "Lfm2Moe", "Glm4Moe", "Glm4MoeLite", "GptOss", "Llama4Text",
+) or name in ("granite4-moe", "jamba")]  # fmt: skip
 
 
 # What devices compute; the rest they refuse.
@@ -286,7 +317,7 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
             gemma = kind.startswith(("Gemma", "Nemotron", "Qwen3Next")) and kind != "NemotronH"
             _fill(parameter_name, parameter, generator, gemma=gemma)
     for buffer_name, buffer in model.named_buffers():
-        if buffer_name.endswith("e_score_correction_bias"):
+        if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             with torch.no_grad():
                 _fill(buffer_name, buffer, generator, gemma=False)
     if kind in {own for own, _ in (CLASSICS | RECURRENT | SINKS | CHUNKED).values()}:

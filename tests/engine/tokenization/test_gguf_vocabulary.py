@@ -83,12 +83,33 @@ def bpe(pre, tokens, merges):
         ("qwen2", ["1", "2", "3", "Ġ", "4", "5"]),
         ("tekken", ["1", "2", "3", "Ġ", "4", "5"]),
         ("gpt-4o", ["123", "Ġ", "45"]),
+        ("deepseek-llm", ["123", "Ġ", "45"]),
+        ("deepseek-v3", ["123", "Ġ", "45"]),
+        ("kimi-k2", ["123", "Ġ", "45"]),
+        ("glm4", ["123", "Ġ", "45"]),
     ],
 )
 def test_numbers_are_cut_as_the_vocabulary_was_trained(pre, pieces):
     tokens = [*"12345", "Ġ", "12", "123", "45", "Ġ45"]
     metadata = bpe(pre, tokens, ["1 2", "12 3", "4 5", "Ġ 45"])
     assert tokens_of(gguf_tokenizer(metadata, "m.gguf"), "123 45") == pieces
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", ["ab中文cd", ",", " e", " \n", " 漢", "。"]),
+        ("deepseek-llm", ["ab", "中文", "cd", ",", " e", " ", "\n", " ", "漢", "。"]),
+        ("deepseek-v3", ["ab", "中文", "cd", ",", " e", " \n", " ", "漢", "。"]),
+        ("kimi-k2", ["ab", "中文", "cd", ",", " e", " \n", " ", "漢", "。"]),
+        ("glm4", ["ab中文cd", ",", " e", " \n", " 漢", "。"]),
+    ],
+)
+def test_text_is_cut_as_the_vocabulary_was_trained(pre, pieces):
+    text = "ab中文cd, e \n 漢。"
+    tokenizer = gguf_tokenizer(bpe(pre, ["a"], []), "m.gguf")
+    cut = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[first:end] for _, (first, end) in cut] == pieces
 
 
 def test_user_defined_tokens_are_matched_whole_but_are_not_special():

@@ -22,6 +22,17 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, FFN = 32, 4, 2, 8, 11, 24
 # Of falcon it depends on the other norm; phi2 had its projections fused in its first files.
 NOT_READ = {"falcon": ("blk.0.attn_norm_2",), "phi2": ("blk.0.attn_qkv",)}
 
+MORE_NUMBERS = {
+    "deepseek2": {
+        "attention.kv_lora_rank": 16,
+        "attention.key_length": 12,
+        "attention.value_length": 8,
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 8,
+    }
+}
+
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     """What the converter does to q and k of the llama family."""
@@ -75,7 +86,7 @@ def test_every_name_the_format_has_for_the_architecture_is_known(arch):
         stored = gguf.TENSOR_NAMES[kind].format(bid=0)
         if stored.startswith("rope_") or "rot_embd" in stored or "exps" in stored:
             continue
-        if stored.endswith(("ffn_gate_inp", "ffn_gate.0", "ffn_up.0", "ffn_down.0")):
+        if stored.endswith(("exp_probs_b", "ffn_gate_inp", "ffn_gate.0", "ffn_up.0", "ffn_down.0")):
             continue
         if arch == "phi3" and stored in ("blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v"):
             continue
@@ -271,7 +282,7 @@ def test_absurd_numbers_are_named(tmp_path, numbers, message):
         gguf_config(file)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "phi3", "smollm3"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "phi3", "smollm3", "deepseek2"])
 @settings(
     max_examples=60,
     derandomize=True,
@@ -282,7 +293,8 @@ def test_absurd_numbers_are_named(tmp_path, numbers, message):
 def test_mutated_headers_raise_model_errors_only(tmp_path, arch, data):
     valid = tmp_path / "valid"
     if not valid.exists():
-        write_model(valid, arch, numbers={"rope.scaling.factor": 2.0, "rope.dimension_count": 8})
+        numbers = {"rope.scaling.factor": 2.0, "rope.dimension_count": 8}
+        write_model(valid, arch, numbers=numbers | MORE_NUMBERS.get(arch, {}))
     mutated = bytearray(valid.read_bytes())
     for _ in range(data.draw(st.integers(1, 8))):
         place = data.draw(st.integers(0, 1500))

@@ -92,4 +92,5 @@ _NAMES = {
     g.StoreCross: "store_cross", g.CrossAttentionNode: "cross_attention",
     g.PoolRows: "pool", g.Columns: "columns", g.Multiply: "multiply", g.GroupNorm: "group_norm",
     g.ShortConv: "short_conv", g.SsdScan: "ssd_scan", g.DeltaRule: "delta_rule",
+    g.SelectiveScan: "selective_scan",
 }  # fmt: skip

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ExpertsSpec,
         LatentAttentionSpec,
         Pool,
+        SelectiveSpec,
         SsdSpec,
     )
 
@@ -269,6 +270,16 @@ class SsdScan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SelectiveScan:
+    out: Value
+    x: Value
+    dt: Value
+    b: Value
+    c: Value
+    spec: SelectiveSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeltaRule:
     out: Value
     qkv: Value
@@ -355,6 +366,7 @@ Instruction: TypeAlias = (
     | GroupNorm
     | ShortConv
     | SsdScan
+    | SelectiveScan
     | DeltaRule
 )
 

@@ -10,6 +10,7 @@ import numpy as np
 from octavo_engine import _native
 from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.backends.latent_heads import latent_names, take_latent_heads
 from octavo_engine.backends.ledger import WeightLedger
 from octavo_engine.backends.native.graph import (
     LinearAdapters,
@@ -163,18 +164,17 @@ class NativeLoader:
     ) -> tuple[NativeHeads, NativeHeads]:
         """In the model's numbers, whatever they are stored in: the first are transposed."""
         own = cut_heads(num_heads, 1, self._shard)
-        if self._is_absent([f"{name}.weight"]):
-            up = self._absent([f"{name}.weight"], rank, nope_dim)
-            down = self._absent([f"{name}.weight"], value_dim, rank)
+        names = latent_names(self._ledger, name)
+        if self._is_absent(names):
+            up = self._absent(names, rank, nope_dim)
+            down = self._absent(names, value_dim, rank)
             return NativeHeads((up,) * own.num_heads), NativeHeads((down,) * own.num_heads)
-        stored = self._ledger.take(f"{name}.weight", (num_heads * (nope_dim + value_dim), rank))
-        if stored is None:
+        heads = take_latent_heads(self._ledger, name, num_heads, nope_dim, value_dim, rank)
+        if heads is None:
             return NativeHeads(()), NativeHeads(())  # never used: `finish` will raise
-        values = to_float32(stored).reshape(num_heads, nope_dim + value_dim, rank)
-        values = values[own.first_head : own.first_head + own.num_heads]
-        key_up = [self._pack_numbers(head[:nope_dim].T) for head in values]
-        value_up = [self._pack_numbers(head[nope_dim:]) for head in values]
-        self._ledger.account(stored)
+        rows = slice(own.first_head, own.first_head + own.num_heads)
+        key_up = [self._pack_numbers(head) for head in heads.key_up[rows]]
+        value_up = [self._pack_numbers(head) for head in heads.value_up[rows]]
         return NativeHeads(tuple(key_up)), NativeHeads(tuple(value_up))
 
     def _pack_numbers(self, values: NDArray[np.float32]) -> _native.Packed:

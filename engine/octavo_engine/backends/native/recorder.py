@@ -29,6 +29,7 @@ from octavo_engine.backends.native.graph import (
     PoolRows,
     RmsNorm,
     Scale,
+    SelectiveScan,
     SelectRows,
     ShiftRows,
     ShortConv,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         ExpertsSpec,
         LatentAttentionSpec,
         Pool,
+        SelectiveSpec,
         SsdSpec,
     )
 
@@ -209,6 +211,9 @@ class Recorder:
 
     def ssd_scan(self, xbc: Value, dt: Value, spec: SsdSpec) -> Value:
         return self._add(SsdScan(self._value(spec.num_heads * spec.head_dim, xbc), xbc, dt, spec))
+
+    def selective_scan(self, x: Value, dt: Value, b: Value, c: Value, spec: SelectiveSpec) -> Value:
+        return self._add(SelectiveScan(self._value(spec.width, x), x, dt, b, c, spec))
 
     def delta_rule(self, qkv: Value, gates: Value, spec: DeltaSpec) -> Value:
         out = self._value(spec.num_value_heads * spec.value_dim, qkv)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo_engine import _native
 
 RecurrentNode: TypeAlias = (
-    g.Columns | g.Multiply | g.GroupNorm | g.ShortConv | g.SsdScan | g.DeltaRule
+    g.Columns | g.Multiply | g.GroupNorm | g.ShortConv | g.SsdScan | g.SelectiveScan | g.DeltaRule
 )
 
 
@@ -58,6 +58,17 @@ def emit_recurrent(
                 ssd.dt_bias,
                 ssd.dt_min,
                 ssd.dt_max,
+            )
+        case g.SelectiveScan(x=x, dt=dt, b=b, c=c, spec=selective):
+            program.selective_scan(
+                out,
+                (buffers[x], buffers[dt], buffers[b], buffers[c]),
+                ordinals[selective.layer],
+                selective.offset,
+                selective.state_size,
+                np.ascontiguousarray(_decay(selective.a_log).T).reshape(-1),
+                selective.d,
+                selective.dt_bias,
             )
         case g.DeltaRule(qkv=qkv, gates=gates, spec=rule):
             program.delta_rule(

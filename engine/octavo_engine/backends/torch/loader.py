@@ -8,11 +8,14 @@ import torch
 
 from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.backends.latent_heads import take_latent_heads
 from octavo_engine.backends.ledger import WeightLedger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from octavo_engine.backends.torch.precision import Precision
@@ -93,10 +96,13 @@ class TorchLoader:
     def latent_heads(
         self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int
     ) -> tuple[TorchHeads, TorchHeads]:
-        width = nope_dim + value_dim
-        whole = self._precision.stored(self._read(f"{name}.weight", (num_heads * width, rank)))
-        heads = whole.view(num_heads, width, rank)
-        return TorchHeads(heads[:, :nope_dim].mT), TorchHeads(heads[:, nope_dim:])
+        heads = take_latent_heads(self._ledger, name, num_heads, nope_dim, value_dim, rank)
+        if heads is None:
+            return TorchHeads(torch.zeros(0)), TorchHeads(torch.zeros(0))  # `finish` will raise
+        key_up, value_up = (
+            TorchHeads(self._precision.stored(self._tensor(values))) for values in heads
+        )
+        return key_up, value_up
 
     def tied(self, embedding: Tensor) -> TorchLinear:
         return TorchLinear(embedding, None)
@@ -114,6 +120,9 @@ class TorchLoader:
         stored = self._ledger.take(name, shape)
         if stored is None:
             return torch.zeros(shape, dtype=self._precision.dtype)
-        values = torch.from_numpy(to_float32(stored)).to(self._precision.dtype)
+        values = self._tensor(to_float32(stored))
         self._ledger.account(stored)
         return values
+
+    def _tensor(self, values: NDArray[np.float32]) -> Tensor:
+        return torch.from_numpy(values).to(self._precision.dtype)

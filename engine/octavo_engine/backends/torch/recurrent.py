@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.precision import Precision
     from octavo_engine.backends.torch.reference import PagedKV, TorchAdapter
     from octavo_engine.caches import CacheLayout
-    from octavo_engine.ops import Activation, ConvSpec, DeltaSpec, SsdSpec
+    from octavo_engine.ops import Activation, ConvSpec, DeltaSpec, SelectiveSpec, SsdSpec
 
 
 class TorchStates:
@@ -95,6 +95,21 @@ class ReferenceRecurrentOps(ReferenceOps):
             scanned += steps[token][:, None, None] * b[:, :, None] * x
             y: Tensor = (c[:, :, None] * scanned).sum(1) + spec.d[:, None] * x[:, 0]
             return y.flatten()
+
+        return self._scan(spec.layer, slice(spec.offset, None), compute)
+
+    def selective_scan(
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, spec: SelectiveSpec
+    ) -> Tensor:
+        a = -spec.a_log.exp().T  # [state_size, width]
+        steps = functional.softplus(dt + spec.dt_bias)
+
+        def compute(state: Tensor, token: int) -> Tensor:
+            scanned = state.view(spec.state_size, spec.width)
+            scanned *= (a * steps[token]).exp()
+            scanned += b[token][:, None] * (steps[token] * x[token])
+            y: Tensor = (c[token][:, None] * scanned).sum(0) + spec.d * x[token]
+            return y
 
         return self._scan(spec.layer, slice(spec.offset, None), compute)
 
