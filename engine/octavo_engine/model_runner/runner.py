@@ -107,7 +107,7 @@ class ModelRunner:
             self.laps.mark("sample" if isinstance(self.backend, Lapped) else "execute")
         result = self._take(batch, built, guided, sampled)
         result.encode_s, result.encode_error = encoded
-        if self._drafter is not None:
+        if self._drafter is not None and batch.sequences:
             self._drafter.run(batch, built, result)
             if self.laps is not None:
                 self.laps.mark("draft")

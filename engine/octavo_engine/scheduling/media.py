@@ -3,8 +3,8 @@ there."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 import math
+from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.state.batch import EncodeParts
@@ -41,11 +41,11 @@ class _UnderWay(NamedTuple):
 class MediaPlanner:
     """Encoded pictures, the least recently used one first, as the runner holds them.
 
-    A step encodes at most one picture; chunks of sequences stop before pictures that are not there.
-    Where none decodes it is encoded whole, in the step that first needs its rows. Beside sequences
-    that decode it is encoded in parts, as many a step as there is time for and one at least, and
-    the step behind the last part reads its rows: so one that fails is no concern of theirs. Once
-    begun it goes on while a sequence waits for it. What a step reads is not given up in it.
+    A step encodes at most one picture, from when its rows are first needed, in parts: as many a
+    step as there is time for, and one at least. Once begun it goes on while a sequence waits for
+    it; chunks of sequences stop before pictures that are not there. Beside sequences that decode
+    its rows are read by the step behind the last part, so that one that fails is no concern of
+    theirs; else by the same. What a step reads is not given up in it.
     """
 
     def __init__(self, limits: MediaLimits) -> None:
@@ -57,6 +57,7 @@ class MediaPlanner:
         self._under_way: _UnderWay | None = None
         self._is_shared = False  # sequences decode in the step that is planned
         self._step_s = self._room_s = 0.0
+        self._behind: List[Sequence] = ()
         self._unread: set[bytes] = set()  # encoded for a step to come: no hit when that reads it
         self._lost: list[bytes] = []  # that the runner may hold, of steps that failed
         self.hits = self.misses = 0
@@ -84,13 +85,13 @@ class MediaPlanner:
     def start_step(
         self, batch: ScheduledBatch, behind: List[Sequence], *, step_s: float, room_s: float
     ) -> None:
-        """Before chunks of those behind are planned. A step takes about `step_s`, of which the
-        batch, if it decodes, leaves `room_s`."""
+        """Before chunks of those behind are planned. A step in which sequences decode takes about
+        `step_s` at most; this one has `room_s` for prompts and pictures."""
         self._read.clear()
         self._is_shared = bool(batch.sequences)
-        self._step_s, self._room_s = step_s, room_s
+        self._step_s, self._room_s, self._behind = step_s, room_s, behind
         way = self._under_way
-        if way is not None and self._is_shared and any(awaits(s, way.item.digest) for s in behind):
+        if way is not None and any(awaits(s, way.item.digest) for s in behind):
             self._encode(way, batch)
 
     def clip(self, sequence: Sequence, start: int, count: int, batch: ScheduledBatch) -> int:
@@ -105,7 +106,7 @@ class MediaPlanner:
 
     def finish_step(self, batch: ScheduledBatch) -> None:
         """Give up what there is no room for, least recently used first."""
-        if batch.sequences:
+        if not batch.is_empty:
             batch.media_dropped += self._lost
             self._lost.clear()
         for digest in list(self._held):
@@ -126,8 +127,7 @@ class MediaPlanner:
             for span in sequence.request.media:
                 is_read = span.end > start and span.first < start + budget
                 if is_read and span.digest not in self._held:
-                    whole_s = self._row_s * span.length
-                    return min(whole_s, max(0.0, self._room_s)) if self._is_shared else whole_s
+                    return min(self._row_s * span.length, max(0.0, self._encode_room_s()))
         return 0.0
 
     def expected_s(self, batch: ScheduledBatch) -> float:
@@ -159,6 +159,7 @@ class MediaPlanner:
             return
         digest = batch.encode.digest
         self._lost.append(digest)
+        self._unread.discard(digest)
         if digest in self._held:
             self._num_bytes -= self._held.pop(digest)
 
@@ -167,8 +168,8 @@ class MediaPlanner:
         self._under_way = None
 
     def _begin(self, span: MediaSpan, sequence: Sequence) -> _UnderWay:
-        """That picture, from where it stands. Another one that is under way is given up: nothing
-        waits for it, or the step could not be computed without this one."""
+        """That picture, from where it stands. Another one that is under way is given up: none that
+        runs waits for it."""
         way = self._under_way
         if way is not None and way.item.digest == span.digest:
             return way
@@ -181,14 +182,25 @@ class MediaPlanner:
         return _UnderWay(item, span.length, 0, num_parts)
 
     def _encode(self, way: _UnderWay, batch: ScheduledBatch) -> None:
-        """All that is left of it, or as much as a step that others wait for has time for."""
+        """As much of what is left of it as the step has time for."""
         self._under_way = way
         count = way.num_parts - way.parts
         part_s = self._row_s * way.num_rows / way.num_parts
-        if self._is_shared and part_s:
-            count = min(count, max(1, int(self._room_s / part_s)))
+        if part_s:
+            count = min(count, max(1, int(self._encode_room_s() / part_s)))
         batch.encode, batch.encode_rows = way.item, way.num_rows
         batch.encode_parts = EncodeParts(way.parts, way.parts + count, way.num_parts)
+
+    def _encode_room_s(self) -> float:
+        """Half of the step's time is left to prompts that can go on."""
+        is_alone = all(self._is_before_picture(sequence) for sequence in self._behind)
+        return self._room_s if is_alone else self._room_s / 2
+
+    def _is_before_picture(self, sequence: Sequence) -> bool:
+        """Its next token is of a picture that is not there."""
+        start = sequence.num_launched_tokens
+        spans = sequence.request.media
+        return any(s.first <= start < s.end and s.digest not in self._held for s in spans)
 
     def _hold(self, digest: bytes, num_rows: int) -> None:
         self._held[digest] = num_rows * self._limits.row_bytes
@@ -200,11 +212,11 @@ class MediaPlanner:
         if span.digest in self._held:
             self.hits += is_new and span.digest not in self._unread
             self._unread.discard(span.digest)
-        elif batch.encode is not None:
-            return False
         else:
-            self._encode(self._begin(span, sequence), batch)
-            if self._is_shared:
+            if batch.encode is None:
+                self._encode(self._begin(span, sequence), batch)
+            is_this = batch.encode is not None and batch.encode.digest == span.digest
+            if self._is_shared or not (is_this and batch.encode_parts.is_last):
                 return False
             self._hold(span.digest, span.length)
             batch.reads_encoded = True

@@ -482,7 +482,7 @@ class Scheduler:
             elif not output.prompt_logprobs:
                 continue
             outputs.append(output)
-        if self._speculation is not None:
+        if self._speculation is not None and batch.sequences:
             self._speculation.take_proposals(batch, result)
         if deferred and self.kv.states is not None:
             self._recompute(batch, deferred)
@@ -514,7 +514,7 @@ class Scheduler:
     def _learn(self, batch: ScheduledBatch, result: StepResult, step_s: float) -> None:
         """What the length of a step says of the next ones, and the shares of time it earns."""
         self.shares.earn(step_s)
-        if step_s > 0.0:
+        if step_s > 0.0 and batch.sequences:
             self._background.earn_step(step_s)
             num_decodes = batch.num_decodes
             model_s = max(0.0, step_s - result.draft_s)

@@ -424,16 +424,48 @@ def test_a_picture_in_parts_changes_no_bit_and_a_stream_has_each_step():
     assert media is not None and (media.hits, media.misses) == (0, 1)
 
 
-def test_a_picture_under_way_is_encoded_whole_once_nothing_decodes():
+def test_parts_go_on_in_steps_of_nothing_else():
     rig, stream = rig_beside()
     request = ask(TEXT, RED, [9])
     rig.engine.add(request)
     rig.steps(5)
     rig.engine.abort(stream.request_id)
-    rig.steps(1)
-    assert rig.encoder.encoded == [RED.digest]
+    rig.steps(3)
+    assert len(rig.encoder.parts) == 8 and not rig.engine.last_step_was_empty
     rig.run()
+    assert rig.encoder.parts == list(range(256))
     assert rig.said(request) == alone(TEXT, RED, [9])
+
+
+def test_a_step_that_copies_a_block_may_encode_and_compute_nothing_else():
+    """A prefix ends inside a block, at a picture: the block is copied before its rows are there."""
+    rig = Rig()
+    rig.run(ask(TEXT, RED, [9]))
+    assert rig.scheduler.media is not None
+    rig.scheduler.media.expect(1000.0)
+    request = ask(TEXT, BLUE, [9], prompt_logprobs=None)
+    rig.engine.add(request)
+    rig.steps(3)
+    assert rig.scheduler.sequences[request.request_id].num_computed_tokens == len(TEXT)
+    assert rig.scheduler.sequences[request.request_id].num_cached_tokens == len(TEXT)
+    rig.run()
+    assert rig.said(request) == alone(TEXT, BLUE, [9])
+
+
+def test_a_picture_that_fails_in_a_step_of_nothing_else_ends_its_request_only():
+    rig = Rig()
+    assert rig.scheduler.media is not None
+    rig.scheduler.media.expect(1000.0)
+    request, waiting = ask(TEXT, RED, [9]), ask([1], BLUE, [8])
+    for each in (request, waiting):
+        rig.engine.add(each)
+    rig.steps(3)
+    rig.encoder.fails = True
+    rig.steps(1)
+    rig.encoder.fails = False
+    assert rig.outputs[request.request_id][-1].finish_reason == "error"
+    rig.run()
+    assert rig.said(waiting) == alone([1], BLUE, [8])
 
 
 def test_a_picture_that_two_ask_for_is_encoded_once():

@@ -8,7 +8,7 @@ import pytest
 
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.scheduling.media import MAX_PARTS, MediaLimits
-from octavo_engine.scheduling.scheduler import Scheduler
+from octavo_engine.scheduling.scheduler import ALONE, Scheduler
 from octavo_engine.state.batch import EncodeParts
 from octavo_engine.state.media import MediaItem, MediaSpan
 from octavo_engine.state.outputs import StepResult
@@ -86,16 +86,41 @@ def test_streams_get_their_token_in_steps_of_the_usual_length(picture_s: float) 
     parts = [batch.encode_parts for batch in machine.batches if batch.encode is not None]
     assert parts[0].first == 0 and parts[-1].is_last
     assert [p.first for p in parts[1:]] == [p.end for p in parts[:-1]]
-    # A step has room for 80 ms: they are used, or nearly, so the picture is not late for nothing.
-    assert len(parts) <= 1 + picture_s / (0.75 * (MAX_STEP_S - DECODE_S))
+    # A step has room for 80 ms; the first leaves half of it to the text. They are used, or nearly.
+    assert len(parts) <= 2 + picture_s / (0.75 * (MAX_STEP_S - DECODE_S))
 
 
-def test_a_picture_is_encoded_whole_where_nothing_decodes() -> None:
-    machine = Machine(6.0)
+def test_a_short_picture_is_encoded_and_read_in_one_step_where_nothing_decodes() -> None:
+    machine = Machine(0.15)
     machine.scheduler.add(picture(1))
     batch = machine.step()
     assert batch.encode_parts.share == 1.0 and batch.reads_encoded
     assert batch.num_tokens == 36
+
+
+def test_a_long_picture_has_longer_steps_where_nothing_decodes() -> None:
+    machine = Machine(6.0)
+    machine.scheduler.add(picture(1))
+    first = machine.step()
+    assert first.num_tokens == 8  # its text
+    while (batch := machine.step()).num_tokens == 0:
+        assert not batch.is_empty
+    assert batch.reads_encoded and batch.encode_parts.is_last
+    assert 3 * MAX_STEP_S < max(machine.times[1:]) <= ALONE * MAX_STEP_S
+    assert len(machine.times) <= 2 + 6.0 / (3 * MAX_STEP_S)
+
+
+def test_a_text_that_arrives_while_a_long_picture_is_encoded_waits_for_a_step() -> None:
+    machine = Machine(60.0)
+    machine.scheduler.add(picture(1))
+    for _ in range(3):
+        machine.step()
+    text = make_request(60, max_tokens=5)
+    machine.scheduler.add(text)
+    began_at = machine.clock.now
+    while text.request_id in machine.scheduler.sequences:
+        machine.step()
+    assert machine.clock.now - began_at < 2 * ALONE * MAX_STEP_S + 5 * 2 * MAX_STEP_S
 
 
 def test_the_step_behind_the_last_part_reads_the_rows() -> None:
@@ -114,10 +139,7 @@ def test_one_picture_is_under_way_at_a_time_and_each_gets_its_turn() -> None:
     requests = [picture(seed) for seed in range(1, 5)]
     for request in requests:
         machine.scheduler.add(request)
-    while any(
-        len(machine.scheduler.sequences[r.request_id].token_ids) == len(r.prompt_token_ids)
-        for r in requests
-    ):
+    while len({b.encode.digest for b in machine.batches if b.encode is not None}) < 4:
         machine.step()
     assert max(machine.times) <= 1.2 * MAX_STEP_S
     order = [batch.encode.digest[0] for batch in machine.batches if batch.encode is not None]

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo_engine.backends.media import Windows
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype, Value
     from octavo_engine.backends.native.recorder import Recorder
-    from octavo_engine.backends.media import Windows
     from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.state.media import MediaItem
     from octavo_engine.weights.checkpoint import Checkpoint
