@@ -88,6 +88,8 @@ class Rig:
         executor = UniExecutor(
             backend, scheduler_config=settings, limits=limits, num_blocks=num_blocks
         )
+        assert executor._runner._media is not None
+        self.rows = executor._runner._media._rows
         own = media_limits(EngineConfig(scheduler=settings), backend)
         assert own is not None
         media = own if cache_bytes is None else MediaLimits(own.row_bytes, cache_bytes)
@@ -546,6 +548,23 @@ def test_a_step_that_fails_between_parts_makes_the_picture_begin_anew(monkeypatc
     assert rig.outputs[stream.request_id][-1].finish_reason == "error"
     rig.run()
     assert rig.said(request) == alone(TEXT, RED, [9])
+
+
+def test_rows_that_a_failed_step_left_are_given_up(monkeypatch):
+    rig = Rig(caching=False)
+    request = ask(TEXT, RED, [9])
+    rig.engine.add(request)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no step")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.backend, "execute", fail)
+        rig.steps(1)
+    assert rig.encoder.encoded == [RED.digest]
+    assert rig.outputs[request.request_id][-1].finish_reason == "error"
+    rig.run(ask(TEXT, BLUE, [9]))
+    assert set(rig.rows) == {BLUE.digest}
 
 
 def test_a_preempted_sequence_finds_its_picture_as_far_as_it_was():
