@@ -124,7 +124,8 @@ class Backend(Protocol):
         """Plan memory for the largest step, allocate the KV cache. Called once, after loading."""
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
-        """Compute the step, then sample or score each row of logits."""
+        """Compute the step, then sample or score each row of logits. If the model sees, a step may
+        have no tokens: then there is nothing to do but to copy."""
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         """Fill blocks with NaN: tests show by it that freed memory is never read."""

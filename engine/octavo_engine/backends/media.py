@@ -38,6 +38,30 @@ class MediaEncoder(Protocol):
         """One tile's rows of the language model's input, [num_rows, text_size]. They are the
         caller's."""
 
+    def encode_part(self, item: MediaItem, part: int, num_parts: int) -> NDArray[np.float32] | None:
+        """One of the parts of the same work, of about equal length and in their order; the last one
+        gives the rows. Part 0 begins anew, whatever was under way; raises ValueError where another
+        one does not follow the part that was computed last."""
+
+
+class PartOrder:
+    """Sees to it that parts of tiles are never mixed, nor left out."""
+
+    def __init__(self) -> None:
+        self._next: tuple[bytes, int, int] | None = None  # digest, part, parts
+
+    def begin(self, item: MediaItem, part: int, num_parts: int) -> None:
+        """Raises ValueError. Until `end` nothing is under way: a part may fail in the middle."""
+        expected, self._next = self._next, None
+        if part and expected != (item.digest, part, num_parts):
+            raise ValueError(f"part {part} of {num_parts} of a tile does not follow the last one")
+
+    def end(self, item: MediaItem, part: int, num_parts: int) -> bool:
+        """Whether it was the last one."""
+        is_last = part + 1 == num_parts
+        self._next = None if is_last else (item.digest, part + 1, num_parts)
+        return is_last
+
 
 @runtime_checkable
 class TakesMedia(Protocol):

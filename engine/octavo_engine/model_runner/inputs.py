@@ -90,7 +90,7 @@ class StepInputs:
         rows = np.array(batch.rows, np.int32)
         starts = np.array(batch.starts, np.int32)
         is_decode = (
-            max(batch.counts) == 1 == min(batch.num_logits) == max(batch.num_logits)
+            max(batch.counts, default=0) == 1 == min(batch.num_logits) == max(batch.num_logits)
             and all(batch.samples)
         )  # fmt: skip
         layout = self._decode_step if is_decode else self._mixed_step
@@ -244,7 +244,8 @@ class StepInputs:
         if row_params.logprobs:
             wanted = max((row_params.logprobs.get(row, -1) for row in batch.rows), default=-1)
         if row_params.prompt_logprobs and not built.is_decode:
-            wanted = max(wanted, *(row_params.prompt_logprobs.get(row, -1) for row in batch.rows))
+            of_rows = (row_params.prompt_logprobs.get(row, -1) for row in batch.rows)
+            wanted = max(wanted, max(of_rows, default=-1))
         sampling.num_logprobs = wanted
         if row_params.logprob_ids:
             lists = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.media import MediaEncoder
-    from octavo_engine.state.batch import ScheduledBatch
-    from octavo_engine.state.media import MediaSpan
+    from octavo_engine.state.batch import EncodeParts, ScheduledBatch
+    from octavo_engine.state.media import MediaItem, MediaSpan
+
+logger = logging.getLogger(__name__)
 
 
 def places_of(spans: List[MediaSpan], start: int, end: int) -> NDArray[np.int32]:
@@ -35,6 +38,13 @@ def places_of(spans: List[MediaSpan], start: int, end: int) -> NDArray[np.int32]
     return places
 
 
+class Encoded(NamedTuple):
+    """What came of a step's picture."""
+
+    seconds: float = 0.0
+    error: str | None = None
+
+
 class MediaRows:
     """Holds what `scheduling.media` decides to hold."""
 
@@ -42,15 +52,28 @@ class MediaRows:
         self._encoder = encoder
         self._rows: dict[bytes, NDArray[np.float32]] = {}
 
-    def take(self, batch: ScheduledBatch) -> float:
-        """Give up and encode as the batch says; how many seconds the picture took."""
+    def take(self, batch: ScheduledBatch) -> Encoded:
+        """Give up and encode as the batch says. A picture that cannot be encoded is no reason to
+        fail sequences that do not read it."""
         for digest in batch.media_dropped:
             self._rows.pop(digest, None)
         if batch.encode is None:
-            return 0.0
-        started = time.perf_counter()
-        self._rows[batch.encode.digest] = self._encoder.encode(batch.encode)
-        return time.perf_counter() - started
+            return Encoded()
+        started, error = time.perf_counter(), None
+        try:
+            self._encode(batch.encode, batch.encode_parts)
+        except Exception as raised:
+            if batch.reads_encoded:
+                raise
+            logger.exception("A picture could not be encoded")
+            error = type(raised).__name__
+        return Encoded(time.perf_counter() - started, error)
+
+    def _encode(self, item: MediaItem, parts: EncodeParts) -> None:
+        for part in range(parts.first, parts.end):
+            rows = self._encoder.encode_part(item, part, parts.total)
+            if rows is not None:
+                self._rows[item.digest] = rows
 
     def time_picture(self) -> float:
         """How many seconds a row of the largest takes, about."""

@@ -18,7 +18,7 @@ from octavo_engine.grammar.masks import StepMasks
 from octavo_engine.model_runner.drafter import Drafter
 from octavo_engine.model_runner.head_drafter import HeadDrafter
 from octavo_engine.model_runner.inputs import StepInputs
-from octavo_engine.model_runner.media_rows import MediaRows
+from octavo_engine.model_runner.media_rows import Encoded, MediaRows
 from octavo_engine.model_runner.state_drafter import StateDrafter
 from octavo_engine.model_runner.verify import accept_drafts
 from octavo_engine.profile import Lapped
@@ -98,7 +98,7 @@ class ModelRunner:
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Compute the batch. Sampled tokens are noted in the rows, ready for the next step."""
-        encode_s = 0.0 if self._media is None else self._media.take(batch)
+        encoded = Encoded() if self._media is None else self._media.take(batch)
         built, guided = self._build(batch)
         if self._media is not None:
             self._media.add_to(built.step, batch)
@@ -106,8 +106,8 @@ class ModelRunner:
         if self.laps is not None:
             self.laps.mark("sample" if isinstance(self.backend, Lapped) else "execute")
         result = self._take(batch, built, guided, sampled)
-        result.encode_s = encode_s
-        if self._drafter is not None:
+        result.encode_s, result.encode_error = encoded
+        if self._drafter is not None and batch.sequences:
             self._drafter.run(batch, built, result)
             if self.laps is not None:
                 self.laps.mark("draft")

@@ -17,7 +17,7 @@ from octavo_engine.scheduling.admission import AdmissionControl
 from octavo_engine.scheduling.chunks import MIN_CHUNK, demand, is_long, schedule_chunks
 from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
-from octavo_engine.scheduling.media import MediaPlanner
+from octavo_engine.scheduling.media import MediaPlanner, awaits
 from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_line
 from octavo_engine.scheduling.prefills import Prefills
 from octavo_engine.scheduling.queue_forecast import QueueForecast
@@ -211,6 +211,8 @@ class Scheduler:
         if self.running:
             return False
         self.kv.clear_cache()
+        if self.media is not None:
+            self.media.give_up()
         return True
 
     def expected_s(self, batch: ScheduledBatch) -> float:
@@ -254,7 +256,8 @@ class Scheduler:
             if can_admit:
                 self._admit(batch, prefills, budget, now)
             if self.media is not None:
-                budget = self._media_budget(self.media, prefills, budget)
+                self._start_media(self.media, batch, prefills, num_decodes + num_drafts)
+                budget = self._media_budget(self.media, batch, prefills, budget)
             spare_logits = self.max_num_logits - len(self.running) - num_drafts
             self._schedule_prefills(batch, prefills, budget, spare_logits)
         if self.media is not None:
@@ -360,7 +363,6 @@ class Scheduler:
         num_before = len(batch.sequences)
         media, room = self.media, 0
         if media is not None:
-            media.start_step()
             room = self.config.max_num_batched_tokens - batch.num_tokens
         schedule_chunks(
             batch, prefills.regular, budget, spare_logits=spare_logits, media=media, room=room
@@ -480,13 +482,15 @@ class Scheduler:
             elif not output.prompt_logprobs:
                 continue
             outputs.append(output)
-        if self._speculation is not None:
+        if self._speculation is not None and batch.sequences:
             self._speculation.take_proposals(batch, result)
         if deferred and self.kv.states is not None:
             self._recompute(batch, deferred)
         self._admission.after_step()
         if self.media is not None and batch.encode is not None:
             step_s -= self._learn_media(self.media, batch, result)
+            if result.encode_error is not None:
+                outputs += self._fail_media(batch.encode.digest, result.encode_error)
         self._learn(batch, result, step_s)
         self._count(batch, result, num_generated, step_s)
         return outputs
@@ -510,7 +514,7 @@ class Scheduler:
     def _learn(self, batch: ScheduledBatch, result: StepResult, step_s: float) -> None:
         """What the length of a step says of the next ones, and the shares of time it earns."""
         self.shares.earn(step_s)
-        if step_s > 0.0:
+        if step_s > 0.0 and batch.sequences:
             self._background.earn_step(step_s)
             num_decodes = batch.num_decodes
             model_s = max(0.0, step_s - result.draft_s)
@@ -518,12 +522,20 @@ class Scheduler:
 
     def _learn_media(self, media: MediaPlanner, batch: ScheduledBatch, result: StepResult) -> float:
         """The seconds that the step's picture took, which say nothing of tokens."""
-        if result.encode_s:
-            media.observe(result.encode_s, batch.encode_rows)
+        if result.encode_s and result.encode_error is None:
+            media.take(batch, result.encode_s)
         else:
-            media.drop(batch.encode)  # the step failed as a whole
+            media.drop(batch)  # without a time the step failed as a whole
         self.shares.earn(result.encode_s)
         return result.encode_s
+
+    def _fail_media(self, digest: bytes, error: str) -> list[SequenceOutput]:
+        """End those that run and wait for a picture that cannot be encoded."""
+        failed = [sequence for sequence in self.running if awaits(sequence, digest)]
+        outputs = [self._finish(sequence, "error") for sequence in failed]
+        for output in outputs:
+            output.error = f"the engine failed to encode a picture: {error}"
+        return outputs
 
     def _count(
         self, batch: ScheduledBatch, result: StepResult, num_generated: int, step_s: float
@@ -772,20 +784,32 @@ class Scheduler:
     def _prefill_budget(self, budget: int, num_decodes: int) -> int:
         """Tokens that keep the step short enough for sequences that decode in it or arrive
         meanwhile."""
-        max_step_s = self.config.max_step_ms / 1e3
         if num_decodes == 0 and self._step_time.prefill_s(1) == 0.0:
             return budget  # no sequence waits for a token, and nothing is known yet
-        if self._is_background_alone():
-            max_step_s *= background.ALONE
-        elif num_decodes == 0:
-            max_step_s *= ALONE
+        max_step_s = self._max_step_s(num_decodes)
         in_time = self._step_time.prefill_tokens(max_step_s, num_decodes=num_decodes)
         return min(budget, max(in_time, MIN_CHUNK))
 
-    def _media_budget(self, media: MediaPlanner, prefills: Prefills, budget: int) -> int:
+    def _max_step_s(self, num_decodes: int) -> float:
+        """About how long a step with prompts or pictures may take."""
+        max_step_s = self.config.max_step_ms / 1e3
+        if self._is_background_alone():
+            return max_step_s * background.ALONE
+        return max_step_s if num_decodes else max_step_s * ALONE
+
+    def _start_media(
+        self, media: MediaPlanner, batch: ScheduledBatch, prefills: Prefills, num_decodes: int
+    ) -> None:
+        room_s = self._max_step_s(num_decodes) - self._step_time.decode_s(num_decodes)
+        step_s = self.config.max_step_ms / 1e3
+        media.start_step(batch, prefills.all(), step_s=step_s, room_s=room_s)
+
+    def _media_budget(
+        self, media: MediaPlanner, batch: ScheduledBatch, prefills: Prefills, budget: int
+    ) -> int:
         """What is left of the step's tokens if a picture must be encoded for them."""
         token_s = self._step_time.prefill_s(1)
-        encode_s = media.encode_s(prefills.all(), budget)
+        encode_s = media.encode_s(batch, prefills.all(), budget)
         if not encode_s or not token_s:
             return budget
         return max(min(budget, MIN_CHUNK), budget - int(encode_s / token_s))

@@ -30,6 +30,25 @@ class BlockCopy(NamedTuple):
     num_tokens: int
 
 
+class EncodeParts(NamedTuple):
+    """The parts [first, end) of a picture's encoding, of so many."""
+
+    first: int = 0
+    end: int = 1
+    total: int = 1
+
+    @property
+    def share(self) -> float:
+        return (self.end - self.first) / self.total
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == self.total
+
+
+WHOLE = EncodeParts()
+
+
 class StateSave(NamedTuple):
     """Behind the first `num_tokens` tokens of an entry, its recurrent state goes to `slot`."""
 
@@ -72,14 +91,17 @@ class ScheduledBatch:
     num_proposed: int = 0  # tokens to propose behind each that is sampled
     state_loads: list[tuple[int, int]] = field(default_factory=list)  # source slot, row
     state_saves: list[StateSave] = field(default_factory=list)
-    encode: MediaItem | None = None  # the picture that is encoded before the step is computed
+    # The picture that is encoded before the step is computed; there may be nothing else to compute.
+    encode: MediaItem | None = None
     encode_rows: int = 0  # that it becomes
+    encode_parts: EncodeParts = WHOLE
+    reads_encoded: bool = False  # the step reads its rows: it cannot be computed without them
     media_dropped: list[bytes] = field(default_factory=list)  # pictures whose rows are given up
     placed: list[AdapterPlacement] = field(default_factory=list)  # before the step is computed
 
     @property
     def is_empty(self) -> bool:
-        return not self.sequences
+        return not self.sequences and self.encode is None
 
     @property
     def num_tokens(self) -> int:

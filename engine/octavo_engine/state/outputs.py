@@ -35,7 +35,8 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # this chunk's
     accepted: dict[int, list[int]] = field(default_factory=dict)  # by entry: drafts that came true
     forced: dict[int, list[int]] = field(default_factory=dict)  # what must follow the sampled token
-    encode_s: float = 0.0  # that the picture of the step took
+    encode_s: float = 0.0  # that the picture of the step took, or some of its parts
+    encode_error: str | None = None  # the name of what went wrong with it
     deferred: list[int] = field(default_factory=list)  # entries whose mask was late: not sampled
     proposed: dict[int, list[int]] = field(default_factory=dict)  # by entry: what may come next
     draft_passes: int = 0  # of a draft model, or heads that were computed, which took

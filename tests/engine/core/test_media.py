@@ -44,6 +44,8 @@ class Counted:
     def __init__(self, encoder: MediaEncoder) -> None:
         self._encoder = encoder
         self.encoded: list[bytes] = []
+        self.parts: list[int] = []
+        self.fails = False
 
     @property
     def config(self) -> MediaConfig:
@@ -57,10 +59,15 @@ class Counted:
         return self._encoder.measure()
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
-        if item.pixels == b"":
-            raise RuntimeError("no pixels")
-        self.encoded.append(item.digest)
         return self._encoder.encode(item)
+
+    def encode_part(self, item: MediaItem, part: int, num_parts: int) -> NDArray[np.float32] | None:
+        if item.pixels == b"" or self.fails:
+            raise RuntimeError("no pixels")
+        if part == num_parts - 1:
+            self.encoded.append(item.digest)
+        self.parts.append(part)
+        return self._encoder.encode_part(item, part, num_parts)
 
 
 class Rig:
@@ -68,7 +75,7 @@ class Rig:
         self, *, num_blocks: int = 64, max_tokens: int = 256, cache_bytes: int | None = None,
         caching: bool = True, name: str = "llava", max_seqs: int = 4,
     ) -> None:  # fmt: skip
-        backend = seeing_model(name).backend("f32")
+        backend = self.backend = seeing_model(name).backend("f32")
         assert backend.media is not None
         self.encoder = backend.media = Counted(backend.media)
         settings = SchedulerConfig(
@@ -81,6 +88,8 @@ class Rig:
         executor = UniExecutor(
             backend, scheduler_config=settings, limits=limits, num_blocks=num_blocks
         )
+        assert executor._runner._media is not None
+        self.rows = executor._runner._media._rows
         own = media_limits(EngineConfig(scheduler=settings), backend)
         assert own is not None
         media = own if cache_bytes is None else MediaLimits(own.row_bytes, cache_bytes)
@@ -96,12 +105,16 @@ class Rig:
             self.engine.add(request)
         while self.engine.has_work:
             before = len(self.encoder.encoded)
+            self.steps(1)
+            self.encoded_by_step.append(len(self.encoder.encoded) - before)
+        assert max(self.encoded_by_step, default=0) <= 1
+        return [self.said(request) for request in requests]
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
             for output in self.engine.step().outputs:
                 self.outputs.setdefault(output.request_id, []).append(output)
-            self.encoded_by_step.append(len(self.encoder.encoded) - before)
             self.scheduler.check_invariants()
-        assert max(self.encoded_by_step) <= 1
-        return [self.said(request) for request in requests]
 
     def said(self, request: EngineRequest) -> tuple[list[int], list[float]]:
         outputs = self.outputs[request.request_id]
@@ -376,3 +389,256 @@ def test_places_are_those_of_transformers():
         for end in range(start + 1, len(tokens) + 1):
             found = places_of(spans, start, end)
             np.testing.assert_array_equal(found, truth[:, 0, start:end].numpy())
+
+
+# ── pictures in parts, beside sequences that decode ──
+
+
+def rig_beside(*, max_tokens: int = 200, **options: Any) -> tuple[Rig, EngineRequest]:
+    """An engine in which a sequence decodes, and pictures are expected to take hours."""
+    rig = Rig(**options)
+    assert rig.scheduler.media is not None
+    rig.scheduler.media.expect(1000.0)
+    stream = ask([4, 5, 6, 7], max_tokens=max_tokens)
+    rig.engine.add(stream)
+    rig.steps(2)
+    return rig, stream
+
+
+STREAM = ([4, 5, 6, 7],)
+
+
+def test_a_picture_in_parts_changes_no_bit_and_a_stream_has_each_step():
+    rig, stream = rig_beside(max_tokens=300)
+    request = ask(TEXT, RED, [9])
+    rig.engine.add(request)
+    num_steps = 0
+    while request.request_id not in rig.outputs:
+        before = len(rig.outputs[stream.request_id])
+        rig.steps(1)
+        num_steps += 1
+        assert len(rig.outputs[stream.request_id]) == before + 1
+    assert num_steps == 256 + 1
+    rig.run()
+    assert rig.said(request) == alone(TEXT, RED, [9])
+    assert rig.said(stream) == alone(*STREAM, max_tokens=300)
+    media = rig.scheduler.media
+    assert media is not None and (media.hits, media.misses) == (0, 1)
+
+
+def test_parts_go_on_in_steps_of_nothing_else():
+    rig, stream = rig_beside()
+    request = ask(TEXT, RED, [9])
+    rig.engine.add(request)
+    rig.steps(5)
+    rig.engine.abort(stream.request_id)
+    rig.steps(3)
+    assert len(rig.encoder.parts) == 8 and not rig.engine.last_step_was_empty
+    rig.run()
+    assert rig.encoder.parts == list(range(256))
+    assert rig.said(request) == alone(TEXT, RED, [9])
+
+
+def test_a_step_that_copies_a_block_may_encode_and_compute_nothing_else():
+    """A prefix ends inside a block, at a picture: the block is copied before its rows are there."""
+    rig = Rig()
+    rig.run(ask(TEXT, RED, [9]))
+    assert rig.scheduler.media is not None
+    rig.scheduler.media.expect(1000.0)
+    request = ask(TEXT, BLUE, [9], prompt_logprobs=None)
+    rig.engine.add(request)
+    rig.steps(3)
+    assert rig.scheduler.sequences[request.request_id].num_computed_tokens == len(TEXT)
+    assert rig.scheduler.sequences[request.request_id].num_cached_tokens == len(TEXT)
+    rig.run()
+    assert rig.said(request) == alone(TEXT, BLUE, [9])
+
+
+def test_a_picture_that_fails_in_a_step_of_nothing_else_ends_its_request_only():
+    rig = Rig()
+    assert rig.scheduler.media is not None
+    rig.scheduler.media.expect(1000.0)
+    request, waiting = ask(TEXT, RED, [9]), ask([1], BLUE, [8])
+    for each in (request, waiting):
+        rig.engine.add(each)
+    rig.steps(3)
+    rig.encoder.fails = True
+    rig.steps(1)
+    rig.encoder.fails = False
+    assert rig.outputs[request.request_id][-1].finish_reason == "error"
+    rig.run()
+    assert rig.said(waiting) == alone([1], BLUE, [8])
+
+
+def test_a_picture_that_two_ask_for_is_encoded_once():
+    rig, _ = rig_beside(max_tokens=300)
+    first, second = ask(TEXT, RED, [9]), ask([1], RED, [8])
+    rig.engine.add(first)
+    rig.steps(5)
+    rig.engine.add(second)
+    rig.run()
+    assert rig.encoder.encoded == [RED.digest]
+    assert rig.said(first) == alone(TEXT, RED, [9])
+    assert rig.said(second) == alone([1], RED, [8])
+
+
+@pytest.mark.parametrize("other", [RED, BLUE])
+def test_an_aborted_picture_is_gone_on_with_or_makes_place(other: MediaItem):
+    """If the next one is the same it goes on where it stands, which is cheaper."""
+    rig, stream = rig_beside(max_tokens=400)
+    gone, request = ask(TEXT, RED, [9]), ask([1], other, [8])
+    rig.engine.add(gone)
+    rig.steps(5)
+    assert rig.engine.abort(gone.request_id) is not None
+    rig.steps(3)
+    assert rig.encoder.parts == [0, 1, 2, 3, 4]
+    rig.engine.add(request)
+    rig.run()
+    assert rig.encoder.parts[5] == (5 if other is RED else 0)
+    assert rig.encoder.encoded == [other.digest]
+    assert rig.said(request) == alone([1], other, [8])
+    assert rig.said(stream) == alone(*STREAM, max_tokens=400)
+
+
+def test_a_part_that_fails_ends_those_that_wait_for_the_picture_only():
+    rig, stream = rig_beside(max_tokens=400)
+    both = [ask(TEXT, RED, [9]), ask([1], RED, [8])]
+    for request in both:
+        rig.engine.add(request)
+    rig.steps(4)
+    rig.encoder.fails = True
+    rig.steps(1)
+    for request in both:
+        (output,) = rig.outputs[request.request_id]
+        assert output.finish_reason == "error"
+        assert output.error == "the engine failed to encode a picture: RuntimeError"
+    rig.encoder.fails = False
+    again = ask(TEXT, RED, [9])
+    rig.engine.add(again)
+    rig.run()
+    assert rig.encoder.parts[4:6] == [0, 1]
+    assert rig.said(again) == alone(TEXT, RED, [9])
+    assert rig.said(stream) == alone(*STREAM, max_tokens=400)
+
+
+def test_pictures_that_fail_beside_a_stream_never_stop_the_engine():
+    rig, stream = rig_beside(max_tokens=40)
+    rig.encoder.fails = True
+    requests = [ask([seed], tile(MEDIA, 10 + seed), [9]) for seed in range(8)]
+    for request in requests:
+        rig.engine.add(request)
+    rig.run()
+    assert {rig.outputs[r.request_id][-1].finish_reason for r in requests} == {"error"}
+    assert rig.said(stream) == alone(*STREAM, max_tokens=40)
+
+
+def test_a_step_that_fails_between_parts_makes_the_picture_begin_anew(monkeypatch):
+    """What the encoder has by then is not known."""
+    rig, stream = rig_beside()
+    request = ask(TEXT, RED, [9])
+    rig.engine.add(request)
+    rig.steps(4)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no step")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.backend, "execute", fail)
+        rig.steps(1)
+    assert rig.outputs[stream.request_id][-1].finish_reason == "error"
+    rig.run()
+    assert rig.said(request) == alone(TEXT, RED, [9])
+
+
+def test_rows_that_a_failed_step_left_are_given_up(monkeypatch):
+    rig = Rig(caching=False)
+    request = ask(TEXT, RED, [9])
+    rig.engine.add(request)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no step")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.backend, "execute", fail)
+        rig.steps(1)
+    assert rig.encoder.encoded == [RED.digest]
+    assert rig.outputs[request.request_id][-1].finish_reason == "error"
+    rig.run(ask(TEXT, BLUE, [9]))
+    assert set(rig.rows) == {BLUE.digest}
+
+
+def test_a_preempted_sequence_finds_its_picture_as_far_as_it_was():
+    rig, _ = rig_beside(max_tokens=400)
+    request = ask(TEXT, RED, [9])
+    rig.engine.add(request)
+    rig.steps(4)
+    rig.scheduler._preempt(rig.scheduler.sequences[request.request_id])
+    rig.run()
+    assert rig.encoder.parts == list(range(256))
+    assert rig.said(request) == alone(TEXT, RED, [9])
+
+
+def test_sleep_gives_up_what_is_under_way():
+    rig, stream = rig_beside()
+    gone = ask(TEXT, RED, [9])
+    rig.engine.add(gone)
+    rig.steps(4)
+    for request in (gone, stream):
+        rig.engine.abort(request.request_id)
+    rig.steps(1)
+    rig.engine.sleep(on=True)
+    rig.engine.sleep(on=False)
+    assert rig.run(ask(TEXT, RED, [9])) == [alone(TEXT, RED, [9])]
+    assert rig.encoder.parts[4] == 0
+
+
+@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2vl", "qwen2.5vl"])
+def test_two_pictures_in_parts_one_after_the_other(name: str):
+    media = seeing_model(name).media
+    question = (TEXT, tile(media, 0), [8, 9], tile(media, 1), [10, 11, 12])
+    rig = Rig(name=name)
+    assert rig.scheduler.media is not None
+    rig.scheduler.media.expect(1000.0)
+    stream = ask([4, 5, 6, 7], media=media, max_tokens=300)
+    rig.engine.add(stream)
+    rig.steps(2)
+    request = ask(*question, media=media)
+    rig.run(request)
+    truth = Rig(name=name, caching=False).run(ask(*question, media=media))[0]
+    assert rig.said(request) == truth
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_comes_and_goes_while_parts_are_encoded_changes_no_bit(seed: int):
+    """Little memory for KV and for rows, aborts and suspensions, and parts of any number."""
+    random = np.random.default_rng(seed)
+    row_bytes = MEDIA.num_rows * MEDIA.text_size * 4
+    rig = Rig(num_blocks=24, max_tokens=48, cache_bytes=2 * row_bytes)
+    pictures = [RED, BLUE, GREEN]
+    asked: dict[str, tuple[EngineRequest, tuple[Any, ...]]] = {}
+    gone: set[str] = set()
+    for step in range(300):
+        if len(asked) < 16 and random.random() < 0.2:
+            parts: tuple[Any, ...] = ([int(t) for t in random.integers(3, 40, 4)],)
+            for _ in range(random.integers(0, 3)):
+                parts += (pictures[random.integers(3)], [int(random.integers(3, 40))])
+            request = ask(*parts, max_tokens=int(random.integers(1, 40)))
+            asked[request.request_id] = request, parts
+            rig.engine.add(request)
+        if step % 7 == 0:  # what was measured is forgotten: parts are many again
+            assert rig.scheduler.media is not None
+            rig.scheduler.media.expect(float(random.choice([0.5, 5.0, 20.0])))
+        alive = list(rig.scheduler.sequences)
+        if alive and random.random() < 0.05:
+            gone.add(victim := alive[random.integers(len(alive))])
+            rig.engine.abort(victim)
+        if alive and random.random() < 0.1:
+            rig.engine.suspend(alive[random.integers(len(alive))], on=bool(random.random() < 0.4))
+        rig.steps(1)
+    for request_id in list(rig.scheduler.sequences):
+        rig.engine.suspend(request_id, on=False)
+    rig.run()
+    assert len(rig.encoder.parts) > 2 * len(rig.encoder.encoded) > 0
+    for request_id, (request, parts) in asked.items():
+        if request_id not in gone:
+            assert rig.said(request) == alone(*parts, max_tokens=request.params.max_tokens)

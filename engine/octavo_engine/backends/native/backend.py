@@ -347,6 +347,8 @@ class NativeBackend:
         states = None if self._states is None else step.states
         if self._states is not None and states is not None and len(states.copies):
             self._states.copy(states.copies)
+        if not len(step.token_ids):
+            return np.empty((0, self.vocab_size), np.float32)
         program, logits, ops, *_ = self._compiled
         times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
         program.run(

@@ -20,6 +20,8 @@ class OpFacts(NamedTuple):
     rows: str  # T: of all tokens; S: of those whose logits are wanted
     weight_bytes: int = 0  # read once a step, whatever the rows
     flops_per_row: int = 0  # of products with weights; of attention unknown: the contexts differ
+    flops_per_pair: int = 0  # of attention: of a row and one that it sees
+    is_segmented: bool = False  # it sees a window of the step only
 
 
 def facts_of(instructions: Sequence[g.Instruction]) -> list[OpFacts]:
@@ -65,7 +67,12 @@ def _facts(instruction: g.Instruction) -> OpFacts:
             return OpFacts(name, rows, weight.nbytes, 2 * weight.rows * weight.cols)
         case g.AttentionNode(spec=spec):
             layer = "" if instruction.is_whole else f", layer {spec.layer}"
-            return OpFacts(f"attention {spec.num_heads}/{spec.num_kv_heads} heads{layer}", rows)
+            return OpFacts(
+                f"attention {spec.num_heads}/{spec.num_kv_heads} heads{layer}",
+                rows,
+                flops_per_pair=4 * spec.num_heads * spec.head_dim,
+                is_segmented=spec.is_segmented,
+            )
         case g.LatentAttentionNode(spec=latent):
             ups = (*instruction.key_up.weights, *instruction.value_up.weights)
             name = f"latent attention {latent.num_heads} heads, layer {latent.layer}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.media import (
+    PartOrder,
     brought_together,
     patch_places,
     pixel_rows,
@@ -18,6 +19,7 @@ from octavo_engine.backends.media import (
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
 from octavo_engine.backends.native.packing import PANEL_ROWS
+from octavo_engine.backends.native.parts import op_costs, part_bounds
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.vision import MediaProjector, VisionTower
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo_engine.backends.media import Windows
     from octavo_engine.backends.native.emit import CompiledProgram
     from octavo_engine.backends.native.graph import Dtype, Value
     from octavo_engine.backends.native.recorder import Recorder
@@ -35,8 +38,21 @@ if TYPE_CHECKING:
     from octavo_engine.weights.checkpoint import Checkpoint
 
 
+class _Tile(NamedTuple):
+    """What a tower reads of a tile, and which of its instructions are in which part."""
+
+    pixels: NDArray[np.float32]
+    places: NDArray[np.int32] | None
+    windows: Windows | None
+    bounds: list[int]
+
+
 class NativeMediaEncoder:
-    """A MediaEncoder in csrc. One tile at a time: its patches keep the threads busy."""
+    """A MediaEncoder in csrc. One tile at a time: its patches keep the threads busy.
+
+    Parts are cut between instructions. What one leaves for the next stays where the program has it:
+    nothing else runs in its memory meanwhile.
+    """
 
     def __init__(
         self,
@@ -60,6 +76,8 @@ class NativeMediaEncoder:
         self._kv = _native.KVCache(
             num_blocks, [(0, 0, vision.num_heads, vision.head_columns)], [0], "f32"
         )
+        self._order = PartOrder()
+        self._tile: _Tile | None = None  # under way
 
     @property
     def work_bytes(self) -> int:
@@ -69,22 +87,47 @@ class NativeMediaEncoder:
         return self._tower.arena_bytes + self._projector.arena_bytes + 3 * queries
 
     def measure(self) -> float:
+        self._order = PartOrder()  # what is under way is written over
         return timed_part(self.config, lambda rows, places: self._run(self._tower, rows, places))
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
+        rows = self.encode_part(item, 0, 1)
+        assert rows is not None, "it was the last part"
+        return rows
+
+    def encode_part(self, item: MediaItem, part: int, num_parts: int) -> NDArray[np.float32] | None:
+        self._order.begin(item, part, num_parts)
+        tile = self._begin(item, num_parts) if part == 0 else self._tile
+        assert tile is not None, "the part before has left it"
+        self._tile = tile
+        first, end = tile.bounds[part], tile.bounds[part + 1]
+        hidden = self._run(
+            self._tower, tile.pixels, tile.places,
+            None if tile.windows is None else tile.windows.starts, first=first, end=end,
+        )  # fmt: skip
+        if not self._order.end(item, part, num_parts):
+            return None
+        self._tile = None
+        together = brought_together(hidden, self.config, tile.windows)
+        return self._run(self._projector, together).copy()
+
+    def _begin(self, item: MediaItem, num_parts: int) -> _Tile:
         config = self.config
         windows = windows_of(item, config)
-        hidden = self._run(
-            self._tower, pixel_rows(item, config), patch_places(item, config),
-            None if windows is None else windows.starts,
-        )  # fmt: skip
-        return self._run(self._projector, brought_together(hidden, config, windows)).copy()
+        pixels = pixel_rows(item, config)
+        costs = op_costs(self._tower.ops, num_rows=len(pixels), window_rows=config.vision.window**2)
+        num_instructions = self._tower.program.num_instructions
+        if len(costs) != num_instructions:  # it has some that no model's page knows of
+            costs = [1] * num_instructions
+        return _Tile(pixels, patch_places(item, config), windows, part_bounds(costs, num_parts))
 
     def _run(
         self, compiled: CompiledProgram, inputs: NDArray[np.float32],
         places: NDArray[np.int32] | None = None, segments: NDArray[np.int32] | None = None,
+        *, first: int = 0, end: int = -1,
     ) -> NDArray[np.float32]:  # fmt: skip
-        """A view, valid until the program runs again."""
+        """Some of the instructions, all without `end`. Returns a view of the result, valid until
+        the program runs again."""
         num_rows = len(inputs)
         ramp = np.arange(num_rows, dtype=np.int32)
         num_blocks = -(-num_rows // BLOCK_SIZE)
@@ -102,6 +145,8 @@ class NativeMediaEncoder:
             inputs=inputs,
             rope_positions=places,
             segment_starts=segments,
+            first_instruction=first,
+            end_instruction=end,
         )
         return compiled.program.read(compiled.logits, num_rows)
 

@@ -218,6 +218,8 @@ class TorchBackend:
                 ops = ReferenceOps(step, self._kv, self.precision, self._adapters, cross)
             else:
                 ops = self._ops(step, self._kv)
+            if not len(step.token_ids):
+                return np.empty((0, self.vocab_size), np.float32)
             head = self._draft_head_part
             if head is not None:
                 ops.wanted = head.config.kept_names

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from octavo_engine.backends.media import (
+    PartOrder,
     brought_together,
     patch_places,
     pixel_rows,
@@ -74,6 +75,7 @@ class TorchMediaEncoder:
     def __init__(self, config: MediaConfig, checkpoint: Checkpoint, precision: Precision) -> None:
         self.config = config
         self._precision = precision
+        self._order = PartOrder()
         loader = TorchLoader(checkpoint, precision)
         self._tower = VisionTower(config.vision, loader)
         self._projector = MediaProjector(config, loader)
@@ -91,6 +93,15 @@ class TorchMediaEncoder:
         )
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
+        rows = self.encode_part(item, 0, 1)
+        assert rows is not None, "it was the last part"
+        return rows
+
+    def encode_part(self, item: MediaItem, part: int, num_parts: int) -> NDArray[np.float32] | None:
+        """The last part is all of the work."""
+        self._order.begin(item, part, num_parts)
+        if not self._order.end(item, part, num_parts):
+            return None
         config = self.config
         windows = windows_of(item, config)
         hidden = self._run(
