@@ -62,8 +62,21 @@ ENDLESS = SamplingParams(max_tokens=100, ignore_eos=True)
 PROMPTS = [f"{number}. The capital of France is" for number in range(24)]
 
 
+class Earlier:
+    """Processes that other tests' fixtures keep."""
+
+    pids: frozenset[int] = frozenset()
+
+
+@pytest.fixture(autouse=True)
+def note_earlier_processes() -> None:
+    Earlier.pids = frozenset(child.pid for child in psutil.Process().children(recursive=True))
+
+
 def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """Of this test."""
+    found = psutil.Process().children(recursive=True)
+    return [child for child in found if child.pid not in Earlier.pids]
 
 
 def workers() -> list[psutil.Process]:
