@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from octavo.measure.device_limits import median_ms
+from octavo.measure.device_limits import median_ms, replayed_ms
 from octavo_engine.backends.torch.upload import Uploader
 
 if TYPE_CHECKING:
@@ -161,15 +162,5 @@ def _linears_ms(bench: Bench, num_rows: int, *, with_head: bool = True) -> float
         columns: torch.randn((num_rows, columns), dtype=torch.bfloat16, device="cuda")
         for columns in {layer.weight.shape[1] for layer in layers}
     }
-
-    def work() -> None:
-        for layer in layers:
-            layer.apply(inputs[layer.weight.shape[1]])
-
-    with torch.inference_mode():
-        work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-        return median_ms(graph.replay)
+    works = [functools.partial(layer.apply, inputs[layer.weight.shape[1]]) for layer in layers]
+    return replayed_ms(works, repeats=20) * len(works)

@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(
     num_layers: int, only: list[str], done: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
-    """`done` is told of the report after each part: who runs out of time has what was measured."""
+    """`done` gets the report after each part: who runs out of time has what was measured."""
     from benchmarks.gpu import correctness, gap, products
     from benchmarks.gpu import measure as parts
     from benchmarks.gpu.random_model import LLAMA_8B, Bench

@@ -79,7 +79,7 @@ class LeadingAdapters:
 
 
 def placing(slot: int, adapter: RankedAdapter | None) -> bytes:
-    """What the other ranks are told of a slot."""
+    """The message to the other ranks about a slot."""
     number = NOTHING if adapter is None else adapter.number
     return np.array([slot, number], np.int32).tobytes()
 

@@ -615,15 +615,15 @@ def test_whatever_comes_and_goes_while_parts_are_encoded_changes_no_bit(seed: in
     row_bytes = MEDIA.num_rows * MEDIA.text_size * 4
     rig = Rig(num_blocks=24, max_tokens=48, cache_bytes=2 * row_bytes)
     pictures = [RED, BLUE, GREEN]
-    asked: dict[str, tuple[EngineRequest, tuple[Any, ...]]] = {}
+    added: dict[str, tuple[EngineRequest, tuple[Any, ...]]] = {}
     gone: set[str] = set()
     for step in range(300):
-        if len(asked) < 16 and random.random() < 0.2:
+        if len(added) < 16 and random.random() < 0.2:
             parts: tuple[Any, ...] = ([int(t) for t in random.integers(3, 40, 4)],)
             for _ in range(random.integers(0, 3)):
                 parts += (pictures[random.integers(3)], [int(random.integers(3, 40))])
             request = ask(*parts, max_tokens=int(random.integers(1, 40)))
-            asked[request.request_id] = request, parts
+            added[request.request_id] = request, parts
             rig.engine.add(request)
         if step % 7 == 0:  # what was measured is forgotten: parts are many again
             assert rig.scheduler.media is not None
@@ -639,6 +639,6 @@ def test_whatever_comes_and_goes_while_parts_are_encoded_changes_no_bit(seed: in
         rig.engine.suspend(request_id, on=False)
     rig.run()
     assert len(rig.encoder.parts) > 2 * len(rig.encoder.encoded) > 0
-    for request_id, (request, parts) in asked.items():
+    for request_id, (request, parts) in added.items():
         if request_id not in gone:
             assert rig.said(request) == alone(*parts, max_tokens=request.params.max_tokens)

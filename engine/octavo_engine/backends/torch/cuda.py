@@ -423,7 +423,7 @@ class CudaBackend:
             view = buffer.step(sizes, is_decode=is_decode_step, max_seq_len=longest, host=None)
             return self._keep(view, sizes)
 
-        tiles = self._cut(step, np.append(step.seq_starts, sizes.tokens), is_decode=is_decode_step)
+        tiles = self._cut(step, sizes, is_decode=is_decode_step)
         buffer.send(buffer.fill(step, sampling, tiles, sizes, draws_later=not draws))
         # Sizes alone do not tell the two kinds apart.
         logits, found = self._graphs.run(sizes.seqs if is_decode_step else sizes, work)
@@ -435,7 +435,7 @@ class CudaBackend:
         """The step as it is, operation by operation."""
         assert self._buffer is not None
         is_decode_step = is_decode(step)
-        tiles = self._cut(step, step.seq_starts, is_decode=is_decode_step)
+        tiles = self._cut(step, None, is_decode=is_decode_step)
         sizes = StepSizes(
             len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
         )
@@ -446,10 +446,11 @@ class CudaBackend:
         )
         return *self._forward(view, sizes, draws=draws), sizes
 
-    def _cut(self, step: BackendStep, starts: NDArray[np.int32], *, is_decode: bool) -> StepTiles:
-        """Attention's programs; `starts` are those of the sequences and of padding."""
+    def _cut(self, step: BackendStep, sizes: StepSizes | None, *, is_decode: bool) -> StepTiles:
+        """Attention's programs, of padding up to `sizes` too."""
         if is_decode:
             return cut_walks(step.seq_lens, self._kernels.walks.spare_parts)
+        starts = step.seq_starts if sizes is None else np.append(step.seq_starts, sizes.tokens)
         return cut_tiles(starts, self._kernels.tokens_per_tile)
 
     def _bucket(self, step: BackendStep, *, is_decode: bool) -> StepSizes | None:

@@ -152,6 +152,50 @@ def look_at(
     return new_maxima, sums * fade + tl.sum(weights, 1), acc
 
 
+@triton.jit
+def look_along(
+    maxima,
+    sums,
+    acc,
+    q_rows,
+    k_cache,
+    v_cache,
+    pages,
+    start,
+    whole,  # up to here all rows see all tokens
+    stop,
+    low,
+    high,
+    positions,
+    window,
+    kv_head,
+    num_kv_heads,
+    score_scale,
+    soft_cap,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """As `look_at`, over the tokens [start, stop)."""
+    for n in range(start, whole, BLOCK_N):
+        maxima, sums, acc = look_at(
+            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, window,
+            kv_head, num_kv_heads, score_scale, soft_cap,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, False, False, HAS_CAP, EXACT,
+        )  # fmt: skip
+    for n in range(whole, stop, BLOCK_N):
+        maxima, sums, acc = look_at(
+            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, window,
+            kv_head, num_kv_heads, score_scale, soft_cap,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_CAP, EXACT,
+        )  # fmt: skip
+    return maxima, sums, acc
+
+
 @triton.jit(do_not_specialize=["first_tile", "part_rows", "split_tokens"])
 def attend_kernel(
     out,  # [T, num_heads * HEAD_DIM]
@@ -235,18 +279,11 @@ def attend_kernel(
     whole = start
     if not (HAS_WINDOW or ALWAYS_MASKED):
         whole += tl.maximum(tl.minimum(stop, context + first + 1) - start, 0) // BLOCK_N * BLOCK_N
-    for n in range(start, whole, BLOCK_N):
-        maxima, sums, acc = look_at(
-            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, window,
-            kv_head, num_kv_heads, score_scale, soft_cap,
-            HEAD_DIM, DIM, PAGE, BLOCK_N, False, False, HAS_CAP, EXACT,
-        )  # fmt: skip
-    for n in range(whole, stop, BLOCK_N):
-        maxima, sums, acc = look_at(
-            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, window,
-            kv_head, num_kv_heads, score_scale, soft_cap,
-            HEAD_DIM, DIM, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_CAP, EXACT,
-        )  # fmt: skip
+    maxima, sums, acc = look_along(
+        maxima, sums, acc, q_rows, k_cache, v_cache, pages, start, whole, stop, low, high,
+        positions, window, kv_head, num_kv_heads, score_scale, soft_cap,
+        HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, EXACT,
+    )  # fmt: skip
 
     if SPLIT:
         is_used = rows < part_rows

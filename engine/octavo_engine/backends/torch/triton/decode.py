@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_engine.backends.torch.triton.attention import LOG2_E, look_at
+from octavo_engine.backends.torch.triton.attention import LOG2_E, look_along
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,18 +104,11 @@ def walk_kernel(
         maxima = tl.full([ROWS], -float("inf"), tl.float32)
         sums = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIM], tl.float32)
-        for n in range(start, whole, BLOCK_N):
-            maxima, sums, acc = look_at(
-                maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, end, positions, window,
-                kv_head, num_kv_heads, score_scale, soft_cap,
-                HEAD_DIM, DIM, PAGE, BLOCK_N, False, False, HAS_CAP, EXACT,
-            )  # fmt: skip
-        for n in range(whole, end, BLOCK_N):
-            maxima, sums, acc = look_at(
-                maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, end, positions, window,
-                kv_head, num_kv_heads, score_scale, soft_cap,
-                HEAD_DIM, DIM, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_CAP, EXACT,
-            )  # fmt: skip
+        maxima, sums, acc = look_along(
+            maxima, sums, acc, q_rows, k_cache, v_cache, pages, start, whole, end, low, end,
+            positions, window, kv_head, num_kv_heads, score_scale, soft_cap,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, EXACT,
+        )  # fmt: skip
 
         if num_parts == 1:
             result = acc / tl.where(sums > 0, sums, 1.0)[:, None]
