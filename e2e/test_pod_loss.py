@@ -11,14 +11,11 @@ import openai
 
 from e2e.cluster.layout import NODE_NAME
 from e2e.models import Model, real, simulated
-from e2e.traffic import Traffic
+from e2e.traffic import Traffic, stream_text
 
 if TYPE_CHECKING:
     from e2e.conftest import Platform
     from e2e.kubectl import Kubectl
-
-QUESTION = "Tell a long story about a lighthouse keeper."
-TOKENS = 160
 
 
 def test_killed_engines_break_no_stream(platform: Platform, space: Kubectl) -> None:
@@ -50,28 +47,6 @@ def test_the_real_model_s_story_continues_word_for_word(platform: Platform, spac
         streaming.join(90)
     assert not streaming.is_alive()
     assert "".join(text) == whole
-
-
-def stream_text(
-    client: openai.OpenAI,
-    model: str,
-    started: threading.Event | None = None,
-    parts: list[str] | None = None,
-) -> str:
-    """The whole text. `started` is set at its tenth part; `parts` grows with it."""
-    parts = [] if parts is None else parts
-    for chunk in client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": QUESTION}],
-        max_tokens=TOKENS,
-        temperature=0,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    ):
-        parts.extend(choice.delta.content or "" for choice in chunk.choices)
-        if started is not None and len(parts) == 10:
-            started.set()
-    return "".join(parts)
 
 
 def is_busy(pod: dict[str, Any]) -> bool:

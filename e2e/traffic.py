@@ -13,6 +13,8 @@ REQUEST_TIMEOUT_S = 60.0
 # Who talks to a router that is going away connects anew, once a moment, to the Service.
 RECONNECTS = 20
 RECONNECT_PAUSE_S = 0.25
+QUESTION = "Tell a long story about a lighthouse keeper."
+TOKENS = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +150,25 @@ class Traffic:
         if (finish, tokens) == ("length", self._tokens):
             return ""
         return f"ended with {finish} after {tokens} of {self._tokens} tokens"
+
+
+def stream_text(
+    client: openai.OpenAI,
+    model: str,
+    started: threading.Event | None = None,
+    parts: list[str] | None = None,
+) -> str:
+    """The whole text. `started` is set at its tenth part; `parts` grows with it."""
+    parts = [] if parts is None else parts
+    for chunk in client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": QUESTION}],
+        max_tokens=TOKENS,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    ):
+        parts.extend(choice.delta.content or "" for choice in chunk.choices)
+        if started is not None and len(parts) == 10:
+            started.set()
+    return "".join(parts)

@@ -158,7 +158,6 @@ class Reconciler:
             self._world,
             snapshot.plan,
             namespace=key.namespace,
-            owner_uid=kinds.uid_of(body),
             pods=(*snapshot.observed.engine_pods, *snapshot.observed.prefill.engine_pods),
         )
         memory.settled.update(report.settled)

@@ -73,6 +73,10 @@ def keda(**fields: Any) -> dict[str, Any]:
     return scaling(provider="keda", prometheusURL="http://prometheus:9090", **fields)
 
 
+def group(**fields: Any) -> dict[str, Any]:
+    return {"group": {"size": 2, "secretRef": {"name": "between"}, **fields}}
+
+
 def prefill(**fields: Any) -> dict[str, Any]:
     return {"prefill": {"secretRef": {"name": "kv"}, **fields}}
 
@@ -487,6 +491,34 @@ CASES = [
         claim(existingClaim="weights"),
         claim(existingClaim="weights", storageClassName="fast"),
         "storageClassName is that of existingClaim already; leave it out",
+    ),
+    # --- spec.group
+    Case("a secret within a group", group(), {"group": {"size": 2}}, "secretRef"),
+    Case("its size", group(), {"group": {"secretRef": {"name": "between"}}}, "size"),
+    Case("more than one pod", group(), group(size=1), "greater than or equal to 2"),
+    Case(
+        "a group's secret", group(), group(secretRef={"name": "A"}), "must be the name of a Secret",
+    ),
+    *(
+        Case(f"no group of {name}", {**group(), **engine(device="cpu")}, {**group(), **spec}, why)
+        for name, spec, why in (
+            ("simulators", engine(device="sim"), "group needs device: cpu"),
+            ("a GPU", GPU_LIMIT, "group needs device: cpu"),
+            ("ranks", engine(executor="mp", tensorParallelSize=2), "one process in each pod"),
+            ("stages", engine(executor="mp", pipelineParallelSize=2), "one process in each pod"),
+            ("cores", engine(dataParallelSize=2), "one process in each pod"),
+            ("cores by a flag", engine(args={"data-parallel-size": 2}), "one process in each pod"),
+            ("adapters", adapter("hf://org/lora"), "group cannot be combined with adapters"),
+            ("room for adapters", {"lora": {}}, "group cannot be combined with adapters"),
+            ("KV tiers", engine(kvTiers={"hostMemory": "1Gi"}), "cannot be combined with group"),
+            ("prefill pods", prefill(), "cannot be combined with group"),
+        )
+    ),
+    Case(
+        "a volume of one node has no worker",
+        {**claim(accessMode="ReadWriteMany"), **group()},
+        {**claim(), **group()},
+        "ReadWriteOnce is for the pods of one node",
     ),
     # --- spec.prefill
     Case("a secret between pods", prefill(), {"prefill": {}}, "secretRef"),

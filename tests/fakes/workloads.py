@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.protocol.kubernetes import DELETION_COST_ANNOTATION, ROUTABLE_CONDITION
+from octavo_engine.protocol.kubernetes import DELETION_COST_ANNOTATION
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ class Workloads:
         """What the Deployment controller does at once: as many pods as asked for; the unready
         leave first, then those of the lowest deletion cost."""
         for deployment in self._cluster.all(kinds.DEPLOYMENT):
+            if kinds.uid_of(deployment) not in map(
+                kinds.uid_of, self._cluster.all(kinds.DEPLOYMENT)
+            ):
+                continue  # it went with the pod that it belonged to
             pods = self.pods(deployment)
             wanted = int(deployment["spec"].get("replicas", 1))
             for _ in range(wanted - len(pods)):
@@ -86,6 +90,7 @@ class Workloads:
                     "namespace": kinds.namespace_of(deployment),
                     "name": name,
                     "labels": template["metadata"]["labels"],
+                    "annotations": dict(template["metadata"].get("annotations", {})),
                     "ownerReferences": [
                         {
                             "apiVersion": "apps/v1",
@@ -96,8 +101,8 @@ class Workloads:
                         }
                     ],
                 },
-                "spec": {"readinessGates": [{"conditionType": ROUTABLE_CONDITION}]},
-                "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": []},
+                "spec": {"readinessGates": template["spec"].get("readinessGates", [])},
+                "status": {"phase": "Running", "podIP": _address(name), "conditions": []},
             }
         )
 
@@ -115,6 +120,11 @@ def _leaves_first(pod: Object) -> tuple[bool, int, str]:
     conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
     cost = int(kinds.annotations_of(pod).get(DELETION_COST_ANNOTATION, "0"))
     return conditions.get("Ready") == "True", cost, kinds.name_of(pod)
+
+
+def _address(pod_name: str) -> str:
+    number = int(pod_name[-5:])
+    return f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
 
 
 def _generation(body: Object) -> int:

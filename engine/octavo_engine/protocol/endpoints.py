@@ -4,6 +4,7 @@ ENGINE_PORT = 8000
 ROUTER_PORT = 8080
 OPERATOR_PORT = 8090
 KV_PORT = 14579  # of engines that serve KV blocks to others
+LEADER_PORT = 29501  # of engines that are several pods: for their workers
 
 # on the engine
 STREAM_PATH = "/octavo/v1/stream"  # load and residency, pushed: protocol.stream

@@ -15,6 +15,7 @@ REVISION_LABEL = "octavo.dev/revision"  # hash of the pod template
 COMPONENT_LABEL = "app.kubernetes.io/component"
 ENGINE_COMPONENT = "engine"
 PREFILL_COMPONENT = "prefill"  # engines that compute prompts for those of ENGINE_COMPONENT
+WORKER_COMPONENT = "worker"  # pods that compute some layers for one of ENGINE_COMPONENT
 ROUTER_COMPONENT = "router"
 
 # On the LLMDeployment's Service: how a router shall serve it. JSON object (docs/router.md):
@@ -27,4 +28,4 @@ ROUTING_ANNOTATION = "octavo.dev/routing"
 ROUTABLE_CONDITION = "octavo.dev/Routable"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 POD_UID_ENV = "OCTAVO_POD_UID"
-POD_IP_ENV = "OCTAVO_POD_IP"  # where an engine serves its KV blocks to others
+POD_IP_ENV = "OCTAVO_POD_IP"  # where an engine is reached by others than routers

@@ -47,7 +47,7 @@ class Report:
 
 
 async def execute(
-    cluster: Cluster, cache: ObjectCache, plan: ReconcilePlan, *, namespace: str, owner_uid: str,
+    cluster: Cluster, cache: ObjectCache, plan: ReconcilePlan, *, namespace: str,
     pods: Sequence[Object],
 ) -> Report:  # fmt: skip
     """Raises ClusterError where the rest must wait. An object that the API server refuses does not
@@ -59,7 +59,7 @@ async def execute(
         if is_engine and (report.refused or report.conflicts):
             continue
         try:
-            stored = await _apply(cluster, body, owner_uid)
+            stored = await _apply(cluster, body)
         except ApiRefused as error:
             report.refused.append((body, error))
             continue
@@ -93,13 +93,13 @@ async def execute(
     return report
 
 
-async def _apply(cluster: Cluster, body: Object, owner_uid: str) -> Object:
+async def _apply(cluster: Cluster, body: Object) -> Object:
     """NOTE: server-side apply would take over a stranger's object of the same name, which our
     watches (by label) do not show: what is new is looked up first. What was found is what may be
     changed: an object that was changed or replaced since is decided on again."""
     kind, namespace, name = kinds.kind_of(body), kinds.namespace_of(body), kinds.name_of(body)
     found = await cluster.get(kind, namespace, name)
-    if found is not None and kinds.controller_uid(found) != owner_uid:
+    if found is not None and kinds.controller_uid(found) != kinds.controller_uid(body):
         raise NameConflict(kind.name, name, owner_text(found))
     if found is not None:
         seen = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}

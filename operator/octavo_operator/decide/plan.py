@@ -20,6 +20,7 @@ from octavo_engine.protocol.kubernetes import (
 )
 from octavo_operator.decide import canary
 from octavo_operator.decide.canary import HOLD, CanaryState, CanaryVerdict
+from octavo_operator.decide.group import missing_workers, orphaned_workers
 from octavo_operator.decide.observed import component_of
 from octavo_operator.decide.rollout import (
     RevisionGroup,
@@ -265,9 +266,14 @@ def plan_changes(
             continue
         applies.append(body)
         details.append(f"Updated {kind.name} {name}")
+    if not conflicts:
+        for worker in map(marked, missing_workers(observed)):
+            applies.append(worker)
+            leader = worker["metadata"]["ownerReferences"][0]["name"]
+            details.append(f"Created worker {kinds.name_of(worker)} of pod {leader}")
     scales = _plan_scales(sides, owner_uid)
     details += [order.detail for order in scales]
-    deletes = _plan_deletes(desired, observed, sides, owner_uid)
+    deletes = _plan_deletes(desired, observed, sides, owner_uid) + orphaned_workers(observed)
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
     hold += [side.step.waiting_for for side in sides if side.step.waiting_for]
     return ReconcilePlan(

@@ -58,11 +58,14 @@ def engine_options(
         "pipeline-parallel-size": engine.pipeline_parallel_size,
         DATA_ARG: engine.data_parallel_size,
     }
+    if deployment.group is not None:
+        processes["pipeline-parallel-size"] = deployment.group.size
     options.update({name: count for name, count in processes.items() if count > 1})
     if engine.expert_parallel:
         options[EXPERTS_ARG] = True
-    if engine.executor != "uni":
-        options["distributed-executor-backend"] = engine.executor
+    executor = "mp" if deployment.group is not None else engine.executor
+    if executor != "uni":
+        options["distributed-executor-backend"] = executor
     if (room := deployment.room_for_adapters) is not None:
         options |= {
             "enable-lora": True,

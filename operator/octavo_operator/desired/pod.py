@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import POD_UID_ENV, REVISION_LABEL, ROUTABLE_CONDITION
-from octavo_operator.desired import kv_disk, kv_transfer
+from octavo_operator.desired import group, kv_disk, kv_transfer
 from octavo_operator.desired.config_map import CONFIG_FILE
 from octavo_operator.desired.engine_options import extra_arguments
 from octavo_operator.desired.merge import overlay
@@ -71,6 +71,7 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
             *parts.volumes,
             *kv_disk.volumes(deployment),
             *kv_transfer.volumes(deployment),
+            *group.volumes(deployment),
         ],
     }
     if parts.init_containers:
@@ -90,7 +91,10 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
             **labels.common(deployment.name, deployment.component),
             REVISION_LABEL: revision,
         },
-        "annotations": {labels.MODEL_ANNOTATION: deployment.model.uri},
+        "annotations": {
+            labels.MODEL_ANNOTATION: deployment.model.uri,
+            **group.annotations(deployment),
+        },
     }
     return {"metadata": metadata, "spec": spec}
 
@@ -113,17 +117,20 @@ def _engine(
             f"--config={CONFIG_MOUNT}/{CONFIG_FILE}",
             *extra_arguments(deployment),
             *kv_transfer.arguments(deployment),
+            *group.arguments(deployment),
         ],
         "env": [
             {"name": POD_UID_ENV, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
             # Compilers and hubs keep caches at home; the root file system is read-only.
             {"name": "HOME", "value": "/tmp"},
             *kv_transfer.variables(deployment),
+            *group.variables(deployment),
             *(_variable(variable) for variable in deployment.engine.env),
         ],
         "ports": [
             {"name": PORT_NAME, "containerPort": ENGINE_PORT},
             *kv_transfer.ports(deployment),
+            *group.ports(deployment),
         ],
         "resources": _drop_empty({"requests": requests, "limits": dict(resources.limits)}),
         "securityContext": container_security(),
@@ -135,6 +142,7 @@ def _engine(
             *mounts,
             *kv_disk.mounts(deployment),
             *kv_transfer.mounts(deployment),
+            *group.mounts(deployment),
         ],
     }
     if settings.pre_stop_s:

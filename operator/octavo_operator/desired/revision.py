@@ -64,6 +64,7 @@ def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
         "resources": _changed(deployment.resources),
         "cache": cache_source(deployment) if is_fetched(deployment) else {},
         "prefill": _prefill(deployment),
+        "group": {} if deployment.group is None else _changed(deployment.group),
         # Room for adapters, not which ones: those are loaded and unloaded while pods run.
         "lora": {} if room is None else {"enabled": True, **_changed(room)},
         "rollout": {

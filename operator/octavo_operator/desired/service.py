@@ -45,7 +45,9 @@ def headless_service(deployment: LLMDeployment) -> dict[str, Any]:
         "clusterIP": "None",
         # Who is not ready yet is visible: a router connects early, the gate waits for it.
         "publishNotReadyAddresses": True,
-        "selector": labels.pods(deployment.name),
+        "selector": labels.pods(deployment.name)
+        if deployment.group is None
+        else labels.engines(deployment.name),  # workers answer nobody
         "ports": [_port()],
     }
     return {**head, "spec": spec}

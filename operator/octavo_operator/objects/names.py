@@ -16,6 +16,7 @@ _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 # NOTE: no revision ends so, for its lack of vowels: no other Deployment has the name.
 _PREFILL = "-prefill"
+_WORKER = "-worker"
 
 ENGINE_CONTAINER = "engine"
 FETCH_CONTAINER = "fetch"
@@ -48,13 +49,18 @@ def engine_deployment(deployment_name: str, revision: str, *, is_prefill: bool =
     return f"{base(deployment_name)}-{revision}{_PREFILL if is_prefill else ''}"
 
 
+def worker_deployment(deployment_name: str, revision: str, leader_uid: str, rank: int) -> str:
+    of_leader = short_hash(leader_uid.encode(), _HASH_CHARS)
+    return f"{base(deployment_name)}-{revision}-{of_leader}-{rank}{_WORKER}"
+
+
 def config_map(deployment_name: str, revision: str, *, is_prefill: bool = False) -> str:
     return engine_deployment(deployment_name, revision, is_prefill=is_prefill)
 
 
-def is_of_prefill(child_name: str) -> bool:
-    """Whether a Deployment has prefill pods."""
-    return child_name.endswith(_PREFILL)
+def answers(child_name: str) -> bool:
+    """Whether the pods of a Deployment are those that answer."""
+    return not child_name.endswith((_PREFILL, _WORKER))
 
 
 def cache_claim(deployment_name: str) -> str:

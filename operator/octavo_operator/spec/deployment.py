@@ -38,6 +38,7 @@ from octavo_operator.spec.engine import (
     read_resources,
 )
 from octavo_operator.spec.fields import FieldReader, show
+from octavo_operator.spec.group import GroupSpec, read_group
 from octavo_operator.spec.model import ModelSpec, read_model
 from octavo_operator.spec.pod_template import read_pod_template
 from octavo_operator.spec.prefill import PrefillSpec, read_prefill
@@ -71,6 +72,7 @@ class LLMDeployment:
     adapters: tuple[AdapterSpec, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict)  # as written, nulls removed
     prefill: PrefillSpec | None = None  # None: each engine computes the prompts it answers
+    group: GroupSpec | None = None  # None: a replica is one pod
     suspend: bool = False
     is_prefill: bool = False  # it speaks of the prefill pods; see `prefill_side`
     unknown: tuple[str, ...] = ()  # fields that this version does not support, and ignores
@@ -122,7 +124,13 @@ class LLMDeployment:
     def most_pods(self) -> int:
         """The most that the spec allows, an autoscaler's included."""
         most = max(self.replicas, self.autoscaling.max_replicas if self.autoscaling else 0)
+        most *= 1 if self.group is None else self.group.size
         return most + (self.prefill.replicas if self.prefill is not None else 0)
+
+    @property
+    def num_ranks(self) -> int:
+        """Of one replica: processes of its pod, or one in each pod of its group."""
+        return self.engine.num_ranks if self.group is None else self.group.size
 
     @property
     def component(self) -> str:
@@ -188,7 +196,7 @@ def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
     if model is None:
         raise SpecInvalid("spec.model", "is required, with at least uri")
     autoscaling, lora = spec.optional("autoscaling"), spec.optional("lora")
-    prefill = spec.optional("prefill")
+    prefill, group = spec.optional("prefill"), spec.optional("group")
     deployment = LLMDeployment(
         name=name,
         namespace=namespace,
@@ -206,6 +214,7 @@ def _read(body: object, unknown: list[str] | None) -> LLMDeployment:
         adapters=spec.objects("adapters", read_adapter, most=MAX_ADAPTERS),
         pod_template=read_pod_template(spec.section("podTemplate")),
         prefill=None if prefill is None else read_prefill(prefill, most_replicas=MAX_REPLICAS),
+        group=None if group is None else read_group(group),
         suspend=spec.flag("suspend", default=False),
     )
     spec.end()
@@ -254,12 +263,28 @@ def _check_prefill(deployment: LLMDeployment) -> None:
         )
     has_cores = engine.data_parallel_size > 1 or DATA_ARG in engine.args
     is_cuda = deployment.device == "cuda"
-    if is_cuda or engine.num_ranks > 1 or has_cores or not engine.prefix_caching:
+    if is_cuda or deployment.num_ranks > 1 or has_cores or not engine.prefix_caching:
         raise _unsupported(
             "spec.prefill",
             "needs device: cpu, torch or sim, tensorParallelSize: 1, pipelineParallelSize: 1, "
-            "dataParallelSize: 1 and prefixCaching; leave it out",
+            "dataParallelSize: 1, prefixCaching and no group; leave it out",
         )
+
+
+def _check_group(deployment: LLMDeployment) -> None:
+    engine = deployment.engine
+    if deployment.group is None:
+        return
+    if deployment.device != "cpu":
+        raise _unsupported("spec.group", "needs device: cpu; leave it out")
+    if engine.num_ranks > 1 or engine.data_parallel_size > 1 or DATA_ARG in engine.args:
+        raise _unsupported(
+            "spec.group",
+            "has one process in each pod, with some of the layers: leave out tensorParallelSize, "
+            "pipelineParallelSize and dataParallelSize",
+        )
+    if deployment.room_for_adapters is not None:
+        raise _unsupported("spec.group", "cannot be combined with adapters; leave it out")
 
 
 def _check_device(deployment: LLMDeployment) -> None:
@@ -294,13 +319,14 @@ def _check_supported(deployment: LLMDeployment) -> None:
             "octavo serve on your own Ray cluster and give its URL to the router",
         )
     _check_parallel(deployment)
+    _check_group(deployment)
     if not engine.kv_tiers.is_empty and (
-        deployment.device == "cuda" or engine.num_ranks > 1 or not engine.prefix_caching
+        deployment.device == "cuda" or deployment.num_ranks > 1 or not engine.prefix_caching
     ):
         raise _unsupported(
             "spec.engine.kvTiers",
-            "needs device: cpu, torch or sim, tensorParallelSize: 1, pipelineParallelSize: 1 and "
-            "prefixCaching; leave it out",
+            "needs device: cpu, torch or sim, tensorParallelSize: 1, pipelineParallelSize: 1, "
+            "prefixCaching and no group; leave it out",
         )
     if engine.kv_tiers.disk_size is not None and engine.data_parallel_size > 1:
         raise _unsupported(

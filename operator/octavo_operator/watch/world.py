@@ -15,7 +15,7 @@ from octavo_operator.decide.accepted_spec import accepted_of, served_names
 from octavo_operator.decide.adapters import age_of
 from octavo_operator.decide.observed import DeploymentKey, Observed
 from octavo_operator.objects import kinds
-from octavo_operator.objects.names import is_of_prefill
+from octavo_operator.objects.names import answers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -195,8 +195,7 @@ class World:
             key
             for key, children in self._children.items()
             if self.has(key)
-            and sum(kind == kinds.DEPLOYMENT and not is_of_prefill(name) for kind, name in children)
-            > 1
+            and sum(kind == kinds.DEPLOYMENT and answers(name) for kind, name in children) > 1
         ]
 
     def observe(self, key: DeploymentKey) -> Observed:

@@ -55,6 +55,7 @@ AROUND: dict[str, dict[str, Any]] = {
     },
     "adapters": {"adapters": [{"name": "a", "uri": "hf://a/b"}]},
     "prefill": {"prefill": {"secretRef": {"name": "kv"}}},
+    "group": {"group": {"size": 2, "secretRef": {"name": "between"}}},
     "cache.kind": {"cache": {"accessMode": "ReadWriteMany"}},
     "cache.size": {"cache": {"kind": "PersistentVolumeClaim", "accessMode": "ReadWriteMany"}},
     "cache.storageClassName": {
@@ -150,6 +151,8 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "prefill.kvCacheMemory": (PODS, "1Gi", "2Gi"),
     "prefill.args.{}": (PODS, 64, 65),
     "prefill.nodeSelector.{}": (PODS, "a", "b"),
+    "group.size": (PODS, 2, 3),
+    "group.secretRef.name": (PODS, "between", "other"),
     "suspend": (OBJECTS, False, True),
     "podTemplate.metadata.labels": (PODS, {"a": "b"}, {"a": "c"}),
     "podTemplate.metadata.annotations": (PODS, {"a": "b"}, {"a": "c"}),

@@ -24,7 +24,7 @@ RESTRICTED = {
 }
 USES = (
     "minimal", "cpu", "gpu", "quantized", "several-models", "autoscaled", "canary", "private",
-    "pvc-weights", "vision", "speech", "prefill",
+    "pvc-weights", "vision", "speech", "prefill", "group",
 )  # fmt: skip
 
 
@@ -60,7 +60,8 @@ def test_sample_is_accepted_and_stored_as_it_was_meant(
 
 # Between them they have every kind of object and every way to get at a model.
 @pytest.mark.parametrize(
-    "name", ["minimal", "private", "shared-cache", "autoscaled-hpa", "pvc-weights", "prefill"]
+    "name",
+    ["minimal", "private", "shared-cache", "autoscaled-hpa", "pvc-weights", "prefill", "group"],
 )
 def test_its_objects_are_accepted_where_pods_are_restricted(
     name: str, apiserver: ApiServer, restricted: str

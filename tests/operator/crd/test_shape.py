@@ -149,7 +149,8 @@ def test_the_parser_reads_every_field_and_no_other(
         end(self)
 
     monkeypatch.setattr(fields_module.FieldReader, "end", noting_end)
-    LLMDeployment.parse(EVERYTHING)
+    for body in (EVERYTHING, GROUPED):
+        LLMDeployment.parse(body)
     spec = at(schema, "spec")
     overlay = "spec.podTemplate.spec"  # its own test above
     expected = {
@@ -182,5 +183,13 @@ EVERYTHING = {
             "targets": {"inFlight": 4},
             "scaleToZero": {"after": "5m"},
         },
+    },
+}
+# What cannot be combined with all of that.
+GROUPED = {
+    **EVERYTHING,
+    "spec": {
+        "model": {"uri": "demo://smollm2"},
+        "group": {"size": 2, "secretRef": {"name": "between"}},
     },
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import tomllib
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 from octavo.options.flags import ENGINE_FLAGS, ENGINE_ROOTS, SERVER_FLAGS, resolve
 from octavo_engine.config import EngineConfig
 from octavo_engine.server.settings import ServerSettings
-from octavo_operator.desired import engine_options, to_toml
+from octavo_operator.desired import desired_objects, engine_options, to_toml
 from octavo_operator.desired.config_map import config_text
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.spec import LLMDeployment
 from octavo_operator.spec.engine import RESERVED_ARGS
-from tests.fakes.deployments import make_deployment, sample_bodies
+from tests.fakes.deployments import make_deployment, sample_bodies, with_images
 
 FLAGS = (*ENGINE_FLAGS, *SERVER_FLAGS)
 ROOTS: dict[str, type[Any]] = {
@@ -147,3 +148,27 @@ def test_tiers_arrive_in_gib():
     assert engine.kv_disk_path == "/var/lib/octavo/kv"
     engine, _ = read(config_text(make_deployment({"engine": {"kvTiers": {"disk": {}}}})))
     assert (engine.kv_offloading_size, engine.kv_disk_size) == (0.0, 10.0)
+
+
+def test_the_pods_of_a_group_are_stages_and_so_are_processes_on_a_laptop():
+    group = {"size": 3, "secretRef": {"name": "between"}}
+    engine, _ = read(config_text(make_deployment({"group": group})))
+    assert (engine.pipeline_parallel_size, engine.distributed_executor_backend) == (3, "mp")
+
+
+def test_the_engine_reads_what_the_pods_of_a_group_are_started_with():
+    objects = desired_objects(
+        make_deployment({"group": {"size": 3, "secretRef": {"name": "between"}}}), with_images()
+    )
+    (body,) = (each for each in objects if each["kind"] == "Deployment")
+    arguments = body["spec"]["template"]["spec"]["containers"][0]["args"]
+    given = dict(each.removeprefix("--").split("=", 1) for each in arguments)
+    (data,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
+    del given["config"]
+    flags = "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
+    engine, _ = read(
+        data["engine.toml"]
+        + flags.replace('"3"', "3").replace('"0"', "0").replace('"29501"', "29501")
+    )
+    assert (engine.nnodes, engine.node_rank, engine.master_port) == (3, 0, 29501)
+    assert engine.node_key_file == "/run/octavo/group/secret"

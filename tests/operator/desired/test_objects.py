@@ -98,6 +98,7 @@ SAME_POD = [
 ]
 ADAPTER = {"name": "law", "uri": "hf://org/law"}
 KV = {"secretRef": {"name": "kv"}}
+GROUP = {"size": 3, "secretRef": {"name": "between"}}
 WITH_LORA = [
     {"adapters": [ADAPTER]},
     {"lora": {}, "adapters": [ADAPTER]},
@@ -115,6 +116,7 @@ ANOTHER_POD = [
     {"rollout": {"drainTimeout": "0s"}},
     {"podTemplate": {"metadata": {"annotations": {"restarted-at": "now"}}}},
     {"prefill": KV},
+    {"group": GROUP},
 ]
 
 
@@ -258,6 +260,11 @@ PREFILL_LEAVES: dict[str, dict[str, Any]] = {
 }
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"prefill.{leaf}": _prefill(**changed) for leaf, changed in PREFILL_LEAVES.items()},
+    "group.size": ({"group": GROUP}, {"group": {**GROUP, "size": 4}}),
+    "group.secretRef.name": (
+        {"group": GROUP},
+        {"group": {**GROUP, "secretRef": {"name": "other"}}},
+    ),
     "lora.maxLoras": ({"lora": {}}, {"lora": {"maxLoras": 4}}),
     "lora.maxCpuLoras": ({"lora": {}}, {"lora": {"maxCpuLoras": 99}}),
     "lora.maxRank": ({"lora": {}}, {"lora": {"maxRank": 8}}),
@@ -495,3 +502,17 @@ def test_clients_and_scalers_count_the_pods_that_answer():
         'app_kubernetes_io_component="engine"' in trigger["metadata"]["query"]
         for trigger in scaled["triggers"]
     )
+
+
+def test_workers_reach_the_pod_that_serves_and_routers_only_that():
+    spec = {"group": GROUP}
+    policy = objects(spec)["NetworkPolicy"]["spec"]
+    (_, port) = policy["ingress"]
+    leaders = {"octavo.dev/deployment": "smollm2", "app.kubernetes.io/component": "engine"}
+    workers = {**leaders, "app.kubernetes.io/component": "worker"}
+    ports = [{"port": 29501, "protocol": "TCP"}]
+    assert port == {"from": [{"podSelector": {"matchLabels": workers}}], "ports": ports}
+    assert {"to": [{"podSelector": {"matchLabels": leaders}}], "ports": ports} in policy["egress"]
+    for body in made(spec):
+        if body["kind"] == "Service":
+            assert body["spec"]["selector"] == leaders

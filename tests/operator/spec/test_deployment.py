@@ -319,3 +319,33 @@ class TestPrefill:
     def test_the_flag_in_the_engines_arguments_names_the_field_to_use(self):
         with pytest.raises(SpecInvalid, match=r"kv-transfer-config is set by spec\.prefill"):
             make_deployment({"engine": {"args": {"kv-transfer-config": "{}"}}})
+
+
+class TestGroup:
+    GROUP: ClassVar = {"size": 4, "secretRef": {"name": "between"}}
+
+    def test_each_pod_of_a_group_counts(self):
+        deployment = make_deployment(
+            {"group": self.GROUP, "replicas": 2, "autoscaling": {"maxReplicas": 3}}
+        )
+        assert deployment.most_pods == 12
+        assert deployment.num_ranks == 4
+
+    @pytest.mark.parametrize(
+        ("spec", "problem"),
+        [
+            ({"group": {"size": 2}}, r"spec\.group\.secretRef is required: a Secret whose"),
+            ({"group": {"secretRef": {"name": "a"}}}, r"spec\.group\.size is required"),
+            ({"group": {**GROUP, "size": 1}}, r"spec\.group\.size must be from 2 to 64"),
+            ({"engine": {"device": "sim"}}, "spec.group needs device: cpu"),
+            ({"engine": {"pipelineParallelSize": 4, "executor": "mp"}}, "one process in each pod"),
+            ({"engine": {"dataParallelSize": 2}}, "one process in each pod"),
+            ({"engine": {"args": {"nnodes": 2}}}, "is set by spec.group.size"),
+            ({"lora": {}}, "spec.group cannot be combined with adapters"),
+            ({"prefill": {"secretRef": {"name": "kv"}}}, "and no group"),
+            ({"engine": {"kvTiers": {"hostMemory": "1Gi"}}}, "and no group"),
+        ],
+    )
+    def test_what_it_cannot_be_combined_with_is_refused(self, spec: dict[str, Any], problem: str):
+        with pytest.raises(SpecInvalid, match=problem):
+            make_deployment({"group": self.GROUP, **spec})

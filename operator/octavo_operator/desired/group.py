@@ -1,0 +1,152 @@
+"""The pods of one engine that is several: a leader, which serves, and a Deployment for each worker.
+
+A leader is an engine pod like any other, so that rollouts, canaries, scaling and routers know
+nothing of groups: it is ready once all its workers are there. A worker is made from the template of
+its leader's Deployment, whichever revision that is, and belongs to the leader: it goes when the
+leader has gone, drained. See docs/adr/0024-groups-of-pods.md.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.protocol.endpoints import LEADER_PORT
+from octavo_engine.protocol.kubernetes import (
+    COMPONENT_LABEL,
+    DEPLOYMENT_LABEL,
+    POD_IP_ENV,
+    REVISION_LABEL,
+    WORKER_COMPONENT,
+)
+from octavo_operator.objects import kinds, labels, names
+from octavo_operator.spec.group import SECRET_KEY
+
+if TYPE_CHECKING:
+    from octavo_operator.objects.kinds import Object
+    from octavo_operator.spec import LLMDeployment
+
+_VOLUME = "group-secret"
+_MOUNT = "/run/octavo/group"
+_LEADER_RANK = "--node-rank=0"
+_LEADER_ADDRESS = f"--master-addr=$({POD_IP_ENV})"
+# A worker holds no request of its own: it ends when it is asked to.
+_GRACE_S = 30
+# What only a pod that serves has.
+_OF_LEADERS = ("ports", "lifecycle", "startupProbe", "livenessProbe", "readinessProbe")
+
+
+def arguments(deployment: LLMDeployment) -> list[str]:
+    """Of `octavo serve` in a leader. Flags, not lines of its file: workers have the same file."""
+    if deployment.group is None:
+        return []
+    return [
+        f"--nnodes={deployment.group.size}",
+        _LEADER_RANK,
+        _LEADER_ADDRESS,
+        f"--master-port={LEADER_PORT}",
+        f"--node-key-file={_MOUNT}/{SECRET_KEY}",
+    ]
+
+
+def variables(deployment: LLMDeployment) -> list[dict[str, Any]]:
+    if deployment.group is None:
+        return []
+    return [{"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+
+
+def ports(deployment: LLMDeployment) -> list[dict[str, Any]]:
+    return [] if deployment.group is None else [{"name": "workers", "containerPort": LEADER_PORT}]
+
+
+def volumes(deployment: LLMDeployment) -> list[dict[str, Any]]:
+    if deployment.group is None:
+        return []
+    secret = {
+        "secretName": deployment.group.secret,
+        "items": [{"key": SECRET_KEY, "path": SECRET_KEY}],  # a pod without it says so
+        "defaultMode": 0o440,
+    }
+    return [{"name": _VOLUME, "secret": secret}]
+
+
+def mounts(deployment: LLMDeployment) -> list[dict[str, Any]]:
+    if deployment.group is None:
+        return []
+    return [{"name": _VOLUME, "mountPath": _MOUNT, "readOnly": True}]
+
+
+def annotations(deployment: LLMDeployment) -> dict[str, str]:
+    if deployment.group is None:
+        return {}
+    return {labels.GROUP_SIZE_ANNOTATION: str(deployment.group.size)}
+
+
+def worker_deployment(engine: Object, leader: Object, rank: int) -> Object:
+    """`engine`: the Deployment of the leader's revision. The leader has an address."""
+    owner = kinds.labels_of(engine)[DEPLOYMENT_LABEL]
+    revision = kinds.labels_of(engine)[REVISION_LABEL]
+    uid = kinds.uid_of(leader)
+    own = {
+        COMPONENT_LABEL: WORKER_COMPONENT,
+        labels.LEADER_LABEL: uid,
+        labels.RANK_LABEL: f"{rank}",
+    }
+    head: Object = {
+        "apiVersion": kinds.DEPLOYMENT.api_version,
+        "kind": kinds.DEPLOYMENT.name,
+        "metadata": {
+            "name": names.worker_deployment(owner, revision, uid, rank),
+            "namespace": kinds.namespace_of(engine),
+            "labels": {**labels.common(owner), REVISION_LABEL: revision, **own},
+            "annotations": {labels.ADDRESS_ANNOTATION: address_of(leader)},
+            # NOTE: a block on the leader's deletion would need a permission on pods' finalizers.
+            "ownerReferences": [
+                {
+                    "apiVersion": kinds.POD.api_version,
+                    "kind": kinds.POD.name,
+                    "name": kinds.name_of(leader),
+                    "uid": uid,
+                    "controller": True,
+                }
+            ],
+        },
+    }
+    spec = {
+        "replicas": 1,
+        "revisionHistoryLimit": 0,
+        "selector": {"matchLabels": {DEPLOYMENT_LABEL: owner, **own}},
+        # Two workers of one rank would be in each other's way.
+        "strategy": {"type": "Recreate"},
+        "template": _worker_template(engine["spec"]["template"], own, address_of(leader), rank),
+    }
+    return {**head, "spec": spec}
+
+
+def address_of(leader: Object) -> str:
+    """Where its workers reach it; "" until it has a place."""
+    return str((leader.get("status") or {}).get("podIP") or "")
+
+
+def _worker_template(template: Object, own: dict[str, str], address: str, rank: int) -> Object:
+    template = copy.deepcopy(template)
+    spec, meta = template["spec"], template["metadata"]
+    meta["labels"] |= own
+    meta.get("annotations", {}).pop(labels.GROUP_SIZE_ANNOTATION, None)
+    spec.pop("readinessGates", None)
+    spec["terminationGracePeriodSeconds"] = _GRACE_S
+    for constraint in spec.get("topologySpreadConstraints", ()):
+        selected = constraint.get("labelSelector", {}).get("matchLabels", {})
+        if COMPONENT_LABEL in selected:
+            selected[COMPONENT_LABEL] = WORKER_COMPONENT
+    for container in spec["containers"]:
+        if container["name"] != names.ENGINE_CONTAINER:
+            continue
+        for part in _OF_LEADERS:
+            container.pop(part, None)
+        changed = {
+            _LEADER_RANK: f"--node-rank={rank}",
+            _LEADER_ADDRESS: f"--master-addr={address}",
+        }
+        container["args"] = [changed.get(each, each) for each in container["args"]]
+    return template
