@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tomllib
 from typing import Any
 
@@ -163,12 +162,9 @@ def test_the_engine_reads_what_the_pods_of_a_group_are_started_with():
     (body,) = (each for each in objects if each["kind"] == "Deployment")
     arguments = body["spec"]["template"]["spec"]["containers"][0]["args"]
     given = dict(each.removeprefix("--").split("=", 1) for each in arguments)
-    (data,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
     del given["config"]
-    flags = "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
-    engine, _ = read(
-        data["engine.toml"]
-        + flags.replace('"3"', "3").replace('"0"', "0").replace('"29501"', "29501")
-    )
+    flags = to_toml({k: int(v) if v.isdecimal() else v for k, v in given.items()})
+    (data,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
+    engine, _ = read(data["engine.toml"] + flags)
     assert (engine.nnodes, engine.node_rank, engine.master_port) == (3, 0, 29501)
     assert engine.node_key_file == "/run/octavo/group/secret"
