@@ -76,7 +76,7 @@ def mounts(deployment: LLMDeployment) -> list[dict[str, Any]]:
     return [{"name": _VOLUME, "mountPath": _MOUNT, "readOnly": True}]
 
 
-def annotations(deployment: LLMDeployment) -> dict[str, str]:
+def pod_annotations(deployment: LLMDeployment) -> dict[str, str]:
     if deployment.group is None:
         return {}
     return {labels.GROUP_SIZE_ANNOTATION: str(deployment.group.size)}

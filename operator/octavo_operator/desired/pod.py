@@ -93,7 +93,7 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
         },
         "annotations": {
             labels.MODEL_ANNOTATION: deployment.model.uri,
-            **group.annotations(deployment),
+            **group.pod_annotations(deployment),
         },
     }
     return {"metadata": metadata, "spec": spec}

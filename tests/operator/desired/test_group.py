@@ -30,7 +30,8 @@ def worker(rank: int = 2, address: str = "10.1.2.3") -> dict[str, Any]:
 
 
 def container(deployment: dict[str, Any]) -> dict[str, Any]:
-    return deployment["spec"]["template"]["spec"]["containers"][0]
+    found: dict[str, Any] = deployment["spec"]["template"]["spec"]["containers"][0]
+    return found
 
 
 def test_a_worker_runs_what_its_leader_runs_under_another_rank():

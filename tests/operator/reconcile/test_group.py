@@ -26,8 +26,8 @@ def pods_of(bench: OperatorBench, component: str) -> list[Object]:
     ]
 
 
-def arguments(pod_or_deployment: Object) -> list[str]:
-    return pod_or_deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+def arguments(deployment: Object) -> list[str]:
+    return list(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
 
 
 def workers(bench: OperatorBench) -> list[Object]:
