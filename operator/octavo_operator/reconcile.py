@@ -109,8 +109,9 @@ class Reconciler:
             return KeyOutcome(is_gone=True)
         if body["metadata"].get("deletionTimestamp"):
             return KeyOutcome()
+        memory = self._memory(key, kinds.uid_of(body))
         try:
-            return await self._reconcile(body, self._memory(key, kinds.uid_of(body)))
+            return await self._reconcile(body, memory)
         except _Outdated as outdated:
             return outdated.outcome
         except NotLeader:
@@ -147,7 +148,8 @@ class Reconciler:
         self, body: Object, accepted: Accepted, memory: _Memory, *, has_scaled: bool = False
     ) -> ReconcileSnapshot:
         """Writes nothing but memory. Raises SpecInvalid as `decide` does."""
-        decision = decide(self._gather(body, accepted, memory, has_scaled=has_scaled))
+        inputs = self._gather(body, accepted, memory, has_scaled=has_scaled)
+        decision = decide(inputs)
         memory.decision = decision.memory
         self._slots.note(memory.key, holds_slot=decision.holds_slot)
         return decision.snapshot
