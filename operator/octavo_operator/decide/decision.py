@@ -1,7 +1,7 @@
 """The whole decision about one LLMDeployment: from everything that was gathered to what to do.
 
 Pure: `DecisionInputs` holds all that it reads, the times included. What the next decision needs of
-this one is in `Decision.memory`.
+this one is in `ReconcileDecision.memory`.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class DecisionInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReconcileDecision:
     snapshot: ReconcileSnapshot
     memory: DecisionMemory
     holds_slot: bool  # its rollout counts among those that are under way
 
 
-def decide(inputs: DecisionInputs) -> Decision:
+def decide(inputs: DecisionInputs) -> ReconcileDecision:
     """Raises SpecInvalid where a spec that was accepted before cannot be carried out any more."""
     deployment, observed, in_flight = inputs.deployment, inputs.observed, inputs.in_flight
     revision = adopt.current_revision(deployment, inputs.settings, observed, inputs.status)
@@ -133,4 +133,6 @@ def decide(inputs: DecisionInputs) -> Decision:
         inputs.accepted, revision, target, observed, replicas, capacity, prefill, plan,
         count.scaling, adapters,
     )  # fmt: skip
-    return Decision(snapshot, DecisionMemory(count.history, trial.baseline), admission.holds_slot)
+    return ReconcileDecision(
+        snapshot, DecisionMemory(count.history, trial.baseline), admission.holds_slot
+    )

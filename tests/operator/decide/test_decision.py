@@ -11,7 +11,12 @@ from octavo_operator.decide.accepted_spec import accept
 from octavo_operator.decide.adapters import AdapterClaim
 from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.decide.canary import CanaryState, CanaryTotals, Sample
-from octavo_operator.decide.decision import Decision, DecisionInputs, DecisionMemory, decide
+from octavo_operator.decide.decision import (
+    DecisionInputs,
+    DecisionMemory,
+    ReconcileDecision,
+    decide,
+)
 from octavo_operator.decide.observed import DeploymentKey, Observed
 from octavo_operator.decide.rollout_slots import RolloutSlot
 from octavo_operator.errors import SpecInvalid
@@ -55,7 +60,7 @@ def of_bench(bench: OperatorBench, **spec: object) -> DecisionInputs:
     return replace(given, owner_uid=kinds.uid_of(bench.deployment()))
 
 
-def text(decision: Decision) -> str:
+def text(decision: ReconcileDecision) -> str:
     return ", ".join(decision.snapshot.plan.hold)
 
 
