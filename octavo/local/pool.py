@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.local.fetching import Fetching
@@ -210,16 +209,10 @@ class Pool:
         return replica.state == "ready" and self._demand.holders(replica.url).are_all
 
     def _verdict(self) -> CanaryVerdict:
-        totals = partial(self._demand.total, self.name)
-        rollout = self.deployment.rollout
-        self._baseline = canary.baseline_of(rollout, self._canary, totals, self._baseline)
-        return canary.judge_since(
-            self._baseline,
-            rollout.canary.analysis,
-            self._canary,
-            totals,
-            is_reported=bool(self._demand.num_answering),
-        )
+        totals = self._demand.canary_totals(self.name, self._canary)
+        trial = canary.judge_trial(self.deployment.rollout, self._canary, totals, self._baseline)
+        self._baseline = trial.baseline
+        return trial.verdict
 
     def _scale(self) -> None:
         rules = self.deployment.autoscaling

@@ -20,7 +20,7 @@ from octavo.study.study_router import StudyRouter
 from octavo.study.timeline import Timeline
 from octavo_engine.protocol.state import State
 from octavo_operator.decide.autoscale import ScaleHistory, decide
-from octavo_operator.reconcile import TICK_S
+from octavo_operator.requeue import TICK_S
 from octavo_operator.routers.poller import RouterDemand
 from octavo_router.admin.state import StateReporter
 from octavo_router.endpoints.endpoint import Address, Endpoint, EndpointSpec

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo_operator.desired import check_autoscaler
+from octavo_operator.desired.revision import image_of
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.spec import LLMDeployment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from octavo_operator.decide.observed import DeploymentKey
     from octavo_operator.objects.kinds import Object
+    from octavo_operator.settings import OperatorSettings
 
 MAX_SPEC_CHARS = 262_144  # as the schema has it; with the spec itself it fits into etcd
 
@@ -38,12 +42,14 @@ class Accepted:
         return {"generation": self.generation, "spec": self.spec}
 
 
-def accept(body: Object, check: Callable[[LLMDeployment], None]) -> Accepted:
-    """`check` is given what the parser cannot see: the cluster, and the owners of names. Raises
-    SpecInvalid where neither the written spec nor an earlier one can be carried out."""
+def accept(
+    body: Object, taken: Mapping[str, DeploymentKey], settings: OperatorSettings
+) -> Accepted:
+    """`taken`: served names that belong to other LLMDeployments. Raises SpecInvalid where neither
+    the written spec nor an earlier one can be carried out."""
     try:
         deployment = LLMDeployment.parse_stored(body)
-        check(deployment)
+        _check(deployment, taken, settings)
         text = msgspec.json.encode(body["spec"], order="deterministic").decode()
         return Accepted(deployment, deployment.generation, text)
     except SpecInvalid as error:
@@ -57,6 +63,24 @@ def accept(body: Object, check: Callable[[LLMDeployment], None]) -> Accepted:
     except SpecInvalid:  # accepted by a newer version
         raise refusal from None
     return Accepted(deployment, generation, text, refusal)
+
+
+def _check(
+    deployment: LLMDeployment, taken: Mapping[str, DeploymentKey], settings: OperatorSettings
+) -> None:
+    """What the parser cannot see. Raises SpecInvalid."""
+    for name in deployment.names:
+        if (owner := taken.get(name)) is None:
+            continue
+        is_near = owner.namespace == deployment.namespace
+        where = "" if is_near else f" in namespace {owner.namespace}"
+        raise SpecInvalid(
+            "spec.model" if name in deployment.model.names else "spec.adapters",
+            f"uses the name {name}, which already belongs to LLMDeployment {owner.name}{where}",
+            reason="ServedNameConflict",
+        )
+    check_autoscaler(deployment, settings)
+    image_of(deployment, settings)
 
 
 def accepted_of(body: Mapping[str, Any]) -> tuple[int, str] | None:

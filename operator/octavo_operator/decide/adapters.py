@@ -15,10 +15,17 @@ from octavo_operator.reasons import Reason
 from octavo_operator.spec.adapters import LLMAdapter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from octavo_operator.objects.kinds import Object
     from octavo_operator.spec import AdapterSpec, LLMDeployment
+
+
+class AdapterClaim(NamedTuple):
+    """An LLMAdapter, and who has the name that it claims."""
+
+    body: Object
+    owner: str  # in words; "" where it is this one
 
 
 class TakenAdapter(NamedTuple):
@@ -42,19 +49,14 @@ class AdapterDecision(NamedTuple):
     refused: tuple[RefusedAdapter, ...] = ()
 
 
-def decide_adapters(
-    deployment: LLMDeployment,
-    resources: Sequence[Object],
-    owner_of: Callable[[str, Object], str],
-) -> AdapterDecision:
-    """`resources`: the LLMAdapters that name this deployment. `owner_of`: who has a name that an
-    LLMAdapter asks for, in words; "" where nobody else has."""
+def decide_adapters(deployment: LLMDeployment, claims: Sequence[AdapterClaim]) -> AdapterDecision:
+    """`claims`: of the LLMAdapters that name this deployment."""
     taken = [TakenAdapter(adapter) for adapter in deployment.adapters]
     refused: list[RefusedAdapter] = []
     num_pinned = sum(adapter.pinned for adapter in deployment.adapters)
-    for body in sorted(resources, key=age_of):
-        name = kinds.name_of(body)
-        problem = _problem(deployment, body, owner_of)
+    for claim in sorted(claims, key=lambda claim: age_of(claim.body)):
+        name = kinds.name_of(claim.body)
+        problem = _problem(deployment, claim)
         if isinstance(problem, RefusedAdapter):
             refused.append(problem)
             continue
@@ -74,13 +76,11 @@ def age_of(body: Object) -> tuple[str, str, str]:
     return created, kinds.namespace_of(body), kinds.name_of(body)
 
 
-def _problem(
-    deployment: LLMDeployment, body: Object, owner_of: Callable[[str, Object], str]
-) -> AdapterSpec | RefusedAdapter:
+def _problem(deployment: LLMDeployment, claim: AdapterClaim) -> AdapterSpec | RefusedAdapter:
     """The adapter, or why it is not taken."""
-    name = kinds.name_of(body)
+    name = kinds.name_of(claim.body)
     try:
-        adapter = LLMAdapter.parse_stored(body).adapter
+        adapter = LLMAdapter.parse_stored(claim.body).adapter
     except SpecInvalid as error:
         return RefusedAdapter(name, Reason(error.reason), str(error))
     if deployment.room_for_adapters is None:
@@ -89,7 +89,7 @@ def _problem(
             "spec.lora nor spec.adapters"
         )
         return RefusedAdapter(name, Reason.LORA_DISABLED, text)
-    if owner := owner_of(adapter.name, body):
-        text = f"The name {adapter.name} already belongs to {owner}"
+    if claim.owner:
+        text = f"The name {adapter.name} already belongs to {claim.owner}"
         return RefusedAdapter(name, Reason.ADAPTER_NAME_CONFLICT, text)
     return adapter

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from octavo_operator.objects.quantities import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from octavo_operator.spec import LLMDeployment
     from octavo_operator.spec.autoscaling import AutoscalingSpec
@@ -87,14 +87,20 @@ class ReplicaCount(NamedTuple):
     history: ScaleHistory
 
 
+def reads_signals(deployment: LLMDeployment) -> bool:
+    """Whether the built-in autoscaler decides."""
+    rules = deployment.autoscaling
+    return rules is not None and rules.provider == "octavo" and not deployment.suspend
+
+
 def wanted_replicas(
     deployment: LLMDeployment,
     last: Scaling | None,
     history: ScaleHistory,
-    signals: Callable[[], LoadSignals],
+    signals: LoadSignals,
     *,
     now: float,
-    now_text: Callable[[], str],
+    now_text: str,
     is_decided: bool = False,
 ) -> ReplicaCount:
     """By the spec, or by the built-in autoscaler. `last` is its decision in the status;
@@ -108,11 +114,11 @@ def wanted_replicas(
     if last is not None and is_decided:
         return ReplicaCount(last.replicas, last, history)
     current = rules.clamp(deployment.replicas) if last is None else last.replicas
-    decision = decide(rules, signals(), current, history, now)
+    decision = decide(rules, signals, current, history, now)
     if last is not None and decision.replicas == current:
         return ReplicaCount(current, last, decision.history)  # its reason still explains the number
     reason = f"{decision.reason}: {decision.message}"
-    scaling = Scaling(decision.replicas, reason, now_text())
+    scaling = Scaling(decision.replicas, reason, now_text)
     return ReplicaCount(decision.replicas, scaling, decision.history)
 
 

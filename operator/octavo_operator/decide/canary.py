@@ -8,14 +8,12 @@ rejected until the spec changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from octavo_operator.decide.rollout import RolloutLimits
     from octavo_operator.spec.traffic import Analysis, CanarySpec, RolloutSpec
 
@@ -107,28 +105,21 @@ class CanaryState:
 HOLD = CanaryVerdict("hold", "CanaryWaitingForTraffic", "No router has reported canary metrics.")
 
 
+@dataclass(frozen=True, slots=True)
+class CanaryTotals:
+    """What clients got from both revisions so far."""
+
+    stable: Sample = field(default_factory=Sample)
+    canary: Sample = field(default_factory=Sample)
+    is_reported: bool = False  # some router reports now: these are not old ones
+
+
 class CanaryBaseline(NamedTuple):
     """Both revisions' totals when a step of the canary began."""
 
     revision: str
     step: int
-    stable: Sample
-    canary: Sample
-
-
-def baseline_of(
-    rollout: RolloutSpec,
-    state: CanaryState,
-    totals: Callable[[str], Sample],
-    previous: CanaryBaseline | None,
-) -> CanaryBaseline | None:
-    """`previous` while its step lasts, the totals of now where a step has just begun, and None
-    while no canary runs. `totals`: what clients got from a revision so far."""
-    if not state.revision or rollout.strategy != "Canary":
-        return None
-    if previous is not None and previous[:2] == (state.revision, state.step):
-        return previous
-    return CanaryBaseline(state.revision, state.step, totals(state.stable), totals(state.revision))
+    totals: CanaryTotals
 
 
 def quantile(q: float, buckets: tuple[int, ...]) -> float | None:
@@ -145,23 +136,29 @@ def quantile(q: float, buckets: tuple[int, ...]) -> float | None:
     return TTFT_BOUNDS_S[-1]
 
 
-def judge_since(
-    baseline: CanaryBaseline | None,
-    analysis: Analysis,
+class TrialJudgement(NamedTuple):
+    verdict: CanaryVerdict
+    baseline: CanaryBaseline | None  # for the next judgement
+
+
+def judge_trial(
+    rollout: RolloutSpec,
     state: CanaryState,
-    totals: Callable[[str], Sample],
-    *,
-    is_reported: bool,
-) -> CanaryVerdict:
-    """The canary against the stable revision since the step began. `is_reported`: some router
-    reports now, so that the totals are not old ones."""
-    if baseline is None or not is_reported:
-        return HOLD
-    return judge(
-        analysis,
-        totals(state.stable) - baseline.stable,
-        totals(state.revision) - baseline.canary,
-    )
+    totals: CanaryTotals,
+    previous: CanaryBaseline | None,
+) -> TrialJudgement:
+    """The canary against the stable revision since its step began: `previous` says what clients
+    had got by then, unless the step begins now."""
+    if not state.revision or rollout.strategy != "Canary":
+        return TrialJudgement(HOLD, None)
+    baseline = previous
+    if baseline is None or baseline[:2] != (state.revision, state.step):
+        baseline = CanaryBaseline(state.revision, state.step, totals)
+    if not totals.is_reported:
+        return TrialJudgement(HOLD, baseline)
+    before = baseline.totals
+    stable, trial = totals.stable - before.stable, totals.canary - before.canary
+    return TrialJudgement(judge(rollout.canary.analysis, stable, trial), baseline)
 
 
 def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:

@@ -74,6 +74,11 @@ class Observed:
             and not is_finished(pod)
         )
 
+    @cached_property
+    def num_serving(self) -> int:
+        """Replicas that get traffic and stay."""
+        return sum(each.routable and not each.is_leaving for each in self.replicas({}))
+
     def groups(self, in_flight: Mapping[str, int]) -> list[RevisionGroup]:
         return group_replicas(self.targets, self.replicas(in_flight))
 

@@ -223,11 +223,13 @@ def plan_changes(
     replicas: Sequence[RevisionReplica] = (),
     prefill: SideStep | None = None,
     settled: Mapping[tuple[Kind, str], tuple[str, str]] | None = None,
+    waiting_for: str = "",
 ) -> ReconcilePlan:
     """Everything to write, in order. `settled` names objects that came back from the server
     unchanged after an apply: (fingerprint, generation), so that what the server stores in another
     form is not written for ever. No engine is made or changed while an object that comes before it
-    is not ours; those that run are still scaled."""
+    is not ours; those that run are still scaled. `waiting_for`: what its rollout waits for, if it
+    may not begin."""
     sides = [SideStep(capacity.step, observed, replicas), *([prefill] if prefill else [])]
     targets = {side.observed.component: side.step.targets for side in sides}
     applies: list[Object] = []
@@ -275,7 +277,7 @@ def plan_changes(
     details += [order.detail for order in scales]
     deletes = _plan_deletes(desired, observed, sides, owner_uid) + orphaned_workers(observed)
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
-    hold += [side.step.waiting_for for side in sides if side.step.waiting_for]
+    hold += filter(None, [*(side.step.waiting_for for side in sides), waiting_for])
     return ReconcilePlan(
         tuple(applies), tuple(scales), tuple(deletes), tuple(hold), tuple(conflicts), tuple(details)
     )

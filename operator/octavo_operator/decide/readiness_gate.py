@@ -13,7 +13,7 @@ from octavo_operator.decide.observed import loses_gate, waits_for_gate
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from octavo_operator.objects.kinds import Object
 
@@ -72,16 +72,16 @@ def decide(pod: Object, holders: Holders, waited_s: float) -> ReadinessGate | No
 
 def decide_all(
     pods: Sequence[Object],
-    holders: Callable[[str], Holders],
+    holders: Mapping[str, Holders],
     held_since: Mapping[str, float],
     now: float,
 ) -> GateChanges:
-    """The gates to set. `held_since`: by pod UID, since when a quorum has held the pod."""
+    """The gates to set. By pod UID: `holders`, and since when a quorum has held the pod."""
     changes: list[tuple[Object, ReadinessGate]] = []
     since: dict[str, float] = {}
     for pod in pods:
         uid = kinds.uid_of(pod)
-        holding = holders(uid)
+        holding = holders[uid]
         began_at = held_since.get(uid, now)
         if waits_for_gate(pod) and has_quorum(holding):
             since[uid] = began_at

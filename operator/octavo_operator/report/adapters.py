@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from octavo_operator.decide.adapters import RefusedAdapter
 from octavo_operator.reasons import Reason, explain
 from octavo_operator.report.status import StatusCondition, merge_conditions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from octavo_operator.decide.adapters import AdapterDecision, RefusedAdapter, TakenAdapter
+    from octavo_operator.decide.adapters import AdapterDecision, TakenAdapter
     from octavo_operator.objects.kinds import Object
 
 AdapterPhase = Literal["Loaded", "Loading", "Failed", "Unloaded"]
@@ -83,39 +84,31 @@ def adapter_list(
     return listed
 
 
-def taken_status(
-    report: AdapterReport, generation: int, previous: Mapping[str, object], now: str
+def adapter_status(
+    found: AdapterReport | RefusedAdapter,
+    generation: int,
+    previous: Mapping[str, object],
+    now: str,
 ) -> Object:
-    """Of an LLMAdapter that engines shall have."""
-    reason, status = _PHASES[report.phase]
-    where = f"{len(report.pods)} pod" + "s" * (len(report.pods) != 1)
-    fact = f"It is loaded on {where}" if report.pods else report.message
-    conditions = [
-        StatusCondition("Accepted", "True", Reason.ACCEPTED, "The spec is valid."),
-        StatusCondition("Loaded", status, reason, explain(reason, fact)),
-    ]
-    return {
-        "observedGeneration": generation,
-        **report.to_status(),
-        "conditions": merge_conditions(conditions, previous, generation, now),
-    }
-
-
-def refused_status(
-    refused: RefusedAdapter, generation: int, previous: Mapping[str, object], now: str
-) -> Object:
-    text = explain(refused.reason, refused.message)
-    conditions = [
-        StatusCondition("Accepted", "False", refused.reason, text),
-        StatusCondition("Loaded", "False", refused.reason, text),
-    ]
-    return {
-        "observedGeneration": generation,
-        "phase": "Failed",
-        "loadedOn": 0,
-        "message": text[:MAX_MESSAGE],
-        "conditions": merge_conditions(conditions, previous, generation, now),
-    }
+    """Of an LLMAdapter."""
+    if isinstance(found, RefusedAdapter):
+        text = explain(found.reason, found.message)
+        shown: Object = {"phase": "Failed", "loadedOn": 0, "message": text[:MAX_MESSAGE]}
+        conditions = [
+            StatusCondition("Accepted", "False", found.reason, text),
+            StatusCondition("Loaded", "False", found.reason, text),
+        ]
+    else:
+        reason, is_loaded = _PHASES[found.phase]
+        where = f"{len(found.pods)} pod" + "s" * (len(found.pods) != 1)
+        fact = f"It is loaded on {where}" if found.pods else found.message
+        shown = found.to_status()
+        conditions = [
+            StatusCondition("Accepted", "True", Reason.ACCEPTED, "The spec is valid."),
+            StatusCondition("Loaded", is_loaded, reason, explain(reason, fact)),
+        ]
+    merged = merge_conditions(conditions, previous, generation, now)
+    return {"observedGeneration": generation, **shown, "conditions": merged}
 
 
 _PHASES: Mapping[AdapterPhase, tuple[Reason, Literal["True", "False"]]] = {

@@ -21,9 +21,8 @@ from octavo_operator.report.adapters import (
     RENEW_S,
     AdapterReport,
     adapter_list,
+    adapter_status,
     find_reports,
-    refused_status,
-    taken_status,
 )
 from octavo_operator.report.faults import Fault, find_faults, newest_first, unexplained
 from octavo_operator.report.loading import LoadingReader, found_model
@@ -197,10 +196,7 @@ class Reporter:
     async def _write_adapter(self, body: Object, found: AdapterReport | RefusedAdapter) -> None:
         previous = body.get("status") or {}
         generation = int(body["metadata"].get("generation") or 0)
-        if isinstance(found, RefusedAdapter):
-            status = refused_status(found, generation, previous, self._now_text())
-        else:
-            status = taken_status(found, generation, previous, self._now_text())
+        status = adapter_status(found, generation, previous, self._now_text())
         if status == previous:
             return
         try:

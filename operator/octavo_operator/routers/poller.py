@@ -24,7 +24,7 @@ from octavo_engine.protocol.state import (
     State,
 )
 from octavo_operator.decide.autoscale import LoadSignals
-from octavo_operator.decide.canary import Sample
+from octavo_operator.decide.canary import CanaryTotals, Sample
 from octavo_operator.decide.observed import condition_of
 from octavo_operator.decide.readiness_gate import Holders
 from octavo_operator.errors import ClusterError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from octavo_operator.cluster.api import Cluster
+    from octavo_operator.decide.canary import CanaryState
     from octavo_operator.metrics import OperatorMetrics
 
 logger = logging.getLogger("octavo.operator.routers")
@@ -248,6 +249,14 @@ class RouterDemand:
         """What clients got from a revision since this operator began to listen."""
         tally = self._tallies.get((pool, revision))
         return tally.total if tally else Sample()
+
+    def canary_totals(self, pool: str, state: CanaryState) -> CanaryTotals:
+        """Of the stable revision and the one on trial."""
+        return CanaryTotals(
+            self.total(pool, state.stable),
+            self.total(pool, state.revision),
+            is_reported=bool(self.num_answering),
+        )
 
     def forget(self, pool: str) -> None:
         for key in [key for key in self._tallies if key[0] == pool]:

@@ -163,6 +163,12 @@ class LLMDeployment:
         """Before any autoscaler: none while suspended."""
         return 0 if self.suspend else self.replicas
 
+    def is_woken_by_requests(self, replicas: int) -> bool:
+        """Whether requests at this number of replicas are held until there are some."""
+        scaling = self.autoscaling
+        may_sleep = scaling is not None and scaling.scale_to_zero_after_s is not None
+        return may_sleep and replicas == 0 and not self.suspend
+
 
 def _checked(deployment: LLMDeployment) -> LLMDeployment:
     _check_together(deployment)

@@ -12,13 +12,13 @@ import msgspec
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator.decide.accepted_spec import accepted_of, served_names
-from octavo_operator.decide.adapters import age_of
+from octavo_operator.decide.adapters import AdapterClaim, age_of
 from octavo_operator.decide.observed import DeploymentKey, Observed
 from octavo_operator.objects import kinds
 from octavo_operator.objects.names import answers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from octavo_operator.cluster.api import Listing
     from octavo_operator.objects.kinds import Kind, Object
@@ -67,6 +67,7 @@ class World:
         self._children: dict[DeploymentKey, set[tuple[Kind, str]]] = {}
         self._decoder = msgspec.json.Decoder(dict)
         self._encoder = msgspec.json.Encoder()
+        self._rolling: set[DeploymentKey] = set()  # with engines of more than one revision
         self._servers: dict[str, set[DeploymentKey]] = {}  # by served name, of all namespaces
         self._names: dict[DeploymentKey, _Names] = {}
         # LLMAdapters: by the LLMDeployment that they name, and by the name that clients use.
@@ -97,6 +98,7 @@ class World:
             self._adapter_names.setdefault(_adapter_name(body), set()).add((namespace, name))
         else:
             self._children.setdefault(key, set()).add((kind, name))
+            self._note_engines(key, kind)
         return key
 
     def drop(self, kind: Kind, body: Object) -> DeploymentKey | None:
@@ -144,32 +146,31 @@ class World:
             return None
         return self._decode(kinds.LLM_DEPLOYMENT, *key)
 
-    def other_owner(
-        self, key: DeploymentKey, names: Sequence[str]
-    ) -> tuple[str, DeploymentKey] | None:
-        """One of the served names that belongs to another LLMDeployment, and to which.
+    def taken_names(self, key: DeploymentKey) -> dict[str, DeploymentKey]:
+        """The served names of an LLMDeployment that belong to another one, and to which."""
+        names = self._names[key].all if key in self._names else ()
+        owners = {name: self._owner(name) for name in names}
+        return {name: owner for name, owner in owners.items() if owner not in (None, key)}
 
-        A name belongs to the LLMDeployment that was accepted with it; before that to the oldest
+    def _owner(self, name: str) -> DeploymentKey | None:
+        """A name belongs to the LLMDeployment that was accepted with it; before that to the oldest
         that uses it, in all namespaces: routers know no namespaces. An older one that adds a name
-        later does not take it over.
-        """
-        for name in names:
-            claims = ((self._names[k].claim(name), k) for k in self._servers.get(name, ()))
-            owner = min(claims, default=None)
-            if owner is not None and owner[1] != key and key in self._names:
-                return name, owner[1]
-        return None
+        later does not take it over."""
+        servers = self._servers.get(name, ())
+        return min(servers, key=lambda key: (self._names[key].claim(name), key), default=None)
 
     def adapters(self, key: DeploymentKey) -> list[Object]:
         """The LLMAdapters that name this LLMDeployment, which need not exist."""
         names = sorted(self._adapters.get(key, ()))
         return [self._decode(kinds.LLM_ADAPTER, key.namespace, name) for name in names]
 
-    def adapter_owner(self, name: str, body: Object) -> str:
-        """Who has the name that an LLMAdapter asks for, in words; "" where nobody else has."""
-        own = (kinds.namespace_of(body), kinds.name_of(body))
-        if servers := self._servers.get(name):
-            owner = min(servers, key=lambda key: (self._names[key].claim(name), key))
+    def adapter_claims(self, key: DeploymentKey) -> list[AdapterClaim]:
+        """The same, with who has the names that they claim."""
+        return [AdapterClaim(body, self._adapter_owner(body)) for body in self.adapters(key)]
+
+    def _adapter_owner(self, body: Object) -> str:
+        own, name = (kinds.namespace_of(body), kinds.name_of(body)), _adapter_name(body)
+        if (owner := self._owner(name)) is not None:
             return f"LLMDeployment {owner.name}{_elsewhere(owner.namespace, own[0])}"
         places = self._adapter_names.get(name, set())
         first = min(
@@ -191,12 +192,7 @@ class World:
 
     def rolling(self) -> list[DeploymentKey]:
         """Those that have engines of more than one revision."""
-        return [
-            key
-            for key, children in self._children.items()
-            if self.has(key)
-            and sum(kind == kinds.DEPLOYMENT and answers(name) for kind, name in children) > 1
-        ]
+        return [key for key in self._rolling if self.has(key)]
 
     def observe(self, key: DeploymentKey) -> Observed:
         """Everything that serves this LLMDeployment. Children of an earlier one of the same name
@@ -231,9 +227,20 @@ class World:
             self._leave_names(key)
         if key is not None and (children := self._children.get(key)) is not None:
             children.discard((kind, name))
+            self._note_engines(key, kind)
             if not children:
                 del self._children[key]
         return key
+
+    def _note_engines(self, key: DeploymentKey, kind: Kind) -> None:
+        """Counted at each change: every reconcile asks, of the whole fleet."""
+        if kind != kinds.DEPLOYMENT:
+            return
+        children = self._children[key]
+        if sum(of == kind and answers(name) for of, name in children) > 1:
+            self._rolling.add(key)
+        else:
+            self._rolling.discard(key)
 
     def _enter_names(self, key: DeploymentKey, body: Object) -> None:
         self._leave_names(key)

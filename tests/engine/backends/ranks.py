@@ -6,20 +6,23 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.native.shard import RankPlace, Shard
 from octavo_engine.backends.step_plan import StepPlan
 from octavo_engine.models.config import ModelConfig
+from tests.engine.backends.driver import Driver, random_tokens
 
 if TYPE_CHECKING:
     from typing import Any
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.caches import CacheLayout
     from octavo_engine.weights.adapter import AdapterFiles
+    from tests.engine.backends.driver import LogitsBackend
     from tests.engine.models.tiny import TinyModel
 
 MAX_MODEL_LEN = 160
@@ -78,3 +81,33 @@ class ThreadRanks:
         for backend in self.ranks:
             backend.close()
         os.close(self._file)
+
+
+def alone(model: TinyModel, **options: Any) -> NativeBackend:
+    return NativeBackend(
+        ModelConfig.from_hf(model.config),
+        model.checkpoint(),
+        max_model_len=MAX_MODEL_LEN,
+        num_threads=1,
+        **options,
+    )
+
+
+def mixed_steps(backend: LogitsBackend, *, copies: bool = True) -> NDArray[np.float32]:
+    """A prompt in one piece, one in chunks beside it, single tokens of both, and a prefix of the
+    first: of one block copied too, or of shared blocks."""
+    driver = Driver(backend)
+    first = driver.add(3, random_tokens(70, seed=1))
+    second = driver.add(1, random_tokens(60, seed=2))
+    driver.step([(first, 66)])
+    driver.step([(second, 20), (first, 1)])
+    driver.step([(first, 1), (second, 37)])
+    driver.step([(second, 1), (first, 1)])
+    if copies:
+        third = driver.add(5, random_tokens(30, seed=1)[:24])
+        third.blocks, third.num_computed = [first.blocks[0], driver.take_block()], 20
+        driver.step([(second, 1), (third, 4)], copies=[(first.blocks[1], third.blocks[1], 4)])
+    else:
+        third = driver.add(5, random_tokens(40, seed=1), prefix=first)
+        driver.step([(second, 1), (third, 8)])
+    return np.concatenate([first.logits, second.logits, third.logits])

@@ -14,9 +14,8 @@ from octavo_engine.errors import ModelError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.weights.checkpoint import StoredTensor
 from tests.engine.backends.driver import random_tokens, run_alone
-from tests.engine.backends.ranks import ThreadRanks
+from tests.engine.backends.ranks import ThreadRanks, alone, mixed_steps
 from tests.engine.backends.test_native_models import reference_logits
-from tests.engine.backends.test_ranks import alone, mixed_steps
 from tests.engine.backends.tolerance import FLOAT32
 from tests.engine.models.recurrent import RECURRENT
 from tests.engine.models.tiny import MIXTURES, tiny_model

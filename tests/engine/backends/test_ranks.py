@@ -7,46 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from octavo_engine.backends.native.backend import NativeBackend
-from octavo_engine.models.config import ModelConfig
-from tests.engine.backends.driver import Driver, random_tokens
-from tests.engine.backends.ranks import MAX_MODEL_LEN, ThreadRanks
+from tests.engine.backends.ranks import ThreadRanks, alone, mixed_steps
 from tests.engine.models.recurrent import RECURRENT
 from tests.engine.models.tiny import FAMILIES, tiny_model
 
 if TYPE_CHECKING:
     from typing import Any
-
-    from numpy.typing import NDArray
-
-    from tests.engine.backends.driver import LogitsBackend
-    from tests.engine.models.tiny import TinyModel
-
-
-def alone(model: TinyModel, **options: Any) -> NativeBackend:
-    return NativeBackend(
-        ModelConfig.from_hf(model.config),
-        model.checkpoint(),
-        max_model_len=MAX_MODEL_LEN,
-        num_threads=1,
-        **options,
-    )
-
-
-def mixed_steps(backend: LogitsBackend) -> NDArray[np.float32]:
-    """A prompt in one piece, one in chunks beside it, then single tokens of both, one more copy of
-    a block."""
-    driver = Driver(backend)
-    first = driver.add(3, random_tokens(70, seed=1))
-    second = driver.add(1, random_tokens(60, seed=2))
-    driver.step([(first, 66)])
-    driver.step([(second, 20), (first, 1)])
-    driver.step([(first, 1), (second, 37)])
-    driver.step([(second, 1), (first, 1)])
-    third = driver.add(5, random_tokens(30, seed=1)[:24])
-    third.blocks, third.num_computed = [first.blocks[0], driver.take_block()], 20
-    driver.step([(second, 1), (third, 4)], copies=[(first.blocks[1], third.blocks[1], 4)])
-    return np.concatenate([first.logits, second.logits, third.logits])
 
 
 @pytest.mark.slow

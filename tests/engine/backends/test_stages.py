@@ -21,39 +21,13 @@ from octavo_engine.backends.native.stages import (
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.ops import layer_output
-from tests.engine.backends.driver import Driver, random_tokens
-from tests.engine.backends.ranks import MAX_MODEL_LEN
+from tests.engine.backends.ranks import MAX_MODEL_LEN, alone, mixed_steps
 from tests.engine.backends.stages import ChainedStages
-from tests.engine.backends.test_ranks import alone
 from tests.engine.models.recurrent import RECURRENT
 from tests.engine.models.tiny import FAMILIES, tiny_model
 
 if TYPE_CHECKING:
     from typing import Any
-
-    from numpy.typing import NDArray
-
-    from tests.engine.backends.driver import LogitsBackend
-
-
-def mixed_steps(backend: LogitsBackend, *, copies: bool) -> NDArray[np.float32]:
-    """A prompt in one piece, one in chunks beside it, single tokens of both, and a prefix of the
-    first: of shared blocks, or of one block copied too."""
-    driver = Driver(backend)
-    first = driver.add(3, random_tokens(70, seed=1))
-    second = driver.add(1, random_tokens(60, seed=2))
-    driver.step([(first, 66)])
-    driver.step([(second, 20), (first, 1)])
-    driver.step([(first, 1), (second, 37)])
-    driver.step([(second, 1), (first, 1)])
-    if copies:
-        third = driver.add(5, random_tokens(30, seed=1)[:24])
-        third.blocks, third.num_computed = [first.blocks[0], driver.take_block()], 20
-        driver.step([(second, 1), (third, 4)], copies=[(first.blocks[1], third.blocks[1], 4)])
-    else:
-        third = driver.add(5, random_tokens(40, seed=1), prefix=first)
-        driver.step([(second, 1), (third, 8)])
-    return np.concatenate([first.logits, second.logits, third.logits])
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.build_core import build_core
 from octavo_engine.errors import ConfigError, OctavoError, WorkerLost
-from tests.engine.executor.test_ranks import workers_of
 from tests.engine.models.tiny import tiny_model
+from tests.fakes.rank_processes import workers_of
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from octavo_engine.core.offline.llm import LLM
 from octavo_engine.errors import ConfigError, WorkerLost
 from octavo_engine.executor.node_wire import HANDSHAKE_S
 from octavo_engine.executor.rank_nodes import MAX_HANDSHAKES
-from tests.engine.executor.test_ranks import CONFIG, GREEDY, PROMPT, all_answers, facts, workers_of
 from tests.fakes.process import environment
+from tests.fakes.rank_processes import CONFIG, GREEDY, PROMPT, all_answers, facts, workers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,19 +19,19 @@ from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import ConfigError, EngineDead, WorkerLost
 from octavo_engine.executor.leader import PipelineLeader, start_ranks
 from octavo_engine.weights.source import resolve_model
-from tests.engine.executor.test_ranks import (
+from tests.engine.models.tiny import tiny_model
+from tests.fakes.generate import generate
+from tests.fakes.rank_processes import (
     CONFIG,
     ENDLESS,
     GREEDY,
     PROMPT,
     all_answers,
     facts,
+    served,
     until,
     workers_of,
 )
-from tests.engine.models.tiny import tiny_model
-from tests.fakes.generate import generate
-from tests.fakes.process import serving
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
@@ -223,12 +222,4 @@ def test_the_core_is_replaced_when_a_stage_is_lost() -> None:
 
 
 def test_the_server_gives_the_same_answer() -> None:
-    flags = ("demo://smollm2", "--device", "cpu", "--max-model-len", "128")
-    body = {"prompt": PROMPT, "max_tokens": 16, "seed": 4, "temperature": 1.0, "logprobs": 1}
-    answers = []
-    for more in ((), ("--pipeline-parallel-size", "2")):
-        with serving(*flags, *more) as server, server.client() as client:
-            answers.append(client.post("/v1/completions", json=body).json()["choices"])
-            server.signal(signal.SIGTERM)
-            assert server.wait() == 0
-    assert answers[0] == answers[1]
+    assert served("--pipeline-parallel-size", "2") == served()

@@ -27,10 +27,10 @@ from octavo_engine.weights.adapter import read_adapter
 from octavo_engine.weights.source import resolve_model
 from tests.engine.backends.test_step_plan import make_step
 from tests.engine.executor.test_expert_parallel import answers_of, config_of
-from tests.engine.executor.test_ranks import CONFIG, GREEDY, PROMPT, facts, workers_of
 from tests.engine.models.tiny import tiny_model
 from tests.fakes.adapters import write_adapter
 from tests.fakes.process import serving
+from tests.fakes.rank_processes import CONFIG, GREEDY, PROMPT, facts, workers_of
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:

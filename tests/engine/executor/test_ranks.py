@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import subprocess
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 
-from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.process.process_client import ProcessClient
@@ -21,68 +18,22 @@ from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import ConfigError, EngineDead, ModelError, WorkerLost
 from octavo_engine.executor.leader import start_ranks
 from octavo_engine.executor.rank_processes import RankProcesses
-from octavo_engine.state.grammar import GrammarSpec
-from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.weights.source import resolve_model
 from tests.fakes.generate import generate
-from tests.fakes.process import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from octavo_engine.core.text.outputs import RequestOutput
+from tests.fakes.rank_processes import (
+    CONFIG,
+    DRAWN,
+    ENDLESS,
+    GREEDY,
+    PROMPT,
+    all_answers,
+    facts,
+    served,
+    until,
+    workers_of,
+)
 
 pytestmark = pytest.mark.slow
-
-CONFIG = EngineConfig(
-    model="demo://smollm2",
-    max_model_len=128,
-    num_threads=2,
-    kv_cache_memory_bytes=20 * 368_640,  # fewer blocks than the sequences below come to want
-    scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64),
-)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-DRAWN = SamplingParams(temperature=1.0, seed=5, max_tokens=36, ignore_eos=True, logprobs=2)
-CODE = SamplingParams(
-    temperature=1.0,
-    seed=6,
-    max_tokens=20,
-    grammar=GrammarSpec(kind="regex", text="[0-9]{3}-[a-z]{4}"),
-)
-PROMPT = "The capital of France is a city that many people want to see, and its name is"
-ENDLESS = SamplingParams(max_tokens=1900, ignore_eos=True)
-
-
-def workers_of(process: psutil.Process | None = None) -> list[psutil.Process]:
-    """The ranks above 0 that this process has started, or that one."""
-    children = (process or psutil.Process()).children(recursive=True)
-    found = []
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, perhaps a zombie yet
-            if "octavo_engine.executor.worker" in child.cmdline():
-                found.append(child)
-    return found
-
-
-async def until(fact: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not fact():  # noqa: ASYNC110  (they are another process's)
-            await asyncio.sleep(0.01)
-
-
-def facts(output: RequestOutput) -> Any:
-    answer = output.outputs[0]
-    return answer.token_ids, answer.text, answer.logprobs
-
-
-def all_answers(llm: LLM) -> Any:
-    """Also of a prompt seen before, of a grammar, and of more at once than there is memory for."""
-    first = llm.generate([PROMPT, PROMPT + " not"], GREEDY, use_tqdm=False)
-    again = llm.generate(PROMPT, GREEDY, use_tqdm=False)
-    assert again[0].num_cached_tokens
-    coded = llm.generate("A code:", CODE, use_tqdm=False)
-    drawn = llm.generate([f"{number}. Once" for number in range(8)], DRAWN, use_tqdm=False)
-    return [facts(output) for output in (*first, *again, *coded, *drawn)]
 
 
 @pytest.mark.parametrize(
@@ -227,12 +178,4 @@ def test_the_core_is_replaced_when_a_rank_is_lost() -> None:
 
 
 def test_the_server_gives_the_same_answer() -> None:
-    flags = ("demo://smollm2", "--device", "cpu", "--max-model-len", "128")
-    body = {"prompt": PROMPT, "max_tokens": 16, "seed": 4, "temperature": 1.0, "logprobs": 1}
-    answers = []
-    for more in ((), ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")):
-        with serving(*flags, *more) as server, server.client() as client:
-            answers.append(client.post("/v1/completions", json=body).json()["choices"])
-            server.signal(signal.SIGTERM)
-            assert server.wait() == 0
-    assert answers[0] == answers[1]
+    assert served("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp") == served()

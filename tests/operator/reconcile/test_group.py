@@ -206,3 +206,9 @@ def test_what_keeps_a_worker_from_starting_is_said_about_the_deployment():
     _, reason, message = bench.conditions()["Degraded"]
     assert reason == "InsufficientResources"
     assert kinds.name_of(pod) in message
+
+
+def test_workers_are_no_rollout_of_their_own():
+    """Else two groups would take all places of rollouts for ever."""
+    bench = running()
+    assert bench.world.rolling() == []

@@ -1,0 +1,138 @@
+"""The whole decision about one LLMDeployment: from everything that was gathered to what to do.
+
+Pure: `DecisionInputs` holds all that it reads, the times included. What the next decision needs of
+this one is in `ReconcileDecision.memory`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo_operator.decide import adopt, autoscale, canary
+from octavo_operator.decide.adapters import decide_adapters
+from octavo_operator.decide.autoscale import ScaleHistory
+from octavo_operator.decide.plan import SideStep, Target, plan_capacity, plan_changes
+from octavo_operator.decide.prefill import plan_prefill
+from octavo_operator.decide.rollout_slots import admit
+from octavo_operator.desired import Traffic, desired_objects
+from octavo_operator.snapshot import ReconcileSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from octavo_operator.decide.accepted_spec import Accepted
+    from octavo_operator.decide.adapters import AdapterClaim
+    from octavo_operator.decide.autoscale import LoadSignals, Scaling
+    from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryTotals
+    from octavo_operator.decide.observed import Observed
+    from octavo_operator.decide.rollout_slots import RolloutSlot
+    from octavo_operator.objects.kinds import Kind, Object
+    from octavo_operator.settings import OperatorSettings
+    from octavo_operator.spec import LLMDeployment
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMemory:
+    """What a decision needs of the earlier ones. Losing it costs a window, no more."""
+
+    scale: ScaleHistory = field(default_factory=ScaleHistory)
+    baseline: CanaryBaseline | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionInputs:
+    """Everything that a decision reads, gathered at one time."""
+
+    accepted: Accepted
+    settings: OperatorSettings
+    owner_uid: str
+    # As the status has it: what earlier decisions stored there.
+    status: Object
+    rollout: CanaryState
+    scaling: Scaling | None
+    # What there is in the cluster.
+    observed: Observed
+    adapters: Sequence[AdapterClaim]
+    slot: RolloutSlot | None  # None: rollouts have no bound
+    # What routers report.
+    in_flight: Mapping[str, int]  # requests by pod UID
+    signals: LoadSignals
+    canary_totals: CanaryTotals
+    # What this process remembers.
+    memory: DecisionMemory
+    settled: Mapping[tuple[Kind, str], tuple[str, str]]
+    has_scaled: bool  # the autoscaler has decided in this reconcile already
+    now: float  # monotonic
+    epoch_now: float
+    now_text: str  # RFC 3339
+
+    @property
+    def deployment(self) -> LLMDeployment:
+        return self.accepted.deployment
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileDecision:
+    snapshot: ReconcileSnapshot
+    memory: DecisionMemory
+    holds_slot: bool  # its rollout counts among those that are under way
+
+
+def decide(inputs: DecisionInputs) -> ReconcileDecision:
+    """Raises SpecInvalid where a spec that was accepted before cannot be carried out any more."""
+    deployment, observed, in_flight = inputs.deployment, inputs.observed, inputs.in_flight
+    revision = adopt.current_revision(deployment, inputs.settings, observed, inputs.status)
+    count = autoscale.wanted_replicas(
+        deployment,
+        inputs.scaling,
+        inputs.memory.scale,
+        inputs.signals,
+        now=inputs.now,
+        now_text=inputs.now_text,
+        is_decided=inputs.has_scaled,
+    )
+    is_rejected = inputs.rollout.rejected == revision
+    admission = admit(revision, observed, inputs.slot, is_rejected=is_rejected)
+    target = Target(admission.revision, count.replicas, deployment.rollout)
+    trial = canary.judge_trial(
+        deployment.rollout, inputs.rollout, inputs.canary_totals, inputs.memory.baseline
+    )
+    capacity = plan_capacity(
+        target,
+        observed.groups(in_flight),
+        inputs.rollout,
+        verdict=trial.verdict,
+        now=inputs.epoch_now,
+    )
+    side = observed.prefill
+    step = plan_prefill(deployment.prefill, target, side.groups(in_flight), capacity.state)
+    prefill = SideStep(step, side, side.replicas(in_flight))
+    adapters = decide_adapters(deployment, inputs.adapters)
+    traffic = Traffic(
+        replicas=count.replicas,
+        weights=capacity.weights,
+        scaled_to_zero=deployment.is_woken_by_requests(count.replicas),
+        adapters=tuple(one.adapter for one in adapters.taken),
+    )
+    desired = desired_objects(deployment, inputs.settings, traffic, revision=revision)
+    replicas = observed.replicas(in_flight)
+    plan = plan_changes(
+        adopt.kept(desired, observed),
+        observed,
+        capacity,
+        owner_uid=inputs.owner_uid,
+        owner_name=deployment.name,
+        revision=revision,
+        replicas=replicas,
+        prefill=prefill,
+        settled=inputs.settled,
+        waiting_for=admission.waiting_for,
+    )
+    snapshot = ReconcileSnapshot(
+        inputs.accepted, revision, target, observed, replicas, capacity, prefill, plan,
+        count.scaling, adapters,
+    )  # fmt: skip
+    return ReconcileDecision(
+        snapshot, DecisionMemory(count.history, trial.baseline), admission.holds_slot
+    )
