@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ OTHER = DeploymentKey("team-b", "earlier")
 BY_LOAD = {"minReplicas": 1, "maxReplicas": 8, "targets": {"inFlight": 4}}
 
 
-def inputs(observed: Observed | None = None, **spec: object) -> DecisionInputs:
+def inputs(observed: Observed | None = None, **spec: Any) -> DecisionInputs:
     body = make_deployment(**spec)
     body["metadata"] |= {"uid": "owner", "generation": 1}
     return DecisionInputs(
@@ -54,7 +55,7 @@ def inputs(observed: Observed | None = None, **spec: object) -> DecisionInputs:
     )
 
 
-def of_bench(bench: OperatorBench, **spec: object) -> DecisionInputs:
+def of_bench(bench: OperatorBench, **spec: Any) -> DecisionInputs:
     """What runs on the bench, with another spec: a rollout that may begin."""
     given = inputs(bench.world.observe(KEY), **spec)
     return replace(given, owner_uid=kinds.uid_of(bench.deployment()))
