@@ -57,6 +57,7 @@ ENGINE_FLAGS = (
     Flag("tokenizer", "folder or file to take the tokenizer from; default: the model's own"),
     Flag("served_model_names", "names the model answers to", "served-model-name"),
     Flag("revision", "branch, tag or commit of a hub model"),
+    Flag("download_dir", "folder for files from the Hub; default: the Hub's cache, $HF_HOME/hub"),
     Flag("hf_overrides", 'fields that replace those of config.json: {"rope_theta": 1e6}'),
     Flag("model_impl",
          "who computes the model: octavo's own pages or transformers; auto: octavo where it can"),

@@ -16,7 +16,29 @@ RENAMED = {
     "--max-num-queued-reqs": "--max-queue",
     "--otlp-traces-endpoint": "--otlp-endpoint",
     "--uvicorn-log-level": "--log-level",
+}
+SHORT = {
+    "-ac": "--attention-config",
+    "-asc": "--api-server-count",
+    "-cc": "--compilation-config",
+    "-dp": "--data-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-dpa": "--data-parallel-address",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dpl": "--data-parallel-size-local",
+    "-dpn": "--data-parallel-rank",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpr": "--data-parallel-start-rank",
+    "-ep": "--enable-expert-parallel",
+    "-n": "--nnodes",
+    "-pcp": "--prefill-context-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
+    "-r": "--node-rank",
     "-sc": "--speculative-config",
+    "-tp": "--tensor-parallel-size",
 }
 REPLACED = {
     "--disable-fastapi-docs": ("--no-docs",),
@@ -53,6 +75,7 @@ def translate(argv: Sequence[str], *, serving: bool = True) -> list[str]:
     words = list(argv)
     while words:
         flag, equals, value = words.pop(0).partition("=")
+        flag = SHORT.get(flag, flag)
         if flag in IGNORED:
             if not equals and words:
                 words.pop(0)  # its value
