@@ -325,7 +325,9 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], root: type
     for flag in flags:
         kind, default = lookup(root, flag.path)
         note = (
-            flag.help if default in (None, (), "") else f"{flag.help} (default: {_show(default)})"
+            flag.help
+            if default in (None, (), "")
+            else f"{flag.help} (default: {show_value(default)})"
         )
         note = f"{note} [{flag.env}]"
         options: dict[str, Any] = {"dest": flag.dest, "default": argparse.SUPPRESS, "help": note}
@@ -494,7 +496,7 @@ def _choice(value: Any, choices: tuple[Any, ...]) -> Any:
     return value
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
