@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ COMMANDS = {
     "down": "stop what octavo up runs on this machine",
     "chat": "chat with a model in the terminal",
     "complete": "let a model continue a text",
-    "transcribe": "write down what is said in a file of speech",
+    "transcribe": "write down the speech in an audio file",
     "run-batch": "run a file of requests, without a port",
     "bench": "measure throughput, latency, or a running server",
     "operator": "run the operator that reconciles LLMDeployments",
@@ -34,12 +33,6 @@ COMMANDS = {
     "bundle": "pack images, chart and models into one file, and load it without the internet",
     "doctor": "check what this machine supports and what is missing",
 }
-
-_OF_THIS_MACHINE = frozenset((
-    errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG,
-    errno.ELOOP,
-))  # fmt: skip
 
 EXIT_MODEL = 1  # the model's files cannot be used, or the server is not there
 EXIT_SETTINGS = 2  # as argparse's own
@@ -95,23 +88,15 @@ def _guarded(run: _Run, prog: str, argv: Sequence[str]) -> int:
         sys.stderr.close()
         return 0
     except Exception as error:
-        from octavo_engine.errors import ConfigError, OctavoError
+        from octavo_engine.errors import ConfigError, OctavoError, machine_fault
 
-        if isinstance(error, OSError) and (problem := _of_this_machine(error)):
+        if problem := machine_fault(error):
             print(f"octavo: {problem}", file=sys.stderr)
             return EXIT_SETTINGS
         if not isinstance(error, OctavoError):
             raise
         print(f"octavo: {error}", file=sys.stderr)
         return EXIT_SETTINGS if isinstance(error, ConfigError) else EXIT_MODEL
-
-
-def _of_this_machine(error: OSError) -> str:
-    """A file that may not be read, a disk that is full: for people to put right, wherever it is
-    noticed. Empty: it is no such thing."""
-    if error.errno not in _OF_THIS_MACHINE or not error.strerror:
-        return ""
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 if TYPE_CHECKING:

@@ -348,6 +348,7 @@ class EngineConfig:
     tokenizer: str | None = None  # folder or file; default: the model's own
     served_model_names: tuple[str, ...] = ()  # default: the model reference as given
     revision: str | None = None  # of a hub model
+    download_dir: str | None = None  # for the Hub's files; default: the Hub's own cache
     hf_overrides: str | None = None  # JSON with fields that replace those of config.json
     model_impl: ModelImpl = "auto"  # auto: our page of the model, transformers' without one
     trust_remote_code: bool = False  # run code of the model's repository; transformers only

@@ -15,6 +15,36 @@ OctavoError
     └── EngineDead              503: the engine core is gone or hung; it is being restarted
 """
 
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_OF_THIS_MACHINE = DISK_FULL | frozenset((
+    errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
+    errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG,
+    errno.ELOOP, errno.EAGAIN, errno.ENOMEM,
+))  # fmt: skip
+_ADVICE = {
+    errno.EMFILE: "; raise the limit (ulimit -n)",
+    errno.EAGAIN: "; raise the limit of processes (ulimit -u, or pids of a container)",
+    errno.ENOMEM: "; close other programs, or raise the memory limit",
+}
+
+
+def machine_fault(error: BaseException) -> str:
+    """A file that may not be read, a disk that is full, a limit: for people to put right, wherever
+    it is noticed, so one sentence and no traceback. Empty: it is no such thing."""
+    if not isinstance(error, OSError) or error.errno not in _OF_THIS_MACHINE:
+        return ""
+    reason = os.strerror(error.errno) + _ADVICE.get(error.errno, "")
+    return f"{error.filename}: {reason}" if error.filename else reason
+
 
 def is_failure(error: BaseException) -> bool:
     """Whether a library failed at what it was given. A panic of a compiled one is no `Exception`;
@@ -28,6 +58,15 @@ class OctavoError(Exception):
 
 class ConfigError(OctavoError):
     """The settings cannot work; the message names the flag and the numbers."""
+
+
+def join_faults(faults: Sequence[str]) -> str:
+    """One message for all that was found at once. One line, too: of a pod that ended, the last line
+    is what its status shows."""
+    if len(faults) == 1:
+        return faults[0]
+    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults, start=1))
+    return f"{len(faults)} settings cannot be used: {listed}"
 
 
 class ExtensionMissing(ConfigError, ImportError):

@@ -7,7 +7,7 @@ import sys
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from octavo_engine.errors import ConfigError
+from octavo_engine.errors import DISK_FULL, ConfigError
 from octavo_engine.server.openai.batches.lines import FinishedLine, done_so_far
 
 if TYPE_CHECKING:
@@ -69,5 +69,12 @@ def opened_output(path: str, *, resume: bool) -> Iterator[IO[bytes]]:
         file = open(path, "ab" if resume else "wb")  # noqa: SIM115  (closed below)
     except OSError as error:
         raise ConfigError(f"--output-file {path}: {error.strerror}") from None
-    with file:
-        yield file
+    try:
+        with file:
+            yield file
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise ConfigError(
+            f"--output-file {path}: {error.strerror}; free some space, and go on with --resume"
+        ) from None

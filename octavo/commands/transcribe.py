@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
+from octavo.http_client import ServerAddress, ServerError, ServerReply
 from octavo.options.parser import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-DESCRIPTION = """Write down what is said in a file of speech.
+DESCRIPTION = """Write down the speech in an audio file.
 
 The server must serve a Whisper model: octavo serve --model openai/whisper-base"""
 
@@ -37,22 +36,21 @@ def main(prog: str, argv: Sequence[str]) -> int:
     key = options.api_key or os.environ.get("OCTAVO_API_KEY", "")
     sound = Path(options.file).read_bytes()
     try:
-        status, answer = post_form(options.url, path, sound, fields, api_key=key)
+        reply = post_form(options.url, path, sound, fields, api_key=key)
     except (OSError, http.client.HTTPException) as error:
-        sys.stderr.write(f"{prog}: {options.url} does not answer: {error}\n")
-        return 1
-    text = answer.decode("utf-8", "replace")
-    if status != 200:
-        sys.stderr.write(f"{prog}: {_reason(text)}\n")
-        return 1
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ServerError(f"no server answers at {options.url}: {reason}") from None
+    if reply.status != 200 or reply.content_type == "text/html":
+        raise ServerError(reply.error)
+    text = b"".join(reply.body).decode("utf-8", "replace")
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     return 0
 
 
 def post_form(
     url: str, path: str, sound: bytes, fields: Mapping[str, str], *, api_key: str = ""
-) -> tuple[int, bytes]:
-    """Status and body of the answer. Raises OSError or HTTPException."""
+) -> ServerReply:
+    """The whole answer. Raises OSError, HTTPException, and ServerError for what is not a URL."""
     boundary = secrets.token_hex(16)
     parts = [
         f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
@@ -63,22 +61,16 @@ def post_form(
     headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
-    place = urlsplit(url)
+    place = ServerAddress.parse(url)
     kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-    connection = kind(place.netloc, timeout=_TIMEOUT_S)
+    connection = kind(place.host, place.port, timeout=_TIMEOUT_S)
     try:
-        connection.request("POST", place.path.rstrip("/") + path, body, headers)
+        connection.request("POST", place.path + path, body, headers)
         response = connection.getresponse()
-        return response.status, response.read()
+        media_type = response.headers.get_content_type()
+        return ServerReply(status=response.status, content_type=media_type, body=[response.read()])
     finally:
         connection.close()
-
-
-def _reason(text: str) -> str:
-    try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return text.strip()[:500] or "the server sent no reason"
 
 
 def _parser(prog: str) -> CommandParser:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 from enum import StrEnum
 
-from octavo_engine.errors import ModelError
+from octavo_engine.errors import DISK_FULL, ModelError
 
 
 class FetchReason(StrEnum):
@@ -75,7 +74,7 @@ def of_status(
 
 
 def of_disk(error: OSError, folder: object) -> FetchError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in DISK_FULL:
         return FetchError(
             FetchReason.DISK_FULL,
             f"the disk under {folder} is full; free some space or use a larger volume, and the "

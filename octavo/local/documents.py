@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import os
 import re
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.errors import ConfigError, ModelError, join_faults
 from octavo_engine.protocol.kubernetes import ADAPTER_KIND, KIND
 from octavo_engine.weights.hub import parse_name
 from octavo_operator.errors import SpecInvalid
@@ -88,13 +89,48 @@ def read_documents(texts: Mapping[str, str]) -> Documents:
 
 
 def parse(body: object, where: str) -> LLMDeployment:
-    """Raises ConfigError that names the file and the field."""
+    """Raises ConfigError that names the file and each field that cannot be."""
     try:
-        deployment = LLMDeployment.parse(body)  # type: ignore[arg-type]  # it refuses what is none
-        _check_local(deployment)
+        return _parse(body)
     except SpecInvalid as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{where}: {join_faults(_all_faults(body, error))}") from None
+
+
+def _parse(body: object) -> LLMDeployment:
+    deployment = LLMDeployment.parse(body)  # type: ignore[arg-type]  # it refuses what is none
+    _check_local(deployment)
     return deployment
+
+
+def _all_faults(body: object, first: SpecInvalid) -> list[str]:
+    """A fault's field is left out and the rest tried again, as an API server would report them. A
+    fault that concerns what was left out may be of our making: it ends the search."""
+    rest = copy.deepcopy(body)
+    error, fields, faults = first, list[str](), list[str]()
+    while True:
+        faults.append(str(error))
+        fields.append(error.field)
+        if not _leave_out(rest, error.field):
+            return faults
+        try:
+            _parse(rest)
+        except SpecInvalid as found:
+            if any(field in str(found) or field.startswith(found.field) for field in fields):
+                return faults
+            error = found
+        else:
+            return faults
+
+
+def _leave_out(body: Any, path: str) -> bool:
+    """Whether the field was there."""
+    *parents, last = path.split(".")
+    for name in parents:
+        body = body.get(name) if isinstance(body, dict) else None
+    if not isinstance(body, dict) or last not in body:
+        return False
+    del body[last]
+    return True
 
 
 def deployment_of_model(model: str, *, replicas: int, device: str) -> LLMDeployment:

@@ -18,12 +18,13 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.errors import ConfigError
+from octavo_engine.errors import ConfigError, join_faults
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 ENV_PREFIX = "OCTAVO_"
+_FLAG = re.compile(r"--[a-z0-9-]+")  # in a message
 # Read elsewhere, by parts that are no command of their own.
 OTHER_ENV = frozenset(
     ("OCTAVO_CONFIG", "OCTAVO_CPU_ISA", "OCTAVO_FAILPOINTS", "OCTAVO_HOME", "OCTAVO_POD_IP")
@@ -57,6 +58,7 @@ ENGINE_FLAGS = (
     Flag("tokenizer", "folder or file to take the tokenizer from; default: the model's own"),
     Flag("served_model_names", "names the model answers to", "served-model-name"),
     Flag("revision", "branch, tag or commit of a hub model"),
+    Flag("download_dir", "folder for files from the Hub; default: the Hub's cache, $HF_HOME/hub"),
     Flag("hf_overrides", 'fields that replace those of config.json: {"rope_theta": 1e6}'),
     Flag("model_impl",
          "who computes the model: octavo's own pages or transformers; auto: octavo where it can"),
@@ -268,25 +270,53 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 class FlagSettings:
     """The settings from flags, environment and file, with the source of each value."""
 
-    def __init__(self, values: Mapping[str, tuple[Any, str]]) -> None:
+    def __init__(self, values: Mapping[str, tuple[Any, str]], flags: Iterable[Flag]) -> None:
         self._values = values  # by path: value and source
+        self._names = {flag.path: f"--{flag.flag}" for flag in flags}
 
     def build(self, root: type[Any]) -> Any:
         """The dataclass `root`, whole and validated. Raises ConfigError."""
-        return self._build(root, "")
+        return self._build(root, "", self._values)
+
+    def check(self, *roots: type[Any]) -> None:
+        """Raises ConfigError with all faults at once.
+
+        Settings check themselves and stop at the first fault. So what a fault names is left out,
+        and the rest is tried again; a fault that names what was left out may be of our making, and
+        is not reported."""
+        values = dict(self._values)
+        left_out: set[str] = set()
+        faults: list[str] = []
+        for root in roots:
+            while True:
+                try:
+                    self._build(root, "", values)
+                    break
+                except ConfigError as error:
+                    named = set(_FLAG.findall(str(error)))
+                    if not named & left_out:
+                        faults.append(str(error))
+                    blamed = [path for path in values if self._names[path] in named]
+                    if not blamed:
+                        break
+                    left_out.update(self._names[path] for path in blamed)
+                    for path in blamed:
+                        del values[path]
+        if faults:
+            raise ConfigError(join_faults(faults))
 
     def source(self, path: str) -> str:
         return self._values[path][1] if path in self._values else "default"
 
-    def _build(self, kind: type[Any], prefix: str) -> Any:
+    def _build(self, kind: type[Any], prefix: str, values: Mapping[str, tuple[Any, str]]) -> Any:
         fields: dict[str, Any] = {}
         hints = _hints(cast("Hashable", kind))
         for field in dataclasses.fields(kind):
             path = prefix + field.name
             if dataclasses.is_dataclass(hints[field.name]):
-                fields[field.name] = self._build(hints[field.name], path + ".")
-            elif path in self._values:
-                fields[field.name] = self._values[path][0]
+                fields[field.name] = self._build(hints[field.name], path + ".", values)
+            elif path in values:
+                fields[field.name] = values[path][0]
         return kind(**fields)
 
 
@@ -295,7 +325,9 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], root: type
     for flag in flags:
         kind, default = lookup(root, flag.path)
         note = (
-            flag.help if default in (None, (), "") else f"{flag.help} (default: {_show(default)})"
+            flag.help
+            if default in (None, (), "")
+            else f"{flag.help} (default: {show_value(default)})"
         )
         note = f"{note} [{flag.env}]"
         options: dict[str, Any] = {"dest": flag.dest, "default": argparse.SUPPRESS, "help": note}
@@ -321,25 +353,30 @@ def resolve(
 ) -> FlagSettings:
     """Flags over environment over file. Raises ConfigError that names the place."""
     values: dict[str, tuple[Any, str]] = {}
+    faults: list[str] = []
     left = {key.replace("_", "-"): value for key, value in file.items()}
     for flag in flags:
         kind, _ = lookup(roots[flag.path], flag.path)
         from_file = left.pop(flag.flag, None)
-        if hasattr(args, flag.dest):
-            value = getattr(args, flag.dest)
-            values[flag.path] = (_listed(value) if isinstance(value, list) else value, "flag")
-        elif flag.env in environ:
-            values[flag.path] = (_from_text(flag, kind, environ[flag.env]), flag.env)
-        elif flag.also_env in environ:
-            values[flag.path] = (_from_text(flag, kind, environ[flag.also_env]), flag.also_env)
-        elif from_file is not None:
-            values[flag.path] = (_from_file(flag, kind, from_file), "config file")
-    if left:
-        name = sorted(left)[0]
+        try:
+            if hasattr(args, flag.dest):
+                value = getattr(args, flag.dest)
+                values[flag.path] = (_listed(value) if isinstance(value, list) else value, "flag")
+            elif flag.env in environ:
+                values[flag.path] = (_from_text(flag, kind, environ[flag.env]), flag.env)
+            elif flag.also_env in environ:
+                values[flag.path] = (_from_text(flag, kind, environ[flag.also_env]), flag.also_env)
+            elif from_file is not None:
+                values[flag.path] = (_from_file(flag, kind, from_file), "config file")
+        except ConfigError as error:
+            faults.append(str(error))
+    for name in sorted(left):
         near = difflib.get_close_matches(name, [flag.flag for flag in flags], 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"the config file has an unknown key {name}{hint}")
-    return FlagSettings(values)
+        faults.append(f"the config file has an unknown key {name}{hint}")
+    if faults:
+        raise ConfigError(join_faults(faults))
+    return FlagSettings(values, flags)
 
 
 def unknown_environment(environ: Mapping[str, str]) -> list[str]:
@@ -459,7 +496,7 @@ def _choice(value: Any, choices: tuple[Any, ...]) -> Any:
     return value
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from octavo.options.help import HELP
+from octavo_engine.errors import join_faults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,7 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
             add_help=False,
         )
+        self._faults: list[str] = []  # of values: all are reported at once
         self._help = HELP.get(prog.removeprefix("octavo "))
         if self._help is not None:
             examples = "".join(f"\n  {example}" for example in self._help.examples)
@@ -59,11 +61,35 @@ class CommandParser(argparse.ArgumentParser):
             self._option_string_actions["--help"].nargs = 0
         self.print_help()
 
+    def parse_args(  # type: ignore[override]  # one of its forms is enough
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> argparse.Namespace:
+        parsed = super().parse_args(args, namespace)
+        if self._faults:
+            self._refuse(self._faults, "")
+        return parsed
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """argparse would end with the first value that cannot be."""
+        try:
+            return super()._get_values(action, arg_strings)
+        except argparse.ArgumentError as error:
+            self._faults.append(str(error))
+            return argparse.SUPPRESS  # sets nothing
+
     def error(self, message: str) -> NoReturn:
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        near = get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
-        hint = f"did you mean {near[0]}?" if near else f"{self.prog} --help lists all there is"
-        self.exit(2, f"{self.prog}: {message}; {hint}\n")
+        hint = ""
+        if message.startswith("unrecognized arguments: "):
+            unknown = re.findall(r"(?<!\S)--[\w-]+", message)
+            known = list(self._option_string_actions)
+            near = [get_close_matches(flag, known, 1) for flag in unknown]
+            meant = dict.fromkeys(found[0] for found in near if found)
+            hint = f"did you mean {' and '.join(meant)}?" if meant else ""
+        self._refuse([*self._faults, message], hint)
+
+    def _refuse(self, faults: list[str], hint: str) -> NoReturn:
+        hint = hint or f"{self.prog} --help lists all there is"
+        self.exit(2, f"{self.prog}: {join_faults(faults)}; {hint}\n")
 
 
 class _Help(argparse.Action):

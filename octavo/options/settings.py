@@ -48,6 +48,7 @@ def engine_config(
 ) -> EngineConfig:
     """For commands that run an engine of their own. Raises ConfigError."""
     settings = _resolve(args, environ, serving=False)
+    settings.check(EngineConfig)
     return with_local_files(settings.build(EngineConfig), environ)
 
 
@@ -58,6 +59,7 @@ def serve_settings(
     from octavo_engine.server.settings import ServerSettings
 
     settings = _resolve(args, environ, serving=True)
+    settings.check(EngineConfig, ServerSettings)
     config = with_local_files(settings.build(EngineConfig), environ)
     return config, settings.build(ServerSettings), settings
 

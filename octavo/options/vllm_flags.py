@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.errors import ConfigError
+from octavo_engine.errors import ConfigError, join_faults
 from octavo_engine.protocol.vllm_options import UNSUPPORTED_OPTIONS, own_value, refusal, statement
 
 if TYPE_CHECKING:
@@ -16,7 +16,29 @@ RENAMED = {
     "--max-num-queued-reqs": "--max-queue",
     "--otlp-traces-endpoint": "--otlp-endpoint",
     "--uvicorn-log-level": "--log-level",
+}
+SHORT = {
+    "-ac": "--attention-config",
+    "-asc": "--api-server-count",
+    "-cc": "--compilation-config",
+    "-dp": "--data-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-dpa": "--data-parallel-address",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dpl": "--data-parallel-size-local",
+    "-dpn": "--data-parallel-rank",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpr": "--data-parallel-start-rank",
+    "-ep": "--enable-expert-parallel",
+    "-n": "--nnodes",
+    "-pcp": "--prefill-context-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
+    "-r": "--node-rank",
     "-sc": "--speculative-config",
+    "-tp": "--tensor-parallel-size",
 }
 REPLACED = {
     "--disable-fastapi-docs": ("--no-docs",),
@@ -50,29 +72,42 @@ def translate(argv: Sequence[str], *, serving: bool = True) -> list[str]:
     ConfigError for what cannot be had here. Commands that serve nothing pass over settings of the
     server."""
     result: list[str] = []
+    faults: list[str] = []
     words = list(argv)
     while words:
-        flag, equals, value = words.pop(0).partition("=")
-        if flag in IGNORED:
-            if not equals and words:
-                words.pop(0)  # its value
-        elif flag in ALWAYS_SO:
-            continue
-        elif flag in REPLACED:
-            result += REPLACED[flag] if serving else ()
-        elif flag in RENAMED:
-            result.append(RENAMED[flag] + equals + value)
-        elif _is_unsupported(flag):
-            _check_flag(flag, value if equals else None, words)
-        elif flag == "-O" or (flag.startswith("-O") and flag[2:].isdigit()):
-            raise ConfigError(f"{flag}: {UNSUPPORTED_OPTIONS['compilation-config'].advice}")
-        elif equals:
-            result.append("=".join(_setting(flag, value)))
-        elif words and not words[0].startswith("-"):
-            result += _setting(flag, words.pop(0))
-        else:
-            result.append(flag)
+        try:
+            result += _translated(words, serving=serving)
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError(join_faults(faults))
     return result
+
+
+def _translated(words: list[str], *, serving: bool) -> Sequence[str]:
+    """Takes one flag from `words`, with its value if that matters. Raises ConfigError."""
+    flag, equals, value = words.pop(0).partition("=")
+    flag = SHORT.get(flag, flag)
+    if flag in IGNORED:
+        if not equals and words:
+            words.pop(0)  # its value
+        return ()
+    if flag in ALWAYS_SO:
+        return ()
+    if flag in REPLACED:
+        return REPLACED[flag] if serving else ()
+    if flag in RENAMED:
+        return (RENAMED[flag] + equals + value,)
+    if _is_unsupported(flag):
+        _check_flag(flag, value if equals else None, words)
+        return ()
+    if flag == "-O" or (flag.startswith("-O") and flag[2:].isdigit()):
+        raise ConfigError(f"{flag}: {UNSUPPORTED_OPTIONS['compilation-config'].advice}")
+    if equals:
+        return ("=".join(_setting(flag, value)),)
+    if words and not words[0].startswith("-"):
+        return _setting(flag, words.pop(0))
+    return (flag,)
 
 
 def _setting(flag: str, value: str) -> list[str]:
@@ -84,18 +119,29 @@ def _setting(flag: str, value: str) -> list[str]:
 
 def check_file(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a configuration file, in our own names. Raises ConfigError."""
-    result = {}
+    result: dict[str, Any] = {}
+    faults: list[str] = []
     for key, value in settings.items():
-        name = key.replace("_", "-")
-        if name in UNSUPPORTED_OPTIONS:
-            _refuse(f"config file: {key}", name, value)
-        elif f"--{name}" in RENAMED:
-            result[RENAMED[f"--{name}"].removeprefix("--")] = value
-        elif f"--{name}" not in ALWAYS_SO | IGNORED:
-            found = statement(name, value)
-            own, setting = found or (key, _own(f"config file: {key}", value, name))
-            result[own] = setting
+        try:
+            result |= _translated_key(key, value)
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError(join_faults(faults))
     return result
+
+
+def _translated_key(key: str, value: Any) -> dict[str, Any]:
+    name = key.replace("_", "-")
+    if name in UNSUPPORTED_OPTIONS:
+        _refuse(f"config file: {key}", name, value)
+        return {}
+    if f"--{name}" in RENAMED:
+        return {RENAMED[f"--{name}"].removeprefix("--"): value}
+    if f"--{name}" in ALWAYS_SO | IGNORED:
+        return {}
+    own, setting = statement(name, value) or (key, _own(f"config file: {key}", value, name))
+    return {own: setting}
 
 
 def environment_advice(names: Iterable[str], prefix: str) -> dict[str, str]:

@@ -49,7 +49,12 @@ class ConfigLoader:
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or "is not UTF-8"
                 raise ConfigInvalid("--config", f"{self._file}: {reason}") from None
-        config = load_config(text=text, flags=self._flags, environment=self._environment)
+        try:
+            config = load_config(text=text, flags=self._flags, environment=self._environment)
+        except ConfigInvalid as error:
+            if error.field != "file":
+                raise
+            raise ConfigInvalid("--config", f"{self._file}: {error.problem}") from None
         if not self._api_keys:
             return config
         keys = tuple(

@@ -30,6 +30,7 @@ class ConfigInvalid(RouterError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self.problem = problem
 
 
 class Unreachable(RouterError):

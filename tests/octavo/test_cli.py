@@ -356,3 +356,18 @@ def test_a_missing_extension_is_said_not_raised(monkeypatch):
     (finding,) = doctor._extension()
     assert finding.state == "missing"
     assert "pip install" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"a: [1,\n b: }{", "line 2: is not valid YAML: expected the node content"),
+        (b"- 1", "must be a mapping; got a list"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+    ],
+)
+def test_a_router_names_the_file_that_it_cannot_read(tmp_path, capsys, content, says):
+    file = tmp_path / "router.yaml"
+    file.write_bytes(content)
+    assert cli.main(("router", "--config", str(file))) == cli.EXIT_SETTINGS
+    assert capsys.readouterr().err.startswith(f"octavo: --config: {file}: {says}")

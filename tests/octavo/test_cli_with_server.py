@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -68,6 +70,60 @@ def test_a_server_that_is_not_there_is_one_sentence():
     assert done.returncode == 1
     assert done.stderr.startswith("octavo: no server answers at http://127.0.0.1:9: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def website():
+    """Of pages for browsers: what is found at a port that was mistaken for a server's."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            page = b"<html><body>It works!</body></html>"
+            self.send_response(200 if self.command == "GET" else 501)
+            self.send_header("content-type", "text/html;charset=utf-8")
+            self.send_header("content-length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{web.server_port}"
+        web.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("chat", "-p", "hi"),
+        ("complete", "-p", "hi"),
+        ("bench", "serve", "--num-prompts", "1"),
+        ("transcribe", __file__),
+    ],
+)
+def test_a_server_that_serves_no_models_is_one_sentence(website, command):
+    done = run(*command, "--url", website)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("octavo: the server answered ")
+    assert done.stderr.endswith("text/html, not with JSON of the OpenAI API; check the URL\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://x", "http://127.0.0.1:99999"])
+def test_transcribe_without_a_server_is_one_sentence(url):
+    done = run("transcribe", __file__, "--url", url)
+
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith(f"octavo: no server answers at {url}: ") or (
+        done.stderr == f"octavo: {url} is not the URL of a server; expected http://HOST:PORT\n"
+    )
 
 
 def test_a_refusal_of_the_server_is_one_sentence(server):

@@ -63,7 +63,9 @@ def open_draft(config: EngineConfig, model: ModelConfig) -> DraftPart | None:
     from octavo_engine.weights.source import resolve_model
 
     check_draft_device(config)
-    files = resolve_model(speculation.model, revision=speculation.revision)
+    files = resolve_model(
+        speculation.model, revision=speculation.revision, download_dir=config.download_dir
+    )
     draft = ModelConfig.from_hf(files.config)
     for one in (model, draft):
         if one.recurrent is not None:

@@ -44,7 +44,9 @@ def open_draft_head(
         return _prediction_layer(config, model, files, speculation)
     from octavo_engine.weights.source import resolve_model
 
-    found = resolve_model(speculation.model, revision=speculation.revision)
+    found = resolve_model(
+        speculation.model, revision=speculation.revision, download_dir=config.download_dir
+    )
     checkpoint = open_checkpoint(found, seed=config.seed)
     is_third = speculation.method == "eagle3"
     read = read_eagle3 if is_third else read_eagle

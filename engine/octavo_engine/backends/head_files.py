@@ -76,7 +76,9 @@ def open_heads(config: EngineConfig, model: ModelConfig) -> HeadsPart | None:
             f"--speculative-config: {model.architecture} has layers with recurrent states, which "
             "nothing is speculated with: leave it out"
         )
-    files = resolve_model(speculation.model, revision=speculation.revision)
+    files = resolve_model(
+        speculation.model, revision=speculation.revision, download_dir=config.download_dir
+    )
     is_speculator = speculation.method == "mlp_speculator"
     kind = MlpSpeculatorConfig if is_speculator else MedusaConfig
     heads = kind.from_hf(files.config)

@@ -26,7 +26,14 @@ from octavo_engine.core.text.output_processor import OutputProcessor, SettledSub
 from octavo_engine.core.text.output_stream import OutputReader
 from octavo_engine.core.text.submission import Submission
 from octavo_engine.core.validate import check_choices, settle_params, tokenized_bad_words
-from octavo_engine.errors import EngineDead, InvalidRequest, ModelError, OctavoError, QueueFull
+from octavo_engine.errors import (
+    EngineDead,
+    InvalidRequest,
+    ModelError,
+    OctavoError,
+    QueueFull,
+    machine_fault,
+)
 from octavo_engine.protocol.admission import retry_after_s
 from octavo_engine.protocol.loading import FETCHING
 from octavo_engine.state.adapter import AdapterRef
@@ -390,8 +397,10 @@ class AsyncEngine:
             await self._fail_start(error)
             return
         except Exception as error:
-            logger.exception("The engine failed to start")
-            await self._fail_start(OctavoError(f"{type(error).__name__}: {error}"))
+            fault = machine_fault(error)
+            if not fault:
+                logger.exception("The engine failed to start")
+            await self._fail_start(OctavoError(fault or f"{type(error).__name__}: {error}"))
             return
         self._tokenizer = tokenizer
         self._processor = OutputProcessor(tokenizer)

@@ -72,6 +72,7 @@ def resolve(
     files = resolve_model(
         config.model,
         revision=config.revision,
+        download_dir=config.download_dir,
         progress=progress,
         with_code=config.trust_remote_code,
     )

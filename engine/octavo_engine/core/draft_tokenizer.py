@@ -21,7 +21,9 @@ def check_draft_tokenizer(config: EngineConfig, files: ModelFiles | None) -> Non
     from octavo_engine.tokenization.load import load_tokenizer
     from octavo_engine.weights.source import resolve_model
 
-    draft_files = resolve_model(draft.model, revision=draft.revision)
+    draft_files = resolve_model(
+        draft.model, revision=draft.revision, download_dir=config.download_dir
+    )
     if draft_files.gguf is None and not (draft_files.path / "tokenizer.json").exists():
         return
     own = load_tokenizer(files, override=config.tokenizer)

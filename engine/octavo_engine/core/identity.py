@@ -89,7 +89,7 @@ def _draft_facts(config: EngineConfig) -> list[Any] | None:
     from octavo_engine.weights.fingerprint import fingerprint
     from octavo_engine.weights.source import resolve_model
 
-    files = resolve_model(draft.model, revision=draft.revision)
+    files = resolve_model(draft.model, revision=draft.revision, download_dir=config.download_dir)
     facts = [files.config, fingerprint(files.path), draft.quantization]
     return facts if draft.method == "draft_model" else [draft.method, *facts]
 

@@ -25,7 +25,7 @@ from octavo_engine import _native
 from octavo_engine.backends.native.shard import RankPlace, Shard
 from octavo_engine.backends.registry import build_rank
 from octavo_engine.backends.step_plan import StepPlan
-from octavo_engine.errors import OctavoError
+from octavo_engine.errors import OctavoError, machine_fault
 from octavo_engine.executor import messages
 from octavo_engine.executor.commands import ALIVE_S, Command
 from octavo_engine.executor.rank_adapters import FollowingAdapters
@@ -75,8 +75,10 @@ class RankWorker:
         except OctavoError as error:
             self._fail(type(error).__name__, str(error))
         except Exception as error:
-            logger.exception("Rank %d of %d failed", start.rank, start.size)
-            self._fail("OctavoError", f"{type(error).__name__}: {error}")
+            fault = machine_fault(error)
+            if not fault:
+                logger.exception("Rank %d of %d failed", start.rank, start.size)
+            self._fail("OctavoError", fault or f"{type(error).__name__}: {error}")
         return EXIT_FAILED
 
     def _serve(self, start: messages.StartWorker) -> None:

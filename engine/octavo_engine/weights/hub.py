@@ -66,13 +66,15 @@ def download(
     reference: str,
     revision: str | None,
     *,
+    download_dir: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     tokenizer_only: bool = False,
     with_code: bool = False,
 ) -> Path:
-    """The snapshot's folder, or the one .gguf. HF_HUB_OFFLINE, HF_TOKEN and HF_HOME count."""
+    """The snapshot's folder, or the one .gguf. HF_HUB_OFFLINE and HF_TOKEN count, and
+    HF_HOME without a `download_dir`."""
     repo, file, wanted = parse_name(reference, revision)
-    fetch = _Fetch(repo, wanted, progress)
+    fetch = _Fetch(repo, wanted, download_dir, progress)
     if file:
         return fetch.file(file)
     folder = fetch.snapshot(
@@ -87,10 +89,15 @@ class _Fetch:
     """One repository at one revision; every call translates the hub's errors."""
 
     def __init__(
-        self, repo: str, revision: str | None, progress: Callable[[int, int], None] | None
+        self,
+        repo: str,
+        revision: str | None,
+        download_dir: str | None,
+        progress: Callable[[int, int], None] | None,
     ) -> None:
         self._repo = repo
         self._revision = revision
+        self._download_dir = download_dir
         self._progress = progress
 
     def snapshot(self, patterns: list[str]) -> Path:
@@ -101,14 +108,14 @@ class _Fetch:
                 huggingface_hub.snapshot_download,
                 allow_patterns=patterns,
                 ignore_patterns=list(IGNORED),
-                **self._bar(),
+                **self._options(),
             )
         )
 
     def file(self, name: str) -> Path:
         import huggingface_hub
 
-        return Path(self._call(huggingface_hub.hf_hub_download, filename=name, **self._bar()))
+        return Path(self._call(huggingface_hub.hf_hub_download, filename=name, **self._options()))
 
     def only_gguf(self, folder: Path) -> Path:
         """The repository has no safetensors: its single .gguf, or a list to choose from."""
@@ -129,8 +136,13 @@ class _Fetch:
             "pickled weights (.bin, .pt) are never read: convert them to safetensors"
         )
 
-    def _bar(self) -> dict[str, Any]:
-        return {} if self._progress is None else {"tqdm_class": _reporting(self._progress)}
+    def _options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self._download_dir is not None:
+            options["cache_dir"] = self._download_dir
+        if self._progress is not None:
+            options["tqdm_class"] = _reporting(self._progress)
+        return options
 
     def _call(self, function: Callable[..., Any], **arguments: Any) -> Any:
         from huggingface_hub import errors
@@ -164,8 +176,8 @@ class _Fetch:
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise ModelError(
-                    f"the disk is full while fetching {where}; free some space, or let HF_HOME "
-                    "point to a larger disk"
+                    f"the disk is full while fetching {where}; free some space, or let "
+                    "--download-dir or HF_HOME name a folder on a larger disk"
                 ) from error
             raise ModelError(f"{where} could not be fetched: {error}") from error
 

@@ -97,12 +97,17 @@ class SafetensorsCheckpoint:
         if not index.exists():
             return cls([SafetensorsFile(path) for path in _plain_files(folder)], folder)
         weight_map = _weight_map(index)
-        files: dict[str, SafetensorsFile] = {}
-        for shard in sorted(set(weight_map.values())):
-            path = folder / shard
-            if not path.is_file():
-                raise ModelError(f"{path} is missing; {index.name} names it")
-            files[shard] = SafetensorsFile(path)
+        shards = sorted(set(weight_map.values()))
+        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        if len(missing) == 1:
+            raise ModelError(f"{folder / missing[0]} is missing; {index.name} names it")
+        if missing:
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise ModelError(
+                f"{folder} lacks {len(missing)} of the {len(shards)} files that {index.name} "
+                f"names: {', '.join(missing[:5])}{more}; was the download cut off?"
+            )
+        files = {shard: SafetensorsFile(folder / shard) for shard in shards}
         for name, shard in weight_map.items():
             if name not in files[shard].entries:
                 raise ModelError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +34,7 @@ class ModelFiles:
     config: dict[str, Any]  # shaped like Hugging Face's config.json, also for GGUF
     generation_config: dict[str, Any]
     gguf: GGUFFile | None = field(default=None, repr=False, compare=False)
+    download_dir: str | None = None  # where the Hub's files are, if not in its own cache
 
     @property
     def gguf_metadata(self) -> Mapping[str, Any] | None:
@@ -45,16 +47,17 @@ class ModelFiles:
 
     def with_tokenizer(self, reference: str) -> ModelFiles:
         """The files of the tokenizer that the user named instead of the model's own."""
-        path = _fetch(reference, revision=None, tokenizer_only=True)
+        path = _fetch(reference, revision=None, download_dir=self.download_dir, tokenizer_only=True)
         gguf = GGUFFile(path) if path.suffix == ".gguf" else None
         kind: Literal["safetensors", "gguf"] = "safetensors" if gguf is None else "gguf"
-        return ModelFiles(reference, path, kind, self.config, self.generation_config, gguf)
+        return dataclasses.replace(self, reference=reference, path=path, kind=kind, gguf=gguf)
 
 
 def resolve_model(
     reference: str,
     *,
     revision: str | None = None,
+    download_dir: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     with_code: bool = False,
 ) -> ModelFiles:
@@ -63,17 +66,21 @@ def resolve_model(
     `progress(bytes_done, bytes_total)` follows a download, which has the repository's Python only
     `with_code`.
     """
-    path = _fetch(reference, revision=revision, progress=progress, with_code=with_code)
-    if path.is_file():
-        gguf = GGUFFile(path)
-        return ModelFiles(
-            reference, path, "gguf", gguf_config(gguf), gguf_generation_config(gguf), gguf
-        )
-    config_file = path / "config.json"
-    if not config_file.exists():
-        return _folder_of_gguf(reference, path)
-    config = read_json_object(config_file)
-    return ModelFiles(reference, path, "safetensors", config, _generation_config(path))
+    path = _fetch(
+        reference,
+        revision=revision,
+        download_dir=download_dir,
+        progress=progress,
+        with_code=with_code,
+    )
+    try:
+        files = _described(reference, path)
+    except OSError as error:
+        raise ModelError(
+            f"{error.filename or path} cannot be read: {error.strerror or error}; check who may "
+            "read the model's folder and its files"
+        ) from None
+    return dataclasses.replace(files, download_dir=download_dir)
 
 
 def locate(reference: str) -> Path:
@@ -81,17 +88,33 @@ def locate(reference: str) -> Path:
     return _fetch(reference, revision=None)
 
 
+def _described(reference: str, path: Path) -> ModelFiles:
+    """The files at a path, and what they say. Raises ModelError and OSError."""
+    if path.is_file():
+        return _of_gguf(reference, path)
+    config_file = path / "config.json"
+    if not config_file.exists():
+        return _folder_of_gguf(reference, path)
+    config = read_json_object(config_file)
+    return ModelFiles(reference, path, "safetensors", config, _generation_config(path))
+
+
+def _of_gguf(reference: str, path: Path) -> ModelFiles:
+    gguf = GGUFFile(path)
+    return ModelFiles(
+        reference, path, "gguf", gguf_config(gguf), gguf_generation_config(gguf), gguf
+    )
+
+
 def _folder_of_gguf(reference: str, folder: Path) -> ModelFiles:
     found = sorted(folder.glob("*.gguf"))
     if not found:
-        raise ModelError(f"{folder} is no model: it has neither config.json nor a .gguf file")
+        os.listdir(folder)  # glob passes over what may not be read
+        raise ModelError(f"{folder} is not a model: it has neither config.json nor a .gguf file")
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:20])
         raise ModelError(f"{folder} has several .gguf files; name one of them: {names}")
-    gguf = GGUFFile(found[0])
-    return ModelFiles(
-        reference, found[0], "gguf", gguf_config(gguf), gguf_generation_config(gguf), gguf
-    )
+    return _of_gguf(reference, found[0])
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:
@@ -110,6 +133,7 @@ def _fetch(
     reference: str,
     *,
     revision: str | None,
+    download_dir: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     tokenizer_only: bool = False,
     with_code: bool = False,
@@ -118,50 +142,34 @@ def _fetch(
     if not reference or "\0" in reference or len(reference) > _LONGEST:
         raise ModelError(f"model reference {reference[:80]!r} is not one of: {_SCHEMES}")
     scheme, separator, rest = reference.partition("://")
-    if not separator:
-        return _local_or_hub(
-            reference, revision, progress, tokenizer_only=tokenizer_only, with_code=with_code
-        )
-    match scheme:
-        case "file":
-            return _local(rest)
-        case "demo":
-            return locate_demo(rest)
-        case "hf":
-            from octavo_engine.weights.hub import download
+    if separator and scheme == "file":
+        return _local(rest)
+    if separator and scheme == "demo":
+        return locate_demo(rest)
+    name = rest if separator else reference
+    if (separator and scheme == "hf") or (not separator and _is_of_hub(name)):
+        from octavo_engine.weights.hub import download
 
-            return download(
-                rest,
-                revision,
-                progress=progress,
-                tokenizer_only=tokenizer_only,
-                with_code=with_code,
-            )
-    raise ModelError(f"{reference}: unknown scheme {scheme}://; a model is {_SCHEMES}")
-
-
-def _local_or_hub(
-    reference: str,
-    revision: str | None,
-    progress: Callable[[int, int], None] | None,
-    *,
-    tokenizer_only: bool,
-    with_code: bool,
-) -> Path:
-    # A folder wins over a hub repository of the same name: what is here needs no network.
-    if _exists(Path(reference).expanduser()):
-        return _local(reference)
-    from octavo_engine.weights.hub import download, is_repository
-
-    if is_repository(reference):
         return download(
-            reference,
+            name,
             revision,
+            download_dir=download_dir,
             progress=progress,
             tokenizer_only=tokenizer_only,
             with_code=with_code,
         )
-    return _local(reference)
+    if not separator:
+        return _local(reference)
+    raise ModelError(f"{reference}: unknown scheme {scheme}://; a model is {_SCHEMES}")
+
+
+def _is_of_hub(reference: str) -> bool:
+    # A folder wins over a hub repository of the same name: what is here needs no network.
+    if _exists(Path(reference).expanduser()):
+        return False
+    from octavo_engine.weights.hub import is_repository
+
+    return is_repository(reference)
 
 
 def _local(reference: str) -> Path:

@@ -80,11 +80,15 @@ def load(environment: Mapping[str, str], path: str = "", context: str = "") -> K
     path = path or environment.get("KUBECONFIG", "").split(os.pathsep)[0]
     file = Path(path).expanduser() if path else Path.home() / ".kube" / "config"
     try:
-        content = yaml.safe_load(file.read_text())
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsInvalid(f"cannot read the kubeconfig: {error}; use --kubeconfig") from None
-    except yaml.YAMLError as error:
-        raise SettingsInvalid(f"the kubeconfig {file} is no YAML: {error}") from None
+        raise SettingsInvalid(
+            f"cannot read the kubeconfig {file}: {error.strerror or error}; "
+            "name another one in --kubeconfig or KUBECONFIG"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise SettingsInvalid(f"the kubeconfig {file} is not valid YAML: {problem}") from None
     return from_kubeconfig(content, context=context, folder=file.parent)
 
 

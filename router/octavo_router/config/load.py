@@ -116,7 +116,7 @@ def _parse_yaml(text: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark is not None else ""
         raise ConfigInvalid(
-            "file", f"{line}not YAML: {getattr(error, 'problem', error)}"
+            "file", f"{line}is not valid YAML: {getattr(error, 'problem', error)}"
         ) from error
     if tree is None:
         return {}

@@ -37,6 +37,7 @@ def open_listener(
         return listener
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        reason = reason.partition(" (while ")[0]  # Python repeats the address
         raise ConfigInvalid(
             field, f"cannot listen on {host}:{port}: {reason}; choose {_OTHERS[field]}"
         ) from None

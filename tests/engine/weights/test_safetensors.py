@@ -91,6 +91,12 @@ def test_index_that_names_what_is_not_there(tmp_path):
         shards(tmp_path, {"b": "m-1.safetensors"})
 
 
+def test_all_files_that_a_download_left_out_are_named_at_once(tmp_path):
+    index = {"a": "m-1.safetensors", "b": "m-3.safetensors", "c": "m-4.safetensors"}
+    with pytest.raises(ModelError, match=r"lacks 2 of the 3 files that .*: m-3.*, m-4.*cut off"):
+        shards(tmp_path, index)
+
+
 def test_pickles_are_never_read(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
     with pytest.raises(ModelError, match=r"pickle .*convert them to safetensors"):

@@ -1,6 +1,8 @@
 """Model references: what each kind finds, and what is said when it finds nothing."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import httpx
@@ -133,6 +135,38 @@ def test_code_of_a_repository_is_fetched_where_it_may_run(tmp_path, monkeypatch)
     hub = FakeHub(monkeypatch, make_model(tmp_path / "snapshot"))
     resolve_model("org/name", with_code=True)
     assert "*.py" in hub.asked[0]["allow_patterns"]
+
+
+def test_files_from_the_hub_go_to_the_folder_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hub = FakeHub(monkeypatch, make_model(tmp_path / "snapshot"))
+    files = resolve_model("org/name", download_dir="/big")
+    files.with_overrides({}).with_tokenizer("org/other")
+    assert [(each["repo_id"], each["cache_dir"]) for each in hub.asked] == [
+        ("org/name", "/big"), ("org/other", "/big"),
+    ]  # fmt: skip
+    resolve_model("org/name")
+    assert "cache_dir" not in hub.asked[-1], "the Hub's own cache"
+
+
+def test_a_folder_that_may_not_be_read_is_one_sentence(tmp_path, monkeypatch):
+    """Root may read all there is, so modes of files would show nothing here."""
+    folder = make_model(tmp_path / "locked")
+    exists = Path.exists
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Path, "exists", lambda self: refuse(self) if self.suffix == ".json" else exists(self)
+        )
+        with pytest.raises(ModelError, match=r"json cannot be read: Permission denied; check"):
+            resolve_model(str(folder))
+    (folder / "config.json").unlink()
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(ModelError, match="locked cannot be read: Permission denied; check who may"):
+        resolve_model(str(folder))
 
 
 def test_revision_in_the_reference(tmp_path, monkeypatch):

@@ -116,3 +116,17 @@ def test_what_cannot_be_is_said_in_a_sentence(flags, says):
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_names_the_file_and_how_to_go_on():
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo.cli", "run-batch", "m", "--device", "sim", "-i", "-",
+         "-o", "/dev/full"],
+        input=line("a", prompt="hi", max_tokens=2), text=True, capture_output=True, check=False,
+        env=environment(), timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "octavo: --output-file /dev/full: No space left on device; free some space, "
+        "and go on with --resume"
+    )

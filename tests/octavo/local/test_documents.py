@@ -123,3 +123,25 @@ def test_a_watch_tells_only_what_is_new(tmp_path):
     assert watch.read() is None
     with pytest.raises(ConfigError, match="not UTF-8"):
         watch.read()
+
+
+def test_all_faults_of_a_document_are_reported_at_once():
+    text = f"""{HEAD}metadata: {{name: one}}
+spec:
+  model: {{uri: "demo://smollm2"}}
+  replicas: -2
+  engine: {{device: foo, args: []}}
+  bogus: 1
+"""
+    with pytest.raises(ConfigError) as caught:
+        read_documents({"a.yaml": text})
+    says = str(caught.value)
+    assert says.startswith("a.yaml, document 1: 4 settings cannot be used: (1) spec.")
+    for part in ("engine.device must be one of", "engine.args must be an object",
+                 "replicas must be from 0", "bogus is not a field"):  # fmt: skip
+        assert f") spec.{part}" in says
+
+
+def test_a_fault_that_leaving_one_out_would_cause_is_not_reported():
+    with pytest.raises(ConfigError, match=r"^a.yaml, document 1: spec.model.uri [^(]*$"):
+        read_documents({"a.yaml": ONE.replace("demo://smollm2", "pvc://claim/x")})

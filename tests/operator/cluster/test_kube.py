@@ -307,6 +307,14 @@ def test_answers_that_are_no_status_objects_are_survived(content):
 
 
 class TestKubeConfig:
+    def test_a_file_that_is_not_there_is_named(self, tmp_path):
+        with pytest.raises(SettingsInvalid) as caught:
+            load({}, str(tmp_path / "none"))
+        assert str(caught.value) == (
+            f"cannot read the kubeconfig {tmp_path}/none: No such file or directory; "
+            "name another one in --kubeconfig or KUBECONFIG"
+        )
+
     def test_in_a_pod(self, tmp_path):
         for name in ("ca.crt", "namespace", "token"):
             (tmp_path / name).write_text(f"{name}\n")
@@ -323,7 +331,7 @@ class TestKubeConfig:
         [
             ("[]", "must be an object"),
             ("current-context: a", "no context named 'a'"),
-            ("{a: b", "is no YAML"),
+            ("{a: b", "is not valid YAML: while parsing a flow mapping"),
             (
                 "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
                 "clusters: [{name: c, cluster: {server: 'https://x'}}], "

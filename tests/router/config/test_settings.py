@@ -140,7 +140,7 @@ MISTAKES = [
     ("epp: {enabled: true, port: 8080}", "epp.port: 8080 is the server's own port"),
     (
         "flow: {max_queue: [",
-        "file: line 1: not YAML: expected the node content, but found '<stream end>'",
+        "file: line 1: is not valid YAML: expected the node content, but found '<stream end>'",
     ),
 ]  # fmt: skip
 

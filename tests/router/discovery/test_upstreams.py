@@ -191,7 +191,7 @@ def test_a_file_is_followed_and_a_bad_one_changes_nothing(tmp_path):
             replace("upstreams: [http://10.0.0.1:1]")
             await until(lambda: addresses(history) == ["10.0.0.1:1"])
             for bad, why in (
-                ("upstreams: [", "not YAML"),
+                ("upstreams: [", "not valid YAML"),
                 ("upstreams: 7", "must be a list"),
                 ("upstreams: [ftp://a]", "must begin with http"),
                 ("upstreems: []", "is not known here"),

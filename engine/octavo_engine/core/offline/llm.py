@@ -87,6 +87,7 @@ class LLM(PoolingMethods, VLLMMethods):
         *,
         tokenizer: str | PathLike[str] | None = None,
         revision: str | None = None,
+        download_dir: str | PathLike[str] | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
         model_impl: ModelImpl | Literal["vllm"] = "auto",
         trust_remote_code: bool = False,
@@ -131,7 +132,7 @@ class LLM(PoolingMethods, VLLMMethods):
             enable_prefix_caching=enable_prefix_caching)  # fmt: skip
         config = EngineConfig(
             model=fspath(model), tokenizer=_path(tokenizer), revision=revision,
-            hf_overrides=_as_json(hf_overrides),
+            download_dir=_path(download_dir), hf_overrides=_as_json(hf_overrides),
             model_impl=llm_value("model-impl", model_impl),
             trust_remote_code=trust_remote_code, device=device,
             **_storage(dtype, quantization, activation_bits, kv_cache_dtype),

@@ -23,7 +23,7 @@ from octavo_common.logs import set_up_logging
 from octavo_engine.core.loop import CoreLoop
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.frames import frames_of
-from octavo_engine.errors import OctavoError
+from octavo_engine.errors import OctavoError, machine_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,8 +81,10 @@ class CoreProcess:
             self.send(wire.Fatal(type(error).__name__, str(error)))
             return EXIT_FAILED
         except Exception as error:
-            logger.exception("The engine core failed")
-            self.send(wire.Fatal("OctavoError", f"{type(error).__name__}: {error}"))
+            fault = machine_fault(error)
+            if not fault:
+                logger.exception("The engine core failed")
+            self.send(wire.Fatal("OctavoError", fault or f"{type(error).__name__}: {error}"))
             return EXIT_FAILED
         return 0
 

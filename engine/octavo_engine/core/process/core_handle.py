@@ -56,11 +56,15 @@ class CoreHandle(asyncio.Protocol):
     ) -> CoreHandle:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220  (fork and exec take a millisecond)
-                [*command, "--fd", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+            try:
+                process = subprocess.Popen(  # noqa: ASYNC220  (fork and exec take a millisecond)
+                    [*command, "--fd", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+            except OSError:
+                ours.close()
+                raise
         core = cls(process, listener, timing)
         ours.setblocking(False)
         try:

@@ -16,7 +16,7 @@ from octavo_engine.core.info import CoreHealth
 from octavo_engine.core.loop import CoreLoop
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.client import CoreListener
-from octavo_engine.errors import EngineDead, OctavoError
+from octavo_engine.errors import EngineDead, OctavoError, machine_fault
 
 if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
@@ -91,8 +91,10 @@ class InProcessClient:
         except OctavoError as error:
             self._emit(wire.Fatal(type(error).__name__, str(error)))
         except Exception as error:
-            logger.exception("The engine core failed")
-            self._emit(wire.Fatal("OctavoError", f"{type(error).__name__}: {error}"))
+            fault = machine_fault(error)
+            if not fault:
+                logger.exception("The engine core failed")
+            self._emit(wire.Fatal("OctavoError", fault or f"{type(error).__name__}: {error}"))
         self._on_loop(self._end)
 
     def _report_progress(self, done: int, total: int) -> None:

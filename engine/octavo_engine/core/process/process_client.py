@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.core.info import CoreHealth
 from octavo_engine.core.process.core_handle import CORE_COMMAND, CoreHandle
 from octavo_engine.core.process.supervision import Restarts, Timing
-from octavo_engine.errors import EngineDead, OctavoError
+from octavo_engine.errors import EngineDead, OctavoError, machine_fault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,8 +91,13 @@ class ProcessClient:
         try:
             await self._keep_alive()
         except Exception as error:  # such as no memory for a fork: supervision has ended
-            logger.exception("Supervision of the engine core failed")
-            self._down = f"supervision of the engine core failed: {error}"
+            fault = machine_fault(error)
+            if fault:
+                self._down = f"the engine's process cannot be started: {fault}"
+                logger.error("Lost the engine core: %s", self._down)
+            else:
+                logger.exception("Supervision of the engine core failed")
+                self._down = f"supervision of the engine core failed: {error}"
             self._start_error = OctavoError(self._down)
             self._settled.set()
             self._listener.on_lost(EngineDead(self._down))

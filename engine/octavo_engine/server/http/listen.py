@@ -54,7 +54,9 @@ def open_port(host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         return listener
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = (error.strerror or str(error)).partition(" (while ")[
+            0
+        ]  # Python repeats the address
         raise ConfigError(
             f"cannot listen on {host}:{port}: {reason}; choose others with --host and --port"
         ) from None

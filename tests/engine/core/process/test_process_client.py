@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from octavo_engine.errors import (
     GenerationFailed,
     InvalidRequest,
     ModelError,
+    OctavoError,
 )
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.generate import generate
@@ -414,3 +416,20 @@ def test_a_core_is_given_its_settings_first_or_ends():
     with ours:
         ours.sendall(wire.encode(wire.Abort(["x"])))
         assert core.wait(60) == EXIT_PARENT_GONE
+
+
+def test_a_limit_of_the_machine_is_one_sentence_without_a_traceback(monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def start():
+        engine = await AsyncEngine.start(CONFIG, connect=partial(ProcessClient, timing=PATIENT))
+        try:
+            with pytest.raises(OctavoError, match=r"cannot be started: Too many open files; raise"):
+                await engine.ready()
+        finally:
+            await engine.stop()
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    asyncio.run(start())
+    assert all(record.exc_info is None for record in caplog.records)

@@ -129,7 +129,10 @@ def test_the_command_line_writes_the_text(
     assert (done.returncode, done.stdout) == (0, f"{text}\n")
     (tmp_path / "empty.wav").write_bytes(b"")
     failed = run(tmp_path / "empty.wav")
-    assert (failed.returncode, failed.stderr) == (1, "octavo transcribe: file is empty\n")
+    assert (failed.returncode, failed.stderr) == (
+        1,
+        "octavo: the server answered 400: file is empty\n",
+    )
 
 
 def test_silence_has_no_words(server: ServeProcess, tmp_path: Path) -> None:
