@@ -393,9 +393,7 @@ class AdapterFleet:
         return self._registry.endpoints.get(endpoint.id) is endpoint
 
     def _leave(self, endpoint: Endpoint, name: str) -> None:
-        endpoint.adapters -= {name}
-        if name not in endpoint.spec.names:  # a plain server lists it among its models
-            endpoint.names = tuple(one for one in endpoint.names if one != name)
+        endpoint.lose_adapters({name})
         self._of(endpoint).since.pop(name, None)
 
     def _of(self, endpoint: Endpoint) -> _EngineAdapters:

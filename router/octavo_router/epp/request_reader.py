@@ -56,7 +56,7 @@ class PickerRequestReader:
         if head.may_pass_through:
             return self._ask_by_head(request, head, body, subset)
         kind = head.known_path.kind if head.known_path is not None else OTHER
-        adapters = self._models.adapter_names
+        adapters = self._models.adapter_contents
         try:
             scan = self._scan(body, kind, adapters)
             sent, body = body, for_engines(body, scan, limits, head.known_path)

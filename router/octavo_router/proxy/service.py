@@ -190,7 +190,7 @@ class Proxy:
     ) -> tuple[Scan, bytes]:
         """What it says goes into the request; the body as engines get it. Raises Rejected."""
         try:
-            adapters = self._models.adapter_names
+            adapters = self._models.adapter_contents
             scan = self._scan(body, path.kind, adapters)
             sent, body = body, for_engines(body, scan, tenant.limits, path)
             if body is not sent:

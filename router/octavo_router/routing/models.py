@@ -10,6 +10,7 @@ A name that engines tell belongs to one namespace: that of the oldest pool whose
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -86,7 +87,7 @@ class Models:
     """See the module. Cheap for names without weights: one dictionary look-up."""
 
     __slots__ = (
-        "_adapter_names", "_adapters", "_claims", "_config", "_parents", "_plain", "_pools",
+        "_adapter_contents", "_adapters", "_claims", "_config", "_parents", "_plain", "_pools",
         "_registry", "_served", "_version",
     )  # fmt: skip
 
@@ -98,7 +99,7 @@ class Models:
     ) -> None:
         self._registry = registry
         self._pools = pools
-        self._adapter_names: dict[str, str] = {}
+        self._adapter_contents: dict[str, str] = {}
         self._config = {model.name: model for model in config}
         self._claims: Mapping[str, tuple[str, str]] = {}
         self._version = -1
@@ -157,11 +158,12 @@ class Models:
         )
 
     @property
-    def adapter_names(self) -> dict[str, str]:
-        """Names that mean an adapter, and the adapter: it is part of what a prefix is."""
+    def adapter_contents(self) -> dict[str, str]:
+        """Names that mean an adapter, and its content, which is part of what a prefix is: the
+        digest that engines report, or its name while none has."""
         if self._version != self._registry.version:
             self._learn()
-        return self._adapter_names
+        return self._adapter_contents
 
     def cards(self) -> list[Card]:
         """All names that can be asked for, of all pools, each once."""
@@ -211,11 +213,11 @@ class Models:
                 for pool in pools:
                     self._adapters.setdefault(name, {}).setdefault(pool, 0)
         self._learn_placed()
-        self._adapter_names = {name: name for name in self._adapters if name not in self._served}
+        self._learn_contents()
         for model in self._config.values():
             target = self._target(model.name)
-            if target in self._adapter_names:
-                self._adapter_names[model.name] = target
+            if target in self._adapter_contents:
+                self._adapter_contents[model.name] = self._adapter_contents[target]
 
     def _learn_placed(self) -> None:
         """Adapters that this router loads: they belong to their pool, wherever they lie now."""
@@ -233,6 +235,23 @@ class Models:
                     self._parents[adapter.name] = bases[0]
         for name, pools in found.items():
             self._adapters[name] = self._owned(pools) if len(pools) > 1 else pools
+
+    def _learn_contents(self) -> None:
+        """Of each adapter what most engines have: one that has another content then has none of its
+        prefixes. What is loaded nowhere now keeps its content, as blocks of it are still cached."""
+        before, counts = self._adapter_contents, dict[str, Counter[str]]()
+        for endpoint in self._registry.endpoints.values():
+            for name in endpoint.adapters & endpoint.adapter_digests.keys():
+                counts.setdefault(name, Counter())[endpoint.adapter_digests[name]] += 1
+        self._adapter_contents = {}
+        for name in self._adapters.keys() - self._served.keys():
+            found = counts.get(name)
+            # Of equally many the same one on all routers.
+            self._adapter_contents[name] = (
+                before.get(name, name)
+                if found is None
+                else max(found, key=lambda digest: (found[digest], digest))
+            )
 
     def _owned(self, pools: dict[str, int]) -> dict[str, int]:
         """Those of the namespace that owns the name, and those that are in none."""

@@ -47,7 +47,7 @@ def test_a_request_by_an_adapters_name_goes_to_its_pool():
     models = models_of(route("ns/a", "base", adapters=(LAW,)), route("ns/b", "other"))
     found = models.resolve("law")
     assert (found.pool, found.adapter, found.upstream_model) == ("ns/a", "law", "")
-    assert models.adapter_names == {"law": "law"}
+    assert models.adapter_contents == {"law": "law"}
     cards = {card.name: card.parent for card in models.cards()}
     assert cards == {"base": None, "law": "base", "other": None}
     with pytest.raises(Rejected, match="does not exist"):
