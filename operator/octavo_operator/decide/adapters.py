@@ -51,7 +51,7 @@ def decide_adapters(
     LLMAdapter asks for, in words; "" where nobody else has."""
     taken = [TakenAdapter(adapter) for adapter in deployment.adapters]
     refused: list[RefusedAdapter] = []
-    num_pinned = sum(adapter.pinned for adapter in deployment.adapters)
+    num_pinned = sum(adapter.is_everywhere for adapter in deployment.adapters)
     for body in sorted(resources, key=age_of):
         name = kinds.name_of(body)
         problem = _problem(deployment, body, owner_of)

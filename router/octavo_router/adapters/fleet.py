@@ -105,7 +105,7 @@ class _PoolAdapters:
             adapter.name,
             self.demand.rate(adapter.name, now),
             len(waits),
-            adapter.pinned,
+            adapter.is_everywhere,
             frozenset(wait.within for wait in waits),
         )
 

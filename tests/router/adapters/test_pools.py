@@ -103,3 +103,16 @@ def test_the_annotation_brings_them():
         routing_of(annotated(adapters=[{"name": "law"}]))
     with pytest.raises(RoutingInvalid):
         routing_of(annotated(adapterSlots=0))
+
+
+def test_the_annotation_brings_canaries():
+    law = {"name": "law", "uri": "/l"}
+    service = annotated(adapters=[law, {"name": "b", "uri": "/b", "canary": {"of": "law"}}])
+    routing = routing_of(service)
+    assert routing is not None
+    (_, found) = pool_route(service, routing).adapters
+    assert found == AdapterConfig(name="b", uri="/b", canary_of="law", canary_percent=10.0)
+    for of, problem in (("tax", "must be in the list"), ("b", "no canary")):
+        adapters = [law, {"name": "b", "uri": "/b", "canary": {"of": of}}]
+        with pytest.raises(RoutingInvalid, match=problem):
+            routing_of(annotated(adapters=adapters))
