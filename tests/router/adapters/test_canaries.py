@@ -200,5 +200,7 @@ routing:
             await client.ask(chat("a" * 200, model="next"))
             assert watch.keys == own and own["law"] != own["next"]
             metrics = (await client.get("/metrics")).body.decode()
+            assert 'octavo_router_adapter_loads_total{pool="default"} 2.0' in metrics
+            assert 'octavo_router_adapter_load_failures_total{pool="default"} 1.0' in metrics
             counted = [line for line in metrics.splitlines() if 'model="next"' in line]
             assert any(line.startswith("octavo_router_requests_total") for line in counted)
