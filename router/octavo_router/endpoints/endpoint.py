@@ -136,6 +136,8 @@ class Endpoint:
     def lose_adapters(self, gone: Set[str]) -> None:
         """They are no longer there, so their names, which it may list, mean no model of its own."""
         self.adapters -= gone
+        digests = self.adapter_digests.items()
+        self.adapter_digests = {name: digest for name, digest in digests if name not in gone}
         if not gone.isdisjoint(self.names):
             kept = self.spec.names
             self.names = tuple(name for name in self.names if name in kept or name not in gone)

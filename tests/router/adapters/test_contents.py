@@ -144,6 +144,18 @@ def test_engines_that_report_no_contents_are_known_by_names():
     assert models_of({}, {"law": "content"})[1].adapter_contents == {"law": "content"}
 
 
+def test_what_is_loaded_again_is_not_taken_for_what_was_there():
+    """Until the engine has reported which content it is."""
+    registry, models = models_of({"law": "old"}, {"law": "other"}, {"law": "other"})
+    first, *others = registry.endpoints.values()
+    for endpoint in others:
+        endpoint.lose_adapters({"law"})
+        endpoint.adapters |= {"law"}
+        registry.changed(endpoint)
+    assert models.adapter_contents == {"law": "old"}
+    assert first.adapter_digests == {"law": "old"}
+
+
 def test_a_content_is_kept_while_the_adapter_is_loaded_nowhere():
     """Its blocks are still cached: a request that waits for the load will find them."""
     registry, models = models_of({"law": "content"})
