@@ -39,7 +39,8 @@ from benchmarks.peers.adapter_files import (
     write_adapters,
     write_gguf_adapters,
 )
-from benchmarks.peers.contenders import BF16_GGUF, FOLDER, SAFETENSORS, Contender
+from benchmarks.peers.contenders import FOLDER, Contender
+from benchmarks.peers.models import BF16_GGUF, SAFETENSORS
 from benchmarks.peers.run import VOCAB_SIZE, Standing, start_all
 from benchmarks.servers import end_cleanly_on_sigterm, warn_if_busy
 from octavo.bench import load
