@@ -30,7 +30,7 @@ struct Scan {
     bool is_privileged = false;
 };
 
-// Tells an adapter's name from a model's name: "" for none.
+// The content of the adapter that a model's name means: "" for none.
 using AdapterOf = std::function<std::string(const std::string&)>;
 
 // Throws ScanFailure. `adapter_of` may be empty.

@@ -520,8 +520,6 @@ class EngineConfig:
                "--pipeline-parallel-size", f"{size} and {self.pipeline_parallel_size}")  # fmt: skip
         _check(self.data_parallel_size == 1, "--nnodes needs --data-parallel-size 1",
                self.data_parallel_size)  # fmt: skip
-        _check(not self.enable_lora, "--enable-lora needs --nnodes 1: other hosts do not have the "
-               "adapters' files; merge the adapter into the model", size)  # fmt: skip
         _check(self.node_key_file is not None, "--nnodes needs --node-key-file: a file that "
                "all hosts have", None)  # fmt: skip
 

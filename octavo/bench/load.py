@@ -20,7 +20,7 @@ from octavo.bench.report import summary
 from octavo.http_client import DONE, HttpConnection, ServerError, ServerReply, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from octavo.http_client import ServerAddress
 
@@ -39,6 +39,7 @@ class LoadPlan:
     timeout_s: float = 600.0
     headers: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)  # merged into every body
+    extras: Sequence[Mapping[str, Any]] = ()  # one for each prompt, merged into its body; or none
 
 
 @dataclass(slots=True)
@@ -59,12 +60,15 @@ async def run(plan: LoadPlan) -> tuple[list[LoadResult], float]:
     gate = asyncio.Semaphore(plan.max_concurrency)
     began_at = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
-        for result, prompt, due_at in zip(results, plan.prompts, _due(plan), strict=True):
+        extras = plan.extras or [{}] * len(plan.prompts)
+        for result, prompt, extra, due_at in zip(
+            results, plan.prompts, extras, _due(plan), strict=True
+        ):
             wait_s = began_at + due_at - time.perf_counter()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             await gate.acquire()
-            tasks.create_task(_one(plan, prompt, result, idle, gate))
+            tasks.create_task(_one(plan, prompt, extra, result, idle, gate))
     elapsed_s = time.perf_counter() - began_at
     for connection in idle:
         connection.close()
@@ -119,6 +123,7 @@ def _due(plan: LoadPlan) -> Iterator[float]:
 async def _one(
     plan: LoadPlan,
     prompt: list[int],
+    extra: Mapping[str, Any],
     result: LoadResult,
     idle: list[HttpConnection],
     gate: asyncio.Semaphore,
@@ -132,6 +137,7 @@ async def _one(
         "stream": True,
         "stream_options": {"include_usage": True},
         **plan.extra,
+        **extra,
     }
     payload = json.dumps(body).encode()
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from octavo.local.pool import Pool
-    from octavo_operator.spec import LLMDeployment
+    from octavo_operator.spec import AdapterSpec, LLMDeployment
 
 # Clients of a laptop do not look the address up again: what comes after SIGTERM comes at once.
 ACCEPT_WHILE_DRAINING_S = 0.3
@@ -77,10 +77,19 @@ def _pool(deployment: LLMDeployment) -> dict[str, Any]:
     pool: dict[str, Any] = {"name": deployment.pool, "policy": deployment.routing.policy}
     if deployment.adapters and (room := deployment.room_for_adapters) is not None:
         pool |= {
-            "adapters": routed_adapters(deployment.adapters),
+            "adapters": [_adapter(one) for one in deployment.adapters],
             "adapter_slots": room.slots,
         }
     return pool
+
+
+def _adapter(adapter: AdapterSpec) -> dict[str, Any]:
+    """As the router's file has it."""
+    (routed,) = routed_adapters([adapter])
+    canary = routed.pop("canary", None)
+    if canary is not None:
+        routed |= {"canary_of": canary["of"], "canary_percent": float(canary["percent"])}
+    return routed
 
 
 def _models(pools: Sequence[Pool]) -> list[dict[str, Any]]:

@@ -133,7 +133,9 @@ class App:
         )  # fmt: skip
         self.registry.subscribe(self.upstreams.changed)
         self._adapter_calls = EngineAdapterCalls(self.upstreams)
-        self.adapters = AdapterFleet(self.registry, self._adapter_calls, clock=clock)
+        self.adapters = AdapterFleet(
+            self.registry, self._adapter_calls, clock=clock, counts_of=self.metrics.pool
+        )
         self._adapter_calls.fleet = self.adapters
         self.adapters.configure(config.routing.pools)
         self.dispatcher.on_adapter_idle = self.adapters.idle

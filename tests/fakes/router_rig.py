@@ -254,7 +254,7 @@ async def routing_to(
     server = await network.listen(lambda: ClientConnection(shared), listener)
     port = server.sockets[0].getsockname()[1]
     if KEEPS_CONNECTIONS:  # what a first request would leave behind
-        _ = proxy._models.adapter_names
+        _ = proxy._models.adapter_contents
         registry.candidates("default")
         proxy._models.resolve("m")
         for endpoint in registry.endpoints.values():

@@ -29,6 +29,15 @@ def adapter(uri: str) -> dict[str, Any]:
     return {"adapters": [{"name": "lora", "uri": uri}]}
 
 
+def canaries(*of: str, **fields: Any) -> dict[str, Any]:
+    """Of adapters `law` and `tax`."""
+    tried = [
+        {"name": f"next-{n}", "uri": "hf://a/c", "canary": {"of": name, **fields}}
+        for n, name in enumerate(of)
+    ]
+    return {"adapters": [*({"name": name, "uri": "hf://a/b"} for name in ("law", "tax")), *tried]}
+
+
 def engine(**fields: Any) -> dict[str, Any]:
     return {"engine": fields}
 
@@ -609,6 +618,16 @@ CASES = [
         {"podTemplate": {"spec": {"hostNetwork": True}}},
         "hostNetwork",
     ),
+    Case(
+        "a canary of an adapter", canaries("law"), canaries("med"),
+        "must be an adapter of this list that is no canary itself",
+    ),
+    Case("no canary of a canary", canaries("law"), canaries("law", "next-0"), "no canary itself"),
+    Case(
+        "one canary", canaries("law", "tax"), canaries("law", "law"),
+        "of another canary too; an adapter can have one",
+    ),
+    Case("a share", canaries("law", percent=100), canaries("law", percent=0), "percent"),
     Case("replicas", {"replicas": 0}, {"replicas": -1}, "replicas"),
     Case("not a million", {"replicas": 1000}, {"replicas": 1_000_000}, "replicas"),
 ]  # fmt: skip

@@ -125,6 +125,22 @@ ENGINES = Dashboard(
             ),
         ),
         Row(
+            "LoRA adapters",
+            (
+                Panel(
+                    title="Adapters in memory", queries=(_gauge(n.LORA_ADAPTERS_HELD),),
+                ),
+                Panel(
+                    title="Reading an adapter took",
+                    queries=quantiles(n.LORA_LOAD_SECONDS, "model_name", _MODEL), unit="s",
+                ),
+                Panel(
+                    title="Adapters that could not be read",
+                    queries=(_rate(n.LORA_LOAD_FAILURES),), unit="ops",
+                ),
+            ),
+        ),
+        Row(
             "Health",
             (
                 Panel(

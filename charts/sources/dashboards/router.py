@@ -171,6 +171,19 @@ ROUTER = Dashboard(
                     unit="reqps",
                 ),
                 Panel(
+                    title="LoRA adapters loaded and unloaded",
+                    queries=(
+                        Query(rate(n.ROUTER_ADAPTER_LOADS, "pool", _POOL), "{{pool}} loaded"),
+                        Query(
+                            rate(n.ROUTER_ADAPTER_LOAD_FAILURES, "pool", _POOL),
+                            "{{pool}} failed",
+                        ),
+                        Query(rate(n.ROUTER_ADAPTER_UNLOADS, "pool", _POOL), "{{pool}} unloaded"),
+                    ),
+                    unit="ops",
+                    help="Many of both: more adapters are asked for than there are slots.",
+                ),
+                Panel(
                     title="Ejections", queries=(_rate(n.ROUTER_EJECTIONS, "pool"),), unit="ops",
                 ),
                 Panel(

@@ -195,7 +195,7 @@ class LeadingBackend(ABC):
         if self._processes.lost is not None:
             return self._processes.lost
         return WorkerLost(
-            f"rank {rank} of {self._processes.size} hangs: the others waited for it for "
+            f"{self._processes.name_of(rank)} hangs: the others waited for it for "
             f"{self._processes.patience_s:.0f} s"
         )
 

@@ -64,7 +64,7 @@ class LeadingAdapters:
             weakref.finalize(adapter, self._unused.append, adapter.number).atexit = False
         for answer in answers:
             if answer.error:
-                raise ModelError(f"rank {answer.rank} of {self._processes.size}: {answer.error}")
+                raise ModelError(f"{self._processes.name_of(answer.rank)}: {answer.error}")
         return adapter
 
     def take_unused(self) -> list[bytes]:
@@ -99,7 +99,8 @@ class FollowingAdapters:
             files = read_adapter(wanted.path, max_rank=self._max_rank)
             if files.digest != wanted.digest:
                 raise ModelError(
-                    f"the files in {wanted.path} changed while they were read; load it again"
+                    f"the files in {wanted.path} are not those that rank 0 read: they changed "
+                    "meanwhile, or this host has others; load the adapter again once all are equal"
                 )
             self._held[wanted.number] = self._backend.pack_adapter(files)
         except (ModelError, MemoryError) as error:

@@ -97,7 +97,7 @@ class RankNode:
     """A rank on another host, behind a bridge."""
 
     def __init__(self, bridge: NodeBridge, host: str) -> None:
-        self._bridge, self._host = bridge, host
+        self._bridge, self.host = bridge, host
 
     def kill(self) -> None:
         self._bridge.close("it was cut off")
@@ -107,7 +107,7 @@ class RankNode:
         self._bridge.join()
 
     def ending(self) -> str:
-        return f"on {self._host} is lost: {self._bridge.why}"
+        return f"is lost: {self._bridge.why}"
 
 
 class RankNodes(RankProcesses):

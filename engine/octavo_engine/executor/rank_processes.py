@@ -82,6 +82,11 @@ class RankProcesses:
         """How many messages came from each rank; of rank 0 none do."""
         return list(self._heard)
 
+    def name_of(self, rank: int) -> str:
+        """Of a rank above 0, for people."""
+        host = self.processes[rank - 1].host
+        return f"rank {rank} of {self.size}" + (f" on {host}" if host else "")
+
     def send(self, message: messages.ToWorker) -> None:
         """To all ranks. One that is gone is noticed by who waits for its reply."""
         for connection in self._connections:
@@ -130,7 +135,7 @@ class RankProcesses:
         for rank in range(1, self.size):
             if self._heard[rank] == before[rank]:
                 raise WorkerLost(
-                    f"rank {rank} of {self.size} hangs: nothing was heard of it for "
+                    f"{self.name_of(rank)} hangs: nothing was heard of it for "
                     f"{self.patience_s:.0f} s"
                 )
 
@@ -182,7 +187,7 @@ class RankProcesses:
     def _lose(self, rank: int, how: str = "") -> None:
         if self._is_closed:
             return
-        error = WorkerLost(f"rank {rank} of {self.size} {how or self.processes[rank - 1].ending()}")
+        error = WorkerLost(f"{self.name_of(rank)} {how or self.processes[rank - 1].ending()}")
         if self.lost is None:
             self.lost = error
             logger.error("Lost a worker: %s", error)
@@ -193,6 +198,10 @@ class RankProcesses:
 
 class RankHandle(Protocol):
     """What ends a rank, and knows how it ended."""
+
+    @property
+    def host(self) -> str:
+        """Where it is; empty: here."""
 
     def kill(self) -> None: ...
 
@@ -213,6 +222,8 @@ class SharedFiles(NamedTuple):
 
 class RankProcess:
     """A rank on this host."""
+
+    host = ""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self.popen = popen

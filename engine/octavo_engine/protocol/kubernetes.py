@@ -22,6 +22,7 @@ ROUTER_COMPONENT = "router"
 #   {"names": ["smollm2", ..], "policy": "prefix-load", "weights": {"<revision>": 90, ..},
 #    "holdSeconds": 300, "port": 8000, "scaledToZero": false, "prefillFor": "",
 #    "adapters": [{"name": "law", "uri": "/adapters/law", "pinned": true}, ..], "adapterSlots": 64}
+# An adapter with "canary": {"of": "law", "percent": 10} gets that share of the requests for law.
 ROUTING_ANNOTATION = "octavo.dev/routing"
 
 # On a pod: true once every router replica sends it traffic.

@@ -7,6 +7,7 @@ Key i names the first 64 * (i + 1) bytes of the data, below that root:
     root  = blake2b-64(version, form, adapter, salt, the fields of ROOT_FIELDS that are given)
     key i = blake2b-64(key i - 1 or root, data[64 * i : 64 * (i + 1)])
 
+The adapter is the digest of its content; its name, where a server does not report that.
 Only whole chunks have keys. The engine knows how many tokens of its KV cache a key stands for; a
 router compares keys and need not know. Both sides read a body alike, whatever the order of its
 fields and however its strings are escaped:

@@ -49,6 +49,9 @@ class Hello:
     vocab_size: int = 0  # 0: not known
     kv_role: str = ""  # kv_producer, kv_consumer or kv_both; empty: its KV cache stays its own
     tokens: bool = True  # understands STREAM_HEADER and RESUME_HEADER
+    # The content of each of `adapters`: the route keys of its requests are made from it, or from
+    # the adapter's name where that is missing here.
+    adapter_digests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Delta:
     evicted: bytes = b""
     load: Load | None = None  # None: as before
     adapters: list[str] | None = None  # names that are LoRA adapters now; None: as before
+    adapter_digests: dict[str, str] = field(default_factory=dict)  # theirs, where `adapters` is
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,11 @@ class ServedAdapters:
     def names(self) -> list[str]:
         return list(self._refs)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """The content that each name stands for now."""
+        return {name: ref.digest for name, ref in self._refs.items()}
+
     def get(self, name: str) -> AdapterRef | None:
         return self._refs.get(name)
 

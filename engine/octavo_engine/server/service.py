@@ -53,7 +53,7 @@ class Service:
             self.model.names[0], self._snapshot, vllm_names=settings.vllm_metrics
         )
         self.hub = SubscriberHub(engine, self.admission, self.metrics, settings.pod_uid)
-        self.model.adapters.on_changed = lambda: self.hub.set_adapters(self.model.adapters.names)
+        self.model.adapters.on_changed = lambda: self.hub.set_adapters(self.model.adapters.digests)
         self.running = InFlightRequests()
         self.picture_sources = PictureSources(
             settings.allowed_media_domains, settings.allowed_local_media_path

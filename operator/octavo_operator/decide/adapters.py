@@ -53,7 +53,7 @@ def decide_adapters(deployment: LLMDeployment, claims: Sequence[AdapterClaim]) -
     """`claims`: of the LLMAdapters that name this deployment."""
     taken = [TakenAdapter(adapter) for adapter in deployment.adapters]
     refused: list[RefusedAdapter] = []
-    num_pinned = sum(adapter.pinned for adapter in deployment.adapters)
+    num_pinned = sum(adapter.is_everywhere for adapter in deployment.adapters)
     for claim in sorted(claims, key=lambda claim: age_of(claim.body)):
         name = kinds.name_of(claim.body)
         problem = _problem(deployment, claim)

@@ -78,10 +78,16 @@ def routing_annotation(
 
 def routed_adapters(adapters: Sequence[AdapterSpec]) -> list[dict[str, Any]]:
     """As routers are given them."""
-    return [
-        {"name": one.name, "uri": one.lora_path} | ({"pinned": True} if one.pinned else {})
-        for one in adapters
-    ]
+    return [_routed_adapter(one) for one in adapters]
+
+
+def _routed_adapter(adapter: AdapterSpec) -> dict[str, Any]:
+    routed: dict[str, Any] = {"name": adapter.name, "uri": adapter.lora_path}
+    if adapter.is_everywhere:
+        routed["pinned"] = True
+    if adapter.canary is not None:
+        routed["canary"] = {"of": adapter.canary.of, "percent": adapter.canary.percent}
+    return routed
 
 
 def _port() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.model import LONGEST_URI, NAME_FORM, SERVED_NAME, check_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MAX_ADAPTERS = 64  # of a spec; LLMAdapters are as many as there are
 MAX_LORAS = 256
@@ -22,12 +22,26 @@ ADAPTER_SCHEMES = ("hf", "s3", "gs", "oci", "http", "https", "file")
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterCanary:
+    """A share of the requests for another adapter."""
+
+    of: str  # that adapter's name
+    percent: int = 10
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterSpec:
     """A LoRA on top of the model."""
 
     name: str  # that clients use
     uri: str
     pinned: bool = False
+    canary: AdapterCanary | None = None
+
+    @property
+    def is_everywhere(self) -> bool:
+        """On every engine: its share of requests must not depend on who has room."""
+        return self.pinned or self.canary is not None
 
     @property
     def lora_path(self) -> str:
@@ -71,13 +85,30 @@ class LLMAdapter:
 
 
 def read_adapter(fields: FieldReader) -> AdapterSpec:
+    canary = fields.optional("canary")
     adapter = AdapterSpec(
         name=fields.required_text("name", longest=128, pattern=SERVED_NAME, form=NAME_FORM),
         uri=_read_uri(fields),
         pinned=fields.flag("pinned", default=False),
+        canary=None if canary is None else _read_canary(canary),
     )
     fields.end()
     return adapter
+
+
+def check_canaries(adapters: Sequence[AdapterSpec]) -> None:
+    """Raises SpecInvalid. The schema says the same."""
+    plain = {adapter.name for adapter in adapters if adapter.canary is None}
+    tried: set[str] = set()
+    for number, adapter in enumerate(adapters):
+        if adapter.canary is None:
+            continue
+        where, of = f"spec.adapters[{number}].canary.of", adapter.canary.of
+        if of not in plain:
+            raise SpecInvalid(where, "must be an adapter of this list that is no canary itself")
+        if of in tried:
+            raise SpecInvalid(where, f"{of} has another canary; an adapter can have one")
+        tried.add(of)
 
 
 def read_lora(fields: FieldReader) -> LoraSpec:
@@ -122,6 +153,15 @@ def _read(body: object, unknown: list[str] | None) -> LLMAdapter:
     )
     fields.end()
     return adapter
+
+
+def _read_canary(fields: FieldReader) -> AdapterCanary:
+    canary = AdapterCanary(
+        of=fields.required_text("of", longest=128),
+        percent=fields.integer("percent", 10, least=1, most=100),
+    )
+    fields.end()
+    return canary
 
 
 def _read_uri(fields: FieldReader) -> str:

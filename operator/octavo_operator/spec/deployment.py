@@ -24,6 +24,7 @@ from octavo_operator.spec.adapters import (
     MAX_ADAPTERS,
     AdapterSpec,
     LoraSpec,
+    check_canaries,
     read_adapter,
     read_lora,
 )
@@ -242,11 +243,13 @@ def _check_together(deployment: LLMDeployment) -> None:
     names = [adapter.name for adapter in deployment.adapters]
     if len(set(names)) < len(names) or set(names) & set(deployment.model.names):
         raise SpecInvalid("spec.adapters", "must have names unlike each other's and the model's")
+    check_canaries(deployment.adapters)
     room = deployment.room_for_adapters
-    num_pinned = sum(adapter.pinned for adapter in deployment.adapters)
+    num_pinned = sum(adapter.is_everywhere for adapter in deployment.adapters)
     if room is not None and num_pinned > room.slots:
         raise SpecInvalid(
-            "spec.adapters", f"pins {num_pinned}, and an engine has room for {room.slots}"
+            "spec.adapters",
+            f"has {num_pinned} pinned ones and canaries, and an engine has room for {room.slots}",
         )
 
 
@@ -352,10 +355,6 @@ def _check_parallel(deployment: LLMDeployment) -> None:
             raise _unsupported(
                 path,
                 f"of {size} needs device: cpu and executor: mp; use 1 and more replicas elsewhere",
-            )
-        if size > 1 and deployment.room_for_adapters is not None:
-            raise _unsupported(
-                path, f"of {size} cannot be combined with adapters; use 1 and more replicas"
             )
     if engine.tensor_parallel_size > 1 and engine.pipeline_parallel_size > 1:
         raise _unsupported(

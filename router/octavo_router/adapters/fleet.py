@@ -15,6 +15,7 @@ from octavo_engine.protocol.state import AdapterState
 from octavo_router.adapters.demand import AdapterDemand
 from octavo_router.adapters.placement import AdapterNeed, EngineSlots, place_adapters
 from octavo_router.errors import Rejected
+from octavo_router.metrics.counts import PoolCounts
 from octavo_router.routing import pricing
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class _PoolAdapters:
             adapter.name,
             self.demand.rate(adapter.name, now),
             len(waits),
-            adapter.pinned,
+            adapter.is_everywhere,
             frozenset(wait.within for wait in waits),
         )
 
@@ -125,11 +126,18 @@ class AdapterFleet:
     """Belongs to the event loop. `tick` wants to be called about once a second."""
 
     def __init__(
-        self, registry: Registry, calls: AdapterCalls, *, clock: Callable[[], float]
+        self,
+        registry: Registry,
+        calls: AdapterCalls,
+        *,
+        clock: Callable[[], float],
+        counts_of: Callable[[str], PoolCounts] | None = None,
     ) -> None:
+        """`counts_of`: where a pool's loads are counted."""
         self._registry = registry
         self._calls = calls
         self._clock = clock
+        self._counts_of = counts_of if counts_of is not None else lambda _: PoolCounts()
         self._pools: dict[str, _PoolAdapters] = {}
         self._engines: dict[Endpoint, _EngineAdapters] = {}
         registry.subscribe(self._changed)
@@ -228,6 +236,7 @@ class AdapterFleet:
     def loaded(self, endpoint: Endpoint, name: str) -> None:
         if not self._is_here(endpoint):
             return
+        self._counts_of(endpoint.pool).adapter_loads += 1
         engine = self._of(endpoint)
         load = engine.loading.pop(name, None)
         engine.failed.pop(name, None)
@@ -248,6 +257,7 @@ class AdapterFleet:
     def failed(self, endpoint: Endpoint, name: str, reason: str) -> None:
         if not self._is_here(endpoint):
             return
+        self._counts_of(endpoint.pool).adapter_load_failures += 1
         engine = self._of(endpoint)
         engine.loading.pop(name, None)
         engine.failed[name] = _Failed(self._clock(), reason[:LONGEST_REASON])
@@ -262,6 +272,7 @@ class AdapterFleet:
 
     def unloaded(self, endpoint: Endpoint, name: str) -> None:
         if self._is_here(endpoint):
+            self._counts_of(endpoint.pool).adapter_unloads += 1
             self._of(endpoint).unloading.discard(name)
             self._leave(endpoint, name)
 
@@ -393,9 +404,7 @@ class AdapterFleet:
         return self._registry.endpoints.get(endpoint.id) is endpoint
 
     def _leave(self, endpoint: Endpoint, name: str) -> None:
-        endpoint.adapters -= {name}
-        if name not in endpoint.spec.names:  # a plain server lists it among its models
-            endpoint.names = tuple(one for one in endpoint.names if one != name)
+        endpoint.lose_adapters({name})
         self._of(endpoint).since.pop(name, None)
 
     def _of(self, endpoint: Endpoint) -> _EngineAdapters:

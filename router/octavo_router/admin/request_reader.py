@@ -28,7 +28,7 @@ class RequestReader:
                 400, "invalid_value", "path must be one that takes a JSON body.", param="path"
             )
         try:
-            scan = self._scan(body, proxied.kind, self._models.adapter_names)
+            scan = self._scan(body, proxied.kind, self._models.adapter_contents)
         except ScanError as error:
             raise Rejected(400, "invalid_json", error.message) from None
         route = self._models.resolve(scan.model, request_id="debug", session=scan.session)

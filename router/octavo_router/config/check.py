@@ -10,9 +10,10 @@ from octavo_router.config.plugins import installed_policies
 from octavo_router.errors import ConfigInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from octavo_router.config.sections import (
+        AdapterConfig,
         DiscoveryConfig,
         EppConfig,
         PoolConfig,
@@ -145,11 +146,28 @@ def _check_adapters(pool: PoolConfig, where: str) -> None:
     for number, adapter in enumerate(pool.adapters):
         if not adapter.uri:
             raise ConfigInvalid(f"{where}[{number}].uri", "must not be empty")
-    num_pinned = sum(adapter.pinned for adapter in pool.adapters)
+    num_pinned = sum(adapter.is_everywhere for adapter in pool.adapters)
     if num_pinned > pool.adapter_slots:
         raise ConfigInvalid(
-            where, f"{num_pinned} are pinned, and adapter_slots is {pool.adapter_slots}"
+            where,
+            f"{num_pinned} are pinned or canaries, and adapter_slots is {pool.adapter_slots}",
         )
+    if problem := canary_problem(pool.adapters):
+        raise ConfigInvalid(where, problem)
+
+
+def canary_problem(adapters: Sequence[AdapterConfig]) -> str:
+    """What is wrong with the canaries among them, in words; "" for nothing."""
+    plain = {adapter.name for adapter in adapters if not adapter.canary_of}
+    of = [adapter.canary_of for adapter in adapters if adapter.canary_of]
+    for name in of:
+        if name not in plain:
+            return (
+                f"the adapter {name!r}, of which one is a canary, must be in the list and no canary"
+            )
+        if of.count(name) > 1:
+            return f"the adapter {name!r} has {of.count(name)} canaries; it can have one"
+    return ""
 
 
 def _check_profile(profile: ProfileConfig, where: str) -> None:

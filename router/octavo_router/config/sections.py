@@ -303,6 +303,17 @@ class AdapterConfig:
     name: str = setting("", "As clients call it: a model's name.")
     uri: str = setting("", "Where engines find its files: what they get as lora_path.")
     pinned: bool = setting(False, "Load it on every engine, and never make room of it.")
+    canary_of: str = setting(
+        "",
+        "Give it a share of the requests for this adapter of the list; it is on every engine then.",
+    )
+    canary_percent: float = setting(
+        10.0, "That share; a session stays on its side.", low=0.0, high=100.0
+    )
+
+    @property
+    def is_everywhere(self) -> bool:
+        return self.pinned or bool(self.canary_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from octavo_engine.protocol.stream import Load
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from octavo_engine.protocol.loading import LoadProgress
     from octavo_engine.protocol.state import ModelState
 
@@ -66,6 +68,7 @@ class Endpoint:
     reason: str = ""  # why it is not ready, in words
     names: tuple[str, ...] = ()
     adapters: frozenset[str] = frozenset()
+    adapter_digests: dict[str, str] = field(default_factory=dict)  # contents, of those that tell
     max_model_len: int = 0
     vocab_size: int = 0  # 0: not reported
     max_num_seqs: int = 0
@@ -129,6 +132,15 @@ class Endpoint:
     def num_requests(self) -> int:
         """All that this router has there."""
         return self.in_flight + self.num_paused
+
+    def lose_adapters(self, gone: Set[str]) -> None:
+        """They are no longer there, so their names, which it may list, mean no model of its own."""
+        self.adapters -= gone
+        digests = self.adapter_digests.items()
+        self.adapter_digests = {name: digest for name, digest in digests if name not in gone}
+        if not gone.isdisjoint(self.names):
+            kept = self.spec.names
+            self.names = tuple(name for name in self.names if name in kept or name not in gone)
 
     @property
     def is_routable(self) -> bool:

@@ -35,6 +35,12 @@ class PlaceableRequest:
     is_rewritten: bool = False  # the body is not the client's
     must_queue: bool = True  # it makes an engine work
     is_known: bool = True  # its model is one of those there are
+    is_canary: bool = False  # it goes to another adapter than the one it names
+
+    @property
+    def model(self) -> str:
+        """As metrics and the access log count it."""
+        return self.request.adapter if self.is_canary else self.request.model
 
 
 class PickerRequestReader:
@@ -56,7 +62,7 @@ class PickerRequestReader:
         if head.may_pass_through:
             return self._ask_by_head(request, head, body, subset)
         kind = head.known_path.kind if head.known_path is not None else OTHER
-        adapters = self._models.adapter_names
+        adapters = self._models.adapter_contents
         try:
             scan = self._scan(body, kind, adapters)
             sent, body = body, for_engines(body, scan, limits, head.known_path)
@@ -71,10 +77,14 @@ class PickerRequestReader:
         if not request.model and needs_model:
             raise Rejected(400, "missing_model", "model is required.", param="model")
         route = self._settle(request, subset)
+        if route.is_canary:
+            request.keys = self._scan(body, kind, {request.model: adapters[route.adapter]}).keys
         if route.upstream_model and scan.model_end:
             name = json.dumps(route.upstream_model).encode()
             body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
-            return PlaceableRequest(request, body, is_rewritten=True, is_known=route.is_known)
+            return PlaceableRequest(
+                request, body, is_rewritten=True, is_known=route.is_known, is_canary=route.is_canary
+            )
         return PlaceableRequest(
             request, body, is_rewritten=body is not sent, is_known=route.is_known
         )
@@ -86,7 +96,7 @@ class PickerRequestReader:
         request.model = head.model
         is_known = False
         if head.model:
-            is_known = self._settle(request, subset).is_known
+            is_known = self._settle(request, subset, is_fixed=True).is_known
         else:
             request.pool = self._any_pool(subset)
             self._narrow(request, subset)
@@ -94,9 +104,15 @@ class PickerRequestReader:
             request, body, must_queue=head.known_path is not None, is_known=is_known
         )
 
-    def _settle(self, request: RouteRequest, subset: tuple[str, ...] | None) -> ModelRoute:
+    def _settle(
+        self, request: RouteRequest, subset: tuple[str, ...] | None, *, is_fixed: bool = False
+    ) -> ModelRoute:
+        """`is_fixed`: the body stays as it is, with the name in it."""
         route = self._models.resolve(
-            request.model, request_id=request.request_id, session=request.session
+            request.model,
+            request_id=request.request_id,
+            session=request.session,
+            is_fixed=is_fixed,
         )
         request.pool, request.revision = route.pool, route.revision
         request.adapter = route.adapter

@@ -213,7 +213,7 @@ class PickerStream:
         placeable = picker.asker.ask(head, body, self._subset, tenant.limits)
         request = placeable.request
         request.tenant = tenant.name
-        record.model, record.is_known_model = request.model, placeable.is_known
+        record.model, record.is_known_model = placeable.model, placeable.is_known
         record.pool, record.revision = request.pool, request.revision
         record.is_stream = request.stream
         record.request_bytes = len(body)

@@ -61,6 +61,9 @@ class PoolCounts:
     quarantined: int = 0
     refused: int = 0  # for lack of room
     ejections: int = 0
+    adapter_loads: int = 0
+    adapter_load_failures: int = 0
+    adapter_unloads: int = 0
     rejections: LabelledCounter = field(default_factory=LabelledCounter)  # (reason)
     attempts: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome)
     resumes: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome of the request)

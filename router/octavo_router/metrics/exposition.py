@@ -94,6 +94,13 @@ _POOL_COUNTERS = (
         "client_disconnects",
     ),
     (names.ROUTER_RETRIES, "Requests sent again to another engine.", "retries"),
+    (names.ROUTER_ADAPTER_LOADS, "LoRA adapters that engines loaded.", "adapter_loads"),
+    (
+        names.ROUTER_ADAPTER_LOAD_FAILURES,
+        "LoRA adapters that engines could not load.",
+        "adapter_load_failures",
+    ),
+    (names.ROUTER_ADAPTER_UNLOADS, "LoRA adapters that engines unloaded.", "adapter_unloads"),
     (names.ROUTER_EJECTIONS, "Endpoints set aside for their failures.", "ejections"),
     (
         names.ROUTER_RETRIES_EXHAUSTED,

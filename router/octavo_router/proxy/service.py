@@ -151,6 +151,11 @@ class Proxy:
             request.prompt_bytes = len(body)
             request.session = facts.session
         route = self._route(facts, path, request, record)
+        if route.is_canary:
+            record.model = route.adapter
+            if scan is not None:
+                contents = {request.model: self._models.adapter_contents[route.adapter]}
+                request.keys = self._scan(body, path.kind, contents).keys
         if route.upstream_model and scan is not None and scan.model_end:
             name = json.dumps(route.upstream_model).encode()
             body = b"".join((body[: scan.model_start], name, body[scan.model_end :]))
@@ -190,7 +195,7 @@ class Proxy:
     ) -> tuple[Scan, bytes]:
         """What it says goes into the request; the body as engines get it. Raises Rejected."""
         try:
-            adapters = self._models.adapter_names
+            adapters = self._models.adapter_contents
             scan = self._scan(body, path.kind, adapters)
             sent, body = body, for_engines(body, scan, tenant.limits, path)
             if body is not sent:

@@ -84,7 +84,7 @@ class Scan(Protocol):
 
 class ScanFunction(Protocol):
     def __call__(self, body: bytes, kind: int, adapters: dict[str, str] | None = None, /) -> Scan:
-        """Reads a body once. `adapters` maps model names to adapters.
+        """Reads a body once. `adapters` maps model names to the contents of adapters.
 
         Raises ScanError.
         """

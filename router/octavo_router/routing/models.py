@@ -10,6 +10,8 @@ A name that engines tell belongs to one namespace: that of the oldest pool whose
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,6 +46,7 @@ class ModelRoute:
     adapter: str = ""
     upstream_model: str = ""  # the name that engines must be given; "" to leave it as it is
     copies: tuple[Copy, ...] = ()
+    is_canary: bool = False  # the adapter gets a share of another's requests
     is_known: bool = True  # False: whether the model exists, engines will tell that wait is for
 
 
@@ -86,8 +89,8 @@ class Models:
     """See the module. Cheap for names without weights: one dictionary look-up."""
 
     __slots__ = (
-        "_adapter_names", "_adapters", "_claims", "_config", "_parents", "_plain", "_pools",
-        "_registry", "_served", "_version",
+        "_adapter_contents", "_adapters", "_canaries", "_claims", "_config", "_parents", "_plain",
+        "_pools", "_registry", "_served", "_version",
     )  # fmt: skip
 
     def __init__(
@@ -98,13 +101,14 @@ class Models:
     ) -> None:
         self._registry = registry
         self._pools = pools
-        self._adapter_names: dict[str, str] = {}
+        self._adapter_contents: dict[str, str] = {}
         self._config = {model.name: model for model in config}
         self._claims: Mapping[str, tuple[str, str]] = {}
         self._version = -1
         self._plain: dict[str, ModelRoute] = {}
         self._served: dict[str, dict[str, int]] = {}  # by name: endpoints in each pool
         self._adapters: dict[str, dict[str, int]] = {}
+        self._canaries: dict[str, tuple[str, float]] = {}  # by adapter: which, and its percentage
         self._parents: dict[str, str] = {}
 
     def replace(
@@ -119,8 +123,11 @@ class Models:
         self._config = {model.name: model for model in config}
         self._version = -1
 
-    def resolve(self, name: str, *, request_id: str = "", session: str = "") -> ModelRoute:
-        """What `name` means. Raises Rejected: 404, or 400 where no name could mean several."""
+    def resolve(
+        self, name: str, *, request_id: str = "", session: str = "", is_fixed: bool = False
+    ) -> ModelRoute:
+        """What `name` means. Raises Rejected: 404, or 400 where no name could mean several.
+        `is_fixed`: engines get this name, so no canary can take its place."""
         if self._version != self._registry.version:
             self._learn()
         route = self._plain.get(name)
@@ -131,8 +138,10 @@ class Models:
         target = self._target(name)
         model = self._config.get(target)
         if model is None or not (model.backends or model.mirrors):
+            if target in self._canaries and not is_fixed:
+                return self._shared(name, target, session or request_id)
             route = self._discovered(name, target)
-            if len(self._pools_of(target)) == 1:
+            if len(self._pools_of(target)) == 1 and target not in self._canaries:
                 self._plain[name] = route
             return route
         point = _point(target, session or request_id)
@@ -142,10 +151,9 @@ class Models:
             if _point(f"{target}\0mirror {number}", request_id) * 100.0 < mirror.percent
         )
         if not model.backends:
-            found = self._discovered(name, target)
-            return ModelRoute(
-                found.pool, found.revision, found.adapter, found.upstream_model, copies
-            )
+            key = session or request_id
+            found = self._discovered(name, target) if is_fixed else self._shared(name, target, key)
+            return dataclasses.replace(found, copies=copies)
         backend = self._choose(model.backends, point)
         upstream_model = self._name_in(backend.pool, target)
         return ModelRoute(
@@ -157,11 +165,12 @@ class Models:
         )
 
     @property
-    def adapter_names(self) -> dict[str, str]:
-        """Names that mean an adapter, and the adapter: it is part of what a prefix is."""
+    def adapter_contents(self) -> dict[str, str]:
+        """Names that mean an adapter, and its content, which is part of what a prefix is: the
+        digest that engines report, or its name while none has."""
         if self._version != self._registry.version:
             self._learn()
-        return self._adapter_names
+        return self._adapter_contents
 
     def cards(self) -> list[Card]:
         """All names that can be asked for, of all pools, each once."""
@@ -211,11 +220,11 @@ class Models:
                 for pool in pools:
                     self._adapters.setdefault(name, {}).setdefault(pool, 0)
         self._learn_placed()
-        self._adapter_names = {name: name for name in self._adapters if name not in self._served}
+        self._learn_contents()
         for model in self._config.values():
             target = self._target(model.name)
-            if target in self._adapter_names:
-                self._adapter_names[model.name] = target
+            if target in self._adapter_contents:
+                self._adapter_contents[model.name] = self._adapter_contents[target]
 
     def _learn_placed(self) -> None:
         """Adapters that this router loads: they belong to their pool, wherever they lie now."""
@@ -233,6 +242,38 @@ class Models:
                     self._parents[adapter.name] = bases[0]
         for name, pools in found.items():
             self._adapters[name] = self._owned(pools) if len(pools) > 1 else pools
+        self._canaries.clear()
+        for pool in self._pools:
+            self._learn_canaries(pool)
+
+    def _learn_canaries(self, pool: PoolConfig) -> None:
+        """Both names must be this pool's: a canary takes no other owner's requests. One that no
+        engine has gets none, so that a load that fails fails nobody."""
+        own = {adapter.name for adapter in pool.adapters} - self._served.keys()
+        own = {name for name in own if pool.name in self._adapters[name]}
+        for adapter in pool.adapters:
+            if adapter.canary_of not in own or adapter.name not in own:
+                continue
+            endpoints = self._registry.routable(pool.name)
+            if any(adapter.name in endpoint.adapters for endpoint in endpoints):
+                self._canaries[adapter.canary_of] = adapter.name, adapter.canary_percent
+
+    def _learn_contents(self) -> None:
+        """Of each adapter what most engines have: one that has another content then has none of its
+        prefixes. What is loaded nowhere now keeps its content, as blocks of it are still cached."""
+        before, counts = self._adapter_contents, dict[str, Counter[str]]()
+        for endpoint in self._registry.endpoints.values():
+            for name in endpoint.adapters & endpoint.adapter_digests.keys():
+                counts.setdefault(name, Counter())[endpoint.adapter_digests[name]] += 1
+        self._adapter_contents = {}
+        for name in self._adapters.keys() - self._served.keys():
+            found = counts.get(name)
+            # Of equally many the same one on all routers.
+            self._adapter_contents[name] = (
+                before.get(name, name)
+                if found is None
+                else max(found, key=lambda digest: (found[digest], digest))
+            )
 
     def _owned(self, pools: dict[str, int]) -> dict[str, int]:
         """Those of the namespace that owns the name, and those that are in none."""
@@ -266,6 +307,13 @@ class Models:
 
     def _pools_of(self, target: str) -> dict[str, int]:
         return self._served.get(target) or self._adapters.get(target) or {}
+
+    def _shared(self, name: str, target: str, key: str) -> ModelRoute:
+        """By what engines serve; of an adapter with a canary, one of the two."""
+        canary = self._canaries.get(target)
+        if canary is None or _point(f"{target}\0canary", key) * 100.0 >= canary[1]:
+            return self._discovered(name, target)
+        return dataclasses.replace(self._discovered(name, canary[0]), is_canary=True)
 
     def _discovered(self, name: str, target: str) -> ModelRoute:
         pools = self._pools_of(target)

@@ -108,6 +108,7 @@ class Follower:
         endpoint.epoch = hello.epoch
         endpoint.names = spec.names or tuple(hello.names)
         endpoint.adapters = frozenset(hello.adapters)
+        endpoint.adapter_digests = hello.adapter_digests
         endpoint.max_model_len = hello.max_model_len
         endpoint.vocab_size = hello.vocab_size
         endpoint.kv_role = hello.kv_role
@@ -148,13 +149,14 @@ class Follower:
                 )
             endpoint.load = delta.load
         if delta.adapters is not None:
-            self._take_adapters(frozenset(delta.adapters))
+            self._take_adapters(frozenset(delta.adapters), delta.adapter_digests)
         endpoint.load_at = self.last_frame_at
 
-    def _take_adapters(self, adapters: frozenset[str]) -> None:
+    def _take_adapters(self, adapters: frozenset[str], digests: dict[str, str]) -> None:
         endpoint = self._endpoint
-        if adapters != endpoint.adapters:
-            endpoint.adapters = adapters
+        if (adapters, digests) != (endpoint.adapters, endpoint.adapter_digests):
+            endpoint.lose_adapters(endpoint.adapters - adapters)
+            endpoint.adapters, endpoint.adapter_digests = adapters, digests
             self._on_changed(endpoint)
 
 
@@ -165,6 +167,7 @@ def _profile(endpoint: Endpoint) -> tuple[object, ...]:
         endpoint.kv_role,
         endpoint.names,
         endpoint.adapters,
+        endpoint.adapter_digests,
         endpoint.max_model_len,
         endpoint.max_num_seqs,
     )

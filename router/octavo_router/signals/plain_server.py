@@ -160,6 +160,7 @@ class PlainFollower:
         endpoint.vocab_size = min((m.vocab_size for m in models if m.vocab_size), default=0)
         if (names, adapters) != (endpoint.names, endpoint.adapters):
             endpoint.names, endpoint.adapters = names, adapters
+            endpoint.adapter_digests = {}  # it does not report them
             self._on_changed(endpoint)
 
     def _take_metrics(self, response: FetchResponse) -> None:

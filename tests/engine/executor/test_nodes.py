@@ -4,6 +4,7 @@ host is lost."""
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,9 +16,13 @@ import psutil
 import pytest
 
 from octavo_engine.core.offline.llm import LLM
-from octavo_engine.errors import ConfigError, WorkerLost
+from octavo_engine.core.offline.lora_request import LoRARequest
+from octavo_engine.errors import ConfigError, InvalidRequest, WorkerLost
 from octavo_engine.executor.node_wire import HANDSHAKE_S
 from octavo_engine.executor.rank_nodes import MAX_HANDSHAKES
+from octavo_engine.state.sampling_params import SamplingParams
+from tests.engine.executor.test_rank_adapters import SMOLLM2
+from tests.fakes.adapters import write_adapter
 from tests.fakes.process import environment
 from tests.fakes.rank_processes import CONFIG, GREEDY, PROMPT, all_answers, facts, workers_of
 
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
 
 pytestmark = pytest.mark.slow
+
+SCORED = SamplingParams(temperature=1.0, seed=4, max_tokens=12, ignore_eos=True, logprobs=1)
 
 
 def free_port() -> int:
@@ -52,9 +59,9 @@ def settings(tmp_path: Path) -> EngineConfig:
 
 @contextlib.contextmanager
 def node(
-    config: EngineConfig, rank: int = 1, key_file: str | None = None
+    config: EngineConfig, rank: int = 1, key_file: str | None = None, folder: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Another host of that engine."""
+    """Another host of that engine, started in that folder."""
     flags: dict[str, Any] = {
         "device": "cpu",
         "num-threads": 1,
@@ -66,7 +73,9 @@ def node(
     }
     words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
     command = [sys.executable, "-m", "octavo.cli", "serve", config.model, *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment(), cwd=folder
+    ) as process:
         try:
             yield process
         finally:
@@ -98,6 +107,66 @@ def test_answers_are_those_of_one_process(settings: EngineConfig, size: int) -> 
 def workers_of_leader(nodes: list[subprocess.Popen[str]]) -> list[psutil.Process]:
     theirs = {worker.pid for process in nodes for worker in workers_of(psutil.Process(process.pid))}
     return [worker for worker in workers_of() if worker.pid not in theirs]
+
+
+def all_adapted(llm: LLM, folders: list[Path]) -> Any:
+    """More adapters than slots and than memory has room for, twice, beside prompts without one."""
+    adapters = [LoRARequest(folder.name, 1, str(folder)) for folder in folders]
+    wanted = [*adapters, None] * 2
+    prompts = [PROMPT] * len(wanted)
+    return [
+        [facts(one) for one in llm.generate(prompts, SCORED, lora_request=wanted, use_tqdm=False)]
+        for _ in range(2)
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_adapters_are_loaded_by_all_hosts(
+    settings: EngineConfig, size: int, tmp_path: Path
+) -> None:
+    folders = [write_adapter(tmp_path / f"a{n}", SMOLLM2, seed=n, rank=3 + 9 * n) for n in range(4)]
+    config = settings.replace(
+        nnodes=size, pipeline_parallel_size=size, enable_lora=True, max_loras=2, max_cpu_loras=3
+    )
+    with LLM.from_config(config.replace(nnodes=1, pipeline_parallel_size=1)) as llm:
+        expected = all_adapted(llm, folders)
+    assert len({str(answer) for answer in expected[0][:5]}) == 5
+    with contextlib.ExitStack() as nodes:
+        for rank in range(1, size):
+            nodes.enter_context(node(config, rank))
+        with LLM.from_config(config) as llm:
+            assert all_adapted(llm, folders) == expected
+
+
+def test_a_host_without_an_adapters_files_fails_its_requests_only(
+    settings: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each host reads its own files; here they differ by the folder that the process runs in."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for host in (ours, theirs):
+        write_adapter(host / "both", SMOLLM2, seed=1)
+    write_adapter(ours / "missing", SMOLLM2, seed=2)
+    write_adapter(ours / "other", SMOLLM2, seed=3)
+    write_adapter(theirs / "other", SMOLLM2, seed=4)
+    config = settings.replace(enable_lora=True)
+    monkeypatch.chdir(ours)
+    with node(config, folder=theirs), LLM.from_config(config) as llm:
+
+        def answer(name: str) -> Any:
+            adapter = LoRARequest(name, 1, f"/proc/self/cwd/{name}") if name else None
+            return facts(llm.generate(PROMPT, GREEDY, lora_request=adapter, use_tqdm=False)[0])
+
+        plain, adapted = answer(""), answer("both")
+        assert plain != adapted
+        for name, reason in (
+            ("missing", "/proc/self/cwd/missing"),
+            ("other", "the files in /proc/self/cwd/other are not those that rank 0 read"),
+        ):
+            with pytest.raises(InvalidRequest, match=rf"rank 1 of 2 on 127\.0\.0\.1: .*{reason}"):
+                answer(name)
+            assert (answer(""), answer("both")) == (plain, adapted)
+        shutil.copytree(ours / "missing", theirs / "missing")
+        assert answer("missing") not in (plain, adapted)
 
 
 def test_a_lost_host_is_named_and_its_process_ends_with_it(settings: EngineConfig) -> None:

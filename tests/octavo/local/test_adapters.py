@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,10 @@ import httpx
 import pytest
 
 from octavo.local.documents import read_documents
+from octavo.local.routing import _pool
 from octavo_engine.errors import ConfigError
+from octavo_router.config.load import load_config
+from octavo_router.config.settings import AdapterConfig
 from tests.fakes.adapters import write_adapter
 from tests.octavo.local.test_up import TIMEOUT_S, Traffic, running
 
@@ -54,6 +58,24 @@ def test_an_adapter_that_cannot_be_served_is_one_sentence(text: str, says: str):
     with pytest.raises(ConfigError, match=r"LLMAdapter|document") as error:
         read_documents({"a.yaml": text})
     assert says in str(error.value)
+
+
+def test_a_canary_reaches_the_routers_file():
+    text = (
+        HEAD
+        + """  adapters:
+  - {name: law, uri: "file:///law"}
+  - {name: next, uri: "file:///next", canary: {of: law, percent: 5}}
+"""
+    )
+    (one,) = read_documents({"a.yaml": text}).deployments
+    config = load_config(text=json.dumps({"routing": {"pools": [_pool(one)]}}))
+    assert config.routing.pools[0].adapters == (
+        AdapterConfig(name="law", uri="/law"),
+        AdapterConfig(
+            name="next", uri="/next", pinned=True, canary_of="law", canary_percent=5.0
+        ),
+    )  # fmt: skip
 
 
 @pytest.mark.slow

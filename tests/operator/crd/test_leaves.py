@@ -54,6 +54,13 @@ AROUND: dict[str, dict[str, Any]] = {
         "autoscaling": {"maxReplicas": 8, "provider": "keda", "targets": {"inFlight": 8}}
     },
     "adapters": {"adapters": [{"name": "a", "uri": "hf://a/b"}]},
+    "adapters.[].canary": {
+        "adapters": [
+            {"name": "b", "uri": "hf://a/b", "canary": {"of": "a"}},
+            {"name": "a", "uri": "hf://a/a"},
+            {"name": "c", "uri": "hf://a/c"},
+        ]
+    },
     "prefill": {"prefill": {"secretRef": {"name": "kv"}}},
     "group": {"group": {"size": 2, "secretRef": {"name": "between"}}},
     "cache.kind": {"cache": {"accessMode": "ReadWriteMany"}},
@@ -107,6 +114,8 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "adapters.[].name": (OBJECTS, "a", "b"),  # and no other pods
     "adapters.[].uri": (OBJECTS, "hf://a/b", "file:///adapters/c"),
     "adapters.[].pinned": (OBJECTS, False, True),
+    "adapters.[].canary.of": (OBJECTS, "a", "c"),
+    "adapters.[].canary.percent": (OBJECTS, 10, 20),
     "replicas": (OBJECTS, 4, 5),
     "resources.requests.{}": (PODS, "1Gi", "2Gi"),
     "resources.limits.{}": (PODS, "1Gi", "2Gi"),

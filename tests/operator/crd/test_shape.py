@@ -176,7 +176,10 @@ EVERYTHING = {
         },
         "prefill": {"secretRef": {"name": "kv"}, "resources": {"limits": {"cpu": "1"}}},
         "lora": {"maxLoras": 4},
-        "adapters": [{"name": "law", "uri": "hf://org/law"}],
+        "adapters": [
+            {"name": "law", "uri": "hf://org/law"},
+            {"name": "next", "uri": "hf://org/next", "canary": {"of": "law"}},
+        ],
         "rollout": {"strategy": "Canary", "canary": {"steps": [{"weight": 5}]}},
         "autoscaling": {
             "maxReplicas": 2,

@@ -139,6 +139,11 @@ def test_routers_learn_of_adapters_from_the_annotation():
         {"name": "law", "uri": "hf://org/law"}, {"name": "tax", "uri": "/tax", "pinned": True},
     ]  # fmt: skip
     assert routing["adapterSlots"] == 64
+    text = objects(_canary(of="tax", percent=5))["Service"]["metadata"]["annotations"]
+    *_, canary = json.loads(text["octavo.dev/routing"])["adapters"]
+    assert canary == {
+        "name": "next", "uri": "/next", "pinned": True, "canary": {"of": "tax", "percent": 5},
+    }  # fmt: skip
     plain = objects()["Service"]["metadata"]["annotations"]["octavo.dev/routing"]
     assert "adapter" not in plain
 
@@ -247,6 +252,11 @@ def _prefill(**changed: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"prefill": KV}, {"prefill": {**KV, **changed}}
 
 
+def _canary(**fields: Any) -> dict[str, Any]:
+    canary = {"name": "next", "uri": "file:///next", "canary": fields}
+    return {"adapters": [ADAPTER, {**ADAPTER, "name": "tax"}, canary]}
+
+
 PREFILL_LEAVES: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 2},
     "secretRef.name": {"secretRef": {"name": "other"}},
@@ -271,6 +281,8 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adapters.[].name": ({"adapters": [ADAPTER]}, {"adapters": [{**ADAPTER, "name": "b"}]}),
     "adapters.[].uri": ({"adapters": [ADAPTER]}, {"adapters": [{**ADAPTER, "uri": "hf://a/b"}]}),
     "adapters.[].pinned": ({"adapters": [ADAPTER]}, {"adapters": [{**ADAPTER, "pinned": True}]}),
+    "adapters.[].canary.of": (_canary(of="law"), _canary(of="tax")),
+    "adapters.[].canary.percent": (_canary(of="law"), _canary(of="law", percent=50)),
     "model.uri": ({}, {"model": {"uri": "hf://org/other"}}),
     "model.revision": _model(revision="v1"),
     "model.digest": _model(digest="sha256:" + "0" * 64),

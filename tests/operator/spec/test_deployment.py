@@ -186,13 +186,6 @@ def test_another_version_is_not_guessed_at():
         (
             {
                 "engine": {"pipelineParallelSize": 2, "executor": "mp"},
-                "adapters": [{"name": "a", "uri": "hf://a/b"}],
-            },
-            "pipelineParallelSize of 2 cannot be combined with adapters",
-        ),
-        (
-            {
-                "engine": {"pipelineParallelSize": 2, "executor": "mp"},
                 "resources": {"limits": {"cpu": "1500m"}},
             },
             "spec.resources.limits.cpu of 1500m is too little for 2 ranks",
@@ -349,3 +342,11 @@ class TestGroup:
     def test_what_it_cannot_be_combined_with_is_refused(self, spec: dict[str, Any], problem: str):
         with pytest.raises(SpecInvalid, match=problem):
             make_deployment({"group": self.GROUP, **spec})
+
+
+def test_adapters_work_with_ranks_and_stages():
+    for sizes in ({"tensorParallelSize": 2}, {"pipelineParallelSize": 2}):
+        spec = {
+            "engine": {**sizes, "executor": "mp"}, "adapters": [{"name": "a", "uri": "hf://a/b"}],
+        }  # fmt: skip
+        assert LLMDeployment.parse(make_body(spec)).room_for_adapters is not None

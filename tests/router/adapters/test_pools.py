@@ -47,7 +47,7 @@ def test_a_request_by_an_adapters_name_goes_to_its_pool():
     models = models_of(route("ns/a", "base", adapters=(LAW,)), route("ns/b", "other"))
     found = models.resolve("law")
     assert (found.pool, found.adapter, found.upstream_model) == ("ns/a", "law", "")
-    assert models.adapter_names == {"law": "law"}
+    assert models.adapter_contents == {"law": "law"}
     cards = {card.name: card.parent for card in models.cards()}
     assert cards == {"base": None, "law": "base", "other": None}
     with pytest.raises(Rejected, match="does not exist"):
@@ -103,3 +103,16 @@ def test_the_annotation_brings_them():
         routing_of(annotated(adapters=[{"name": "law"}]))
     with pytest.raises(RoutingInvalid):
         routing_of(annotated(adapterSlots=0))
+
+
+def test_the_annotation_brings_canaries():
+    law = {"name": "law", "uri": "/l"}
+    service = annotated(adapters=[law, {"name": "b", "uri": "/b", "canary": {"of": "law"}}])
+    routing = routing_of(service)
+    assert routing is not None
+    (_, found) = pool_route(service, routing).adapters
+    assert found == AdapterConfig(name="b", uri="/b", canary_of="law", canary_percent=10.0)
+    for of, problem in (("tax", "must be in the list"), ("b", "no canary")):
+        adapters = [law, {"name": "b", "uri": "/b", "canary": {"of": of}}]
+        with pytest.raises(RoutingInvalid, match=problem):
+            routing_of(annotated(adapters=adapters))

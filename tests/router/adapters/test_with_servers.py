@@ -252,5 +252,5 @@ def test_a_configuration_of_adapters_is_checked():
         load("[{name: a, uri: /x}, {name: a, uri: /y}]")
     with pytest.raises(ConfigInvalid, match="uri: must not be empty"):
         load("[{name: a}]")
-    with pytest.raises(ConfigInvalid, match="2 are pinned, and adapter_slots is 1"):
+    with pytest.raises(ConfigInvalid, match="2 are pinned or canaries, and adapter_slots is 1"):
         load("[{name: a, uri: /x, pinned: true}, {name: b, uri: /y, pinned: true}]", slots=1)

@@ -57,3 +57,22 @@ async def test_a_gateway_that_leaves_meanwhile_leaves_nothing():
         await asyncio.gather(answering, return_exceptions=True)
         rig.adapter_calls.finish()
         await rig.settled()
+
+
+@on_loop
+async def test_a_canary_gets_its_share_by_its_own_name():
+    canary = AdapterConfig(name="next", uri="/next", canary_of="law", canary_percent=50.0)
+    pool = PoolConfig(name="pool", adapters=(*ADAPTERS, canary))
+    config = replace(CONFIG, routing=RoutingConfig(pools=(pool,)))
+    async with picking(1, config=config) as rig:
+        [endpoint] = rig.endpoints
+        endpoint.adapters = frozenset({"law", "next"})
+        rig.registry.changed(endpoint)
+        named = []
+        for number in range(30):
+            async with rig.open() as gateway:
+                await gateway.post(BODY, headers={"x-request-id": str(number)})
+                named.append(json.loads(await gateway.body())["model"])
+        assert set(named) == {"law", "next"}
+        assert [record.model for record in rig.records] == named
+        await rig.settled()

@@ -63,6 +63,17 @@ def test_adapters_come_with_the_hello_and_change_with_deltas():
     assert rig.num_changes == before + 1
     rig.take(Delta(5, adapters=[]))
     assert rig.endpoint.adapters == set()
+    assert rig.endpoint.names == ("m",)  # "a" of the hello is no model of its own now
+
+
+def test_other_weights_under_the_same_name_are_a_change():
+    rig = Rig()
+    rig.take(Hello("e1", "m", ["m", "a"], adapters=["a"], adapter_digests={"a": "old"}), WHOLE)
+    before = rig.num_changes
+    rig.take(Delta(1, adapters=["a"], adapter_digests={"a": "old"}))
+    assert rig.num_changes == before
+    rig.take(Delta(2, adapters=["a"], adapter_digests={"a": "new"}), Delta(3))
+    assert (rig.num_changes, rig.endpoint.adapter_digests) == (before + 1, {"a": "new"})
 
 
 def test_a_hello_voids_what_was_known():

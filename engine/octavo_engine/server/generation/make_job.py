@@ -82,7 +82,7 @@ async def with_route(exchange: Exchange, service: Service, job: Job, source: Rou
             job.prompts[0],
             source.text,
             render_next=source.render_next,
-            adapter="" if job.adapter is None else job.adapter.name,
+            adapter="" if job.adapter is None else job.adapter.digest,
             pictures=() if job.media is None else job.media.places,
         )
     if exchange.is_background:

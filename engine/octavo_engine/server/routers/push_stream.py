@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,7 +33,7 @@ from octavo_engine.protocol.stream import (
 from octavo_engine.server.http.errors import unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from octavo_engine.metrics import EngineMetrics
     from octavo_engine.server.admission import RequestAdmission
@@ -63,7 +64,7 @@ class Subscriber:
         self.is_cut = False
         self._task = asyncio.current_task()
         self._seq = 0
-        self.adapters: list[str] = []  # that it knows of
+        self.adapters: Mapping[str, str] = {}  # that it knows of
         self._frames: list[bytes] = []
         self._num_bytes = 0
         self._has_ended = False
@@ -79,11 +80,15 @@ class Subscriber:
         self._frames += _snapshot_frames(snapshot)
         self._news.set()
 
-    def delta(self, stored: bytes, evicted: bytes, load: Load | None, adapters: list[str]) -> None:
-        changed = None if adapters == self.adapters else adapters
-        self.adapters = adapters
+    def delta(
+        self, stored: bytes, evicted: bytes, load: Load | None, adapters: Mapping[str, str]
+    ) -> None:
         self._seq += 1
-        self.put(frame(DELTA, Delta(self._seq, stored, evicted, load, changed)))
+        delta = Delta(self._seq, stored, evicted, load)
+        if adapters != self.adapters:
+            self.adapters = adapters
+            delta = replace(delta, adapters=list(adapters), adapter_digests=dict(adapters))
+        self.put(frame(DELTA, delta))
 
     def put(self, payload: bytes) -> None:
         if self.is_cut:
@@ -127,7 +132,7 @@ class SubscriberHub:
         self._admission = admission
         self._metrics = metrics
         self._pod_uid = pod_uid
-        self._adapters: list[str] = []  # names that are served
+        self._adapters: Mapping[str, str] = {}  # names that are served, and their contents
         self._feed = engine.residency
         self._feed.listen(self)
         self._subscribers: set[Subscriber] = set()
@@ -159,7 +164,8 @@ class SubscriberHub:
             epoch=self._feed.epoch,
             model=info.names[0],
             names=[*info.names, *self._adapters],
-            adapters=self._adapters,
+            adapters=list(self._adapters),
+            adapter_digests=dict(self._adapters),
             block_size=BLOCK_SIZE,
             num_blocks=info.num_blocks,
             max_model_len=info.max_model_len,
@@ -183,12 +189,12 @@ class SubscriberHub:
             self._changes.clear()
             self._stop_timer()
 
-    def set_adapters(self, names: list[str]) -> None:
-        """Informs all subscribers, later ones too."""
-        self._adapters = names
+    def set_adapters(self, digests: Mapping[str, str]) -> None:
+        """By name. Informs all subscribers, later ones too."""
+        self._adapters = digests
         for subscriber in self._subscribers:
             if subscriber.is_live:
-                subscriber.delta(b"", b"", None, names)
+                subscriber.delta(b"", b"", None, digests)
 
     def drain(self, deadline_s: float) -> None:
         """Informs all subscribers, later ones too."""

@@ -104,7 +104,7 @@ class Labeller:
         pictures: Sequence[PicturePlace] = (),
     ) -> RoutedPrompt | None:
         """Of a request's first prompt: `ids`, and `text`, as it was rendered if it is a chat, with
-        one placeholder for all that stands for a picture. Routers know an adapter by its name."""
+        one placeholder for all that stands for a picture; `adapter`: the digest of its content."""
         if body.get("truncate_prompt_tokens") is not None:
             return None  # where the prompt begins depends on how it ends
         if len(ids) <= _INLINE_BYTES // 4:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL, ROUTING_ANNOTATION
+from octavo_router.config.check import canary_problem
 from octavo_router.config.settings import AdapterConfig
 from octavo_router.discovery.source import Claim, PoolRoute
 
 if TYPE_CHECKING:
     from octavo_router.discovery.kubernetes.objects import KubernetesService
+
+
+class RoutedCanary(msgspec.Struct, frozen=True):
+    """A share of the requests for another adapter."""
+
+    of: str
+    percent: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 10.0
 
 
 class RoutedAdapter(msgspec.Struct, frozen=True):
@@ -20,6 +29,13 @@ class RoutedAdapter(msgspec.Struct, frozen=True):
     name: str
     uri: str
     pinned: bool = False
+    canary: RoutedCanary | None = None
+
+    def to_config(self) -> AdapterConfig:
+        config = AdapterConfig(name=self.name, uri=self.uri, pinned=self.pinned)
+        if self.canary is None:
+            return config
+        return replace(config, canary_of=self.canary.of, canary_percent=self.canary.percent)
 
 
 class RoutingAnnotation(msgspec.Struct, frozen=True, rename="camel"):
@@ -56,6 +72,8 @@ def routing_of(service: KubernetesService) -> RoutingAnnotation | None:
         raise RoutingInvalid("with prefillFor, names, policy and weights are the other Service's")
     if any(not weight >= 0 for weight in routing.weights.values()):
         raise RoutingInvalid("weights must not be negative")
+    if problem := canary_problem([adapter.to_config() for adapter in routing.adapters]):
+        raise RoutingInvalid(f"adapters: {problem}")
     return routing
 
 
@@ -76,9 +94,6 @@ def pool_route(service: KubernetesService, routing: RoutingAnnotation) -> PoolRo
         hold_s=routing.hold_seconds,
         is_scaled_to_zero=routing.scaled_to_zero,
         claim=Claim(service.metadata.creation_timestamp, service.metadata.namespace),
-        adapters=tuple(
-            AdapterConfig(name=adapter.name, uri=adapter.uri, pinned=adapter.pinned)
-            for adapter in routing.adapters
-        ),
+        adapters=tuple(adapter.to_config() for adapter in routing.adapters),
         adapter_slots=routing.adapter_slots,
     )

@@ -18,6 +18,7 @@ from octavo_engine.errors import ConfigError
 from octavo_engine.protocol import route_keys
 from octavo_engine.server.served_adapters import AdapterModule, parse_modules
 from octavo_engine.server.settings import ServerSettings
+from octavo_engine.weights.adapter import read_adapter
 from tests.fakes.adapters import write_adapter
 from tests.fakes.process import serving
 from tests.fakes.simulated import CONFIG, Simulated, simulating
@@ -285,12 +286,13 @@ def test_routers_hear_of_adapters_and_find_their_prefixes(
     server: Simulated, folders: list[str]
 ) -> None:
     load(server, "zero", folders[0])
+    zero, one = (read_adapter(folder).digest for folder in folders[:2])
     body = {"model": "one", "prompt": "y" * 400, "max_tokens": 1}
     (key, *_), (plain, *_) = (
-        route_keys.keys_of(body, "completion", adapter) for adapter in ("one", "")
+        route_keys.keys_of(body, "completion", adapter) for adapter in (one, "")
     )
     unpacker = msgspec.msgpack.Decoder()
-    adapters, stored, buffer = None, b"", b""
+    adapters, digests, stored, buffer = None, None, b"", b""
     with httpx.stream("GET", server.url + "/octavo/v1/stream", timeout=30) as stream:
         for data in stream.iter_raw():
             buffer += data
@@ -301,14 +303,17 @@ def test_routers_hear_of_adapters_and_find_their_prefixes(
                 buffer = buffer[4 + size :]
                 if kind == "hello":
                     assert (fields["names"], fields["adapters"]) == (["sim", "zero"], ["zero"])
+                    assert fields["adapter_digests"] == {"zero": zero}
                 if kind == "snapshot":
                     load(server, "one", folders[1])
                     assert post(server, "/v1/completions", **body).status_code == 200
-                adapters = fields.get("adapters") or adapters
+                if fields.get("adapters"):
+                    adapters, digests = fields["adapters"], fields["adapter_digests"]
                 stored += fields.get("stored") or b""
             if adapters == ["zero", "one"] and key.to_bytes(8, "little") in stored:
                 break
     assert plain.to_bytes(8, "little") not in stored
+    assert digests == {"zero": zero, "one": one}
 
 
 @pytest.mark.slow

@@ -110,7 +110,8 @@ def test_a_stream_begins_with_who_speaks_and_all_that_is_there(core, server):
         assert kind == "hello"
         assert hello == {
             "epoch": core.engine.residency.epoch, "model": "fake", "names": ["fake", "alias"],
-            "adapters": [], "block_size": 16, "num_blocks": 100, "max_model_len": 256,
+            "adapters": [], "adapter_digests": {},
+            "block_size": 16, "num_blocks": 100, "max_model_len": 256,
             "max_num_seqs": 128, "version": hello["version"], "pod_uid": "", "tokens": True,
             "architecture": "FakeForCausalLM", "format": "safetensors bfloat16",
             "vocab_size": 300, "kv_role": "",
