@@ -23,7 +23,7 @@ MAX_LEN = 1024  # tokens of a request and its answer
 KV_BYTES = 512 << 20
 PART = 64  # requests that are answered together and stored
 HELD_OUT = 16  # every so manieth answer is not trained on
-SHARES = {"made up": 8, "chat": 4, "code": 3, "json": 2, "summaries": 3}  # of twenty requests
+SHARES = {"chat": 4, "code": 3, "json": 2, "summaries": 3}  # of 20; the rest is made up
 
 
 class Answer(NamedTuple):
@@ -47,20 +47,18 @@ def made_up_questions(llm: LLM, count: int, *, seed: int) -> list[str]:
 
 
 def training_requests(llm: LLM, count: int, *, seed: int) -> list[Request]:
-    """Of all kinds but noise, mixed. Fewer where the model makes up the same question twice."""
+    """Of all kinds but noise, mixed, each once."""
     if llm.get_tokenizer().chat_template is None:
         raise SystemExit("The model has no chat template to make up questions by: --questions FILE")
-    whole = sum(SHARES.values())
-    found: list[Request] = []
+    by_text: dict[str, Request] = {}
     for kind, share in SHARES.items():
-        some = -(-count * share // whole)
-        if kind == "made up":
-            questions = made_up_questions(llm, some, seed=seed)
-            found += [Request("chat", question) for question in questions]
-        else:
-            found += requests(kind, some, seed=seed, held_out=False)
+        some = requests(kind, count * share // 20, seed=seed, held_out=False)
+        by_text |= {request.content: request for request in some}
+    questions = made_up_questions(llm, count - len(by_text), seed=seed)
+    by_text |= {question: Request("chat", question) for question in questions}
+    found = list(by_text.values())
     order = np.random.default_rng(seed).permutation(len(found))
-    return [found[index] for index in order][:count]
+    return [found[index] for index in order]
 
 
 def answer(llm: LLM, part: Sequence[Request], params: Sequence[SamplingParams]) -> list[Answer]:

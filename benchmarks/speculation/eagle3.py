@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 DECAY = 0.8  # of a pass's weight in the loss, to the pass before it
 LIKELIEST = 16  # tokens of the model's own distribution that are learned from
+_F16_MAX = 65504.0  # some models have single values beyond it
 WRITTEN = 0.5  # weight of the token that was written, beside that distribution
 
 
@@ -52,8 +53,14 @@ class Eagle3Head(nn.Module):
     """As `octavo_engine.models.draft_head.Eagle3` computes it."""
 
     def __init__(
-        self, config: dict[str, Any], embedding: NDArray[np.float32], num_kept: int, num_out: int
+        self,
+        config: dict[str, Any],
+        embedding: NDArray[np.float32],
+        scales: Sequence[float],
+        num_out: int,
     ) -> None:
+        """`scales`: what the states of each layer are multiplied by before they are learned
+        from."""
         super().__init__()
         size, width = config["hidden_size"], config["intermediate_size"]
         self.num_heads, self.head_dim = config["num_attention_heads"], config["head_dim"]
@@ -68,7 +75,8 @@ class Eagle3Head(nn.Module):
         def norm() -> nn.Parameter:
             return nn.Parameter(torch.ones(size))
 
-        self.fc = linear(num_kept * size, size)
+        self.scales = torch.tensor(scales).repeat_interleave(size)
+        self.fc = linear(len(scales) * size, size)
         self.embedding_norm, self.state_norm, self.mlp_norm, self.norm = (norm() for _ in range(4))
         self.qkv = linear(2 * size, q_size + 2 * kv_size)
         self.attention_out = linear(q_size, size)
@@ -79,7 +87,7 @@ class Eagle3Head(nn.Module):
         """Logits of each pass at all anchors; the rows of the k-th that lie beyond an answer's end
         mean nothing."""
         rows = Rows.of(batch)
-        state = self.fc(rows.states)
+        state = self.joined(rows.states)
         seen = Seen(rows, self.num_heads // self.num_kv_heads)
         for number in range(count):
             if number == 0:
@@ -89,6 +97,11 @@ class Eagle3Head(nn.Module):
                 positions = rows.positions[rows.anchors] + number
                 state = self.layer(rows.next_ids(number), state, positions, seen)
             yield self.logits(state)
+
+    def joined(self, states: Tensor) -> Tensor:
+        """The model's states of several layers as one of the head's."""
+        result: Tensor = self.fc(states * self.scales)
+        return result
 
     def layer(self, token_ids: Tensor, state: Tensor, positions: Tensor, seen: Seen) -> Tensor:
         embedding = self._normed(self.embedding[token_ids].float(), self.embedding_norm)
@@ -211,7 +224,7 @@ def example_of(states: ModelStates, answer: Answer, columns: NDArray[np.int64]) 
     kept, likeliest = states.layers(answer, LIKELIEST)
     own = columns[likeliest.token_ids]
     return Example(
-        torch.from_numpy(kept.astype(np.float16)),
+        torch.from_numpy(np.clip(kept, -_F16_MAX, _F16_MAX).astype(np.float16)),
         torch.tensor(answer.token_ids),
         answer.num_prompt_tokens - 1,
         torch.from_numpy(np.maximum(own, 0)),
@@ -255,13 +268,15 @@ def kept_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def make_head(
-    config: dict[str, Any], states: ModelStates, token_ids: NDArray[np.int64]
+    config: dict[str, Any],
+    states: ModelStates,
+    token_ids: NDArray[np.int64],
+    scales: Sequence[float],
 ) -> Eagle3Head:
     """It begins near the model: with its output matrix and norm, and the deepest of its states."""
     model = states.config
     embedding = states.read("model.embed_tokens.weight", model.vocab_size, model.hidden_size)
-    kept = config["eagle_aux_hidden_state_layer_ids"]
-    head = Eagle3Head(config, embedding, len(kept), len(token_ids))
+    head = Eagle3Head(config, embedding, scales, len(token_ids))
     size = model.hidden_size
     with torch.no_grad():
         head.fc.weight.zero_()
@@ -269,6 +284,18 @@ def make_head(
         head.output.weight.copy_(torch.from_numpy(states.output_rows(token_ids)))
         head.norm.copy_(torch.from_numpy(states.read("model.norm.weight", size)))
     return head
+
+
+def scales_of(examples: Sequence[Example], count: int) -> list[float]:
+    """With which the states of `count` layers are about one in size: they grow from layer to layer,
+    and a step of the optimizer would be too long for large ones."""
+    sizes = [
+        torch.stack(
+            [part.square().mean(-1).sqrt() for part in one.states.float().chunk(count, dim=-1)]
+        )
+        for one in examples
+    ]
+    return [1 / max(float(size), 1e-6) for size in torch.cat(sizes, dim=1).median(dim=1).values]
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -360,7 +387,7 @@ def write_head(
     q, k, v = torch.split(head.qkv.weight, [size * head.head_dim for size in sizes])
     gate, up = head.gate_up.weight.chunk(2)
     own = {
-        "fc.weight": head.fc.weight,
+        "fc.weight": head.fc.weight * head.scales,
         "midlayer.input_layernorm.weight": head.embedding_norm,
         "midlayer.hidden_norm.weight": head.state_norm,
         "midlayer.post_attention_layernorm.weight": head.mlp_norm,

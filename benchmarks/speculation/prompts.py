@@ -71,6 +71,10 @@ _CODE = (
     "Write a JavaScript function that {}, with comments.",
     "Write a Python function that {}, and a test for it.",
     "Show me Java code that {}.",
+    "Write a Go function that {}.",
+    "How do I write C++ code that {}?",
+    "I need a Rust function that {}. Explain it, too.",
+    "Write a Python class with a method that {}.",
 )
 _OBJECTS: dict[str, dict[str, Any]] = {
     "a book": {"title": "string", "author": "string", "year": "integer", "pages": "integer"},

@@ -80,7 +80,8 @@ def _train_eagle3(args: argparse.Namespace, answers: Sequence[Answer]) -> Score:
     )
     say(f"{sum(len(one.states) for one in to_fit)} positions, "
         f"{time.perf_counter() - started:.0f} s")  # fmt: skip
-    head = eagle3.make_head(config, states, token_ids)
+    scales = eagle3.scales_of(to_fit[:64], len(config["eagle_aux_hidden_state_layer_ids"]))
+    head = eagle3.make_head(config, states, token_ids, scales)
     states.close()
     eagle3.fit(head, to_fit, columns, depth=args.depth, epochs=args.epochs, batch=args.batch,
                rate=args.rate, seed=args.seed)  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.speculation import eagle3, medusa
-from benchmarks.speculation.answers import Answer, common_tokens, split_answers, write_answers
+from benchmarks.speculation.answers import (
+    Answer,
+    common_tokens,
+    split_answers,
+    training_requests,
+    write_answers,
+)
 from benchmarks.speculation.score import NO_TARGET
 from benchmarks.speculation.states import ModelStates, likeliest_of
 from benchmarks.speculation.training import columns_of
@@ -48,6 +56,15 @@ def answers(model: TinyModel) -> list[Answer]:
     outputs = run(engine, WISHES, random.Random(0))
     engine.close()
     return [Answer([*wish["prompt"], *outputs[wish["request_id"]].tokens], 3) for wish in WISHES]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Of torch: more wait for each other where tests share the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -136,6 +153,32 @@ def test_some_answers_are_kept_to_score_on_and_short_ones_left_out() -> None:
     assert [answer.token_ids[3] for answer in to_score] == [15, 31]
 
 
+class Inventive:
+    """A model that makes up a question of each number."""
+
+    def __init__(self) -> None:
+        self.num_made_up = 0
+
+    def get_tokenizer(self) -> Any:
+        return SimpleNamespace(chat_template="any")
+
+    def chat(self, chats: list[Any], params: list[Any], **_: Any) -> list[Any]:
+        self.num_made_up += len(chats)
+        texts = [f" Question {one.seed}? " for one in params]
+        return [SimpleNamespace(outputs=[SimpleNamespace(text=text)]) for text in texts]
+
+
+def test_requests_to_train_on_are_of_all_kinds_and_each_once() -> None:
+    llm = Inventive()
+    found = training_requests(llm, 300, seed=1)  # type: ignore[arg-type]
+    assert len({request.content for request in found}) == len(found) == 300
+    kinds = Counter(request.kind for request in found)
+    assert min(kinds[kind] for kind in ("code", "json", "summaries")) > 20
+    assert kinds["random"] == 0
+    assert 120 <= llm.num_made_up < 180
+    assert not any(request.content.startswith(" ") for request in found)
+
+
 def test_answers_that_are_there_are_not_written_again(tmp_path: Path) -> None:
     """A line that was cut off is none; with answers enough no model is loaded."""
     file = tmp_path / "answers.jsonl"
@@ -152,7 +195,7 @@ def test_the_head_sees_of_each_pass_what_it_sees_when_it_drafts(
     batch = [eagle3.example_of(layers, answer, columns) for answer in answers[:2]]
     config = eagle3.head_config(layers, 256)
     torch.manual_seed(0)
-    head = eagle3.make_head(config, layers, np.arange(256))
+    head = eagle3.make_head(config, layers, np.arange(256), [1.0, 0.5, 2.0])
     with torch.inference_mode():
         torch.nn.init.normal_(head.fc.weight, std=0.1)
         together = list(head.passes(batch, 3))
@@ -173,7 +216,7 @@ def test_the_head_sees_of_each_pass_what_it_sees_when_it_drafts(
 def _drafted(head: eagle3.Eagle3Head, one: eagle3.Example) -> Iterator[torch.Tensor]:
     """As an engine drafts: one text, in which the head's own states follow the model's."""
     count = len(one.states)
-    state = head.fc(one.states.float())
+    state = head.joined(one.states.float())
     for number in range(3):
         total = count + number
         rows = eagle3.Rows(state, [one.token_ids[: total + 1]], torch.arange(total),
@@ -182,6 +225,19 @@ def _drafted(head: eagle3.Eagle3Head, one: eagle3.Example) -> Iterator[torch.Ten
         found = head.layer(one.token_ids[1 : total + 1], state, rows.positions, seen)
         yield head.logits(found[-1])
         state = torch.cat([state, found[-1:]])
+
+
+def test_states_of_each_layer_are_brought_to_one_size(
+    answers: list[Answer], layers: ModelStates
+) -> None:
+    columns = columns_of(np.arange(256), 256)
+    (one,) = (eagle3.example_of(layers, answer, columns) for answer in answers[:1])
+    large = one._replace(states=one.states * torch.tensor([1, 8, 64]).repeat_interleave(64))
+    before, after = eagle3.scales_of([one], 3), eagle3.scales_of([large], 3)
+    assert after == pytest.approx([before[0], before[1] / 8, before[2] / 64], rel=1e-2)
+    sizes = (one.states.float() * torch.tensor(before).repeat_interleave(64)).square()
+    for part in sizes.chunk(3, dim=1):
+        assert 0.5 < part.mean().sqrt() < 2
 
 
 def accepted(
@@ -251,7 +307,7 @@ def test_a_trained_eagle3_head_drafts_what_the_model_writes(
     columns = columns_of(token_ids, 256)
     examples = [eagle3.example_of(layers, answer, columns) for answer in answers]
     config = eagle3.head_config(layers, num_tokens)
-    head = eagle3.make_head(config, layers, token_ids)
+    head = eagle3.make_head(config, layers, token_ids, eagle3.scales_of(examples, 3))
     before = eagle3.score(head, examples, columns, 3)
     eagle3.write_head(tmp_path / "untrained", head, config, token_ids)
     eagle3.fit(head, examples, columns, depth=3, epochs=40, batch=2, rate=3e-3, seed=0)
