@@ -142,13 +142,25 @@ def measure_cell(
         for server in servers:
             server.answer(batch[:warm], params[:warm], cell.streams)
     while figures.count(cell) < args.pairs and time.monotonic() < until:
-        plain, drafted = (server.answer(batch, params, cell.streams) for server in servers)
+        plain, drafted = _in_turn(servers, batch, params, cell.streams, figures.count(cell) % 2)
         if plain.token_ids != drafted.token_ids:
             raise SystemExit(f"{cell.method}, {cell.kind}: the answers differ; they must not.")
         pair = Pair.of(plain, drafted)
         figures.add(cell, pair)
         say(f"{cell.method}, {cell.kind}, {cell.streams} streams: {pair.plain_tokens_per_s:.0f} "
             f"and {pair.tokens_per_s:.0f} tokens/s, {describe_pair(pair)}")  # fmt: skip
+
+
+def _in_turn(
+    servers: tuple[Server, Server],
+    batch: Sequence[Request],
+    params: Sequence[SamplingParams],
+    streams: int,
+    first: int,
+) -> tuple[Run, Run]:
+    """Each is first in every other pair: a machine that gets slower favours neither."""
+    runs = {number: servers[number].answer(batch, params, streams) for number in (first, 1 - first)}
+    return runs[0], runs[1]
 
 
 def describe_pair(pair: Pair) -> str:

@@ -153,6 +153,19 @@ def test_pairs_that_are_missing_are_measured_after_a_warm_up(tmp_path: Path) -> 
     assert again[0].num_batches == []
 
 
+def test_each_is_first_in_every_other_pair(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    class Noting(Fixed):
+        def answer(self, *args: Any) -> Run:
+            order.append("plain" if self.tokens_per_s == 10 else "drafted")
+            return super().answer(*args)
+
+    figures, cell, _ = measured(tmp_path, Noting(10, [[1]]), Noting(20, [[1]]))
+    assert order == ["plain", "drafted", "plain", "drafted", "drafted", "plain"]
+    assert [one.gain for one in figures.cells[cell]] == [2.0, 2.0]
+
+
 def test_nothing_is_measured_when_the_time_is_over(tmp_path: Path) -> None:
     servers = Fixed(10, [[1, 2]]), Fixed(20, [[1, 2]])
     figures, cell, _ = measured(tmp_path, *servers, until=time.monotonic() - 1)
