@@ -1,0 +1,103 @@
+"""Heads that draft for a model, trained on this machine's CPU on what the model itself writes, and
+what every kind of speculation gains.
+
+    python -m benchmarks.speculation train eagle3 HEAD [--model MODEL]    (needs torch)
+    python -m benchmarks.speculation train medusa HEADS [--model MODEL]
+    python -m benchmarks.speculation measure [--method ngram] [--method eagle3=HEAD] …
+
+`train` has the model answer requests (made up by itself and from a list: chat, code, JSON,
+summaries; or --questions, one a line), takes the states behind each token, fits the head to the
+tokens that came next, and writes it in the form that `octavo serve` and vLLM read:
+
+    octavo serve MODEL --speculative-config '{"method": "eagle3", "model": "HEAD"}'
+
+It prints how often each drafted token is right on answers that it was not trained on, and the
+acceptance length: tokens of a step if all are drafted. Answers are kept in a file: one that exists
+is used, so that several heads can learn from the same answers, and what was interrupted goes on.
+
+`measure` answers the same requests with and without speculation, in turn, at several numbers of
+streams, checks that the answers are equal, and prints the gain. What was measured is kept in --out,
+so that it can be interrupted; `--print-only` prints the table of what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.speculation.prompts import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_train(commands.add_parser("train", help="train a head"))
+    _add_measure(commands.add_parser("measure", help="measure the gain"))
+    return parser.parse_args(argv)
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("method", choices=("eagle3", "medusa"))
+    parser.add_argument("folder", type=Path, help="of the head's files")
+    parser.add_argument("--model", default="demo://smollm2")
+    parser.add_argument("--answers", type=Path, help="file; default: answers.jsonl in the folder")
+    parser.add_argument("--questions", type=Path, help="a file with one a line")
+    parser.add_argument("--count", type=int, default=2000, help="answers")
+    parser.add_argument("--max-tokens", type=int, default=160, help="of an answer")
+    parser.add_argument("--depth", type=int, default=3, help="draft tokens that are learned")
+    parser.add_argument("--tokens", type=int, default=8192, help="the most common ones: drafted")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=8, help="answers in a step")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, help="default: all")
+
+
+def _add_measure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="demo://smollm2")
+    parser.add_argument(
+        "--method", action="append", help="ngram, suffix, or METHOD=FOLDER; default: ngram, suffix"
+    )
+    parser.add_argument("--draft-tokens", type=int, default=3, help="num_speculative_tokens")
+    parser.add_argument("--quantization", default="auto", help="of draft models and heads")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="default: all")
+    parser.add_argument("--streams", type=int, action="append", help="default: 1, 4, 16, 64")
+    parser.add_argument("--requests", type=int, default=4, help="in turn, of each stream")
+    parser.add_argument("--max-tokens", type=int, default=128, help="of an answer")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--pairs", type=int, default=3, help="of runs without and with")
+    parser.add_argument("--minutes", type=float, default=10.0, help="then stop; run it again")
+    parser.add_argument("--threads", type=int, help="default: all")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/speculation.jsonl"))
+    parser.add_argument("--print-only", action="store_true")
+    parser.add_argument(
+        "--llama-server", type=Path, help="llama.cpp's program, to be measured besides"
+    )
+    parser.add_argument("--gguf", type=Path, help="its model")
+    parser.add_argument("--llama-args", default="", help="its arguments for speculation")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    if args.command == "train":
+        try:
+            from benchmarks.speculation.training import train
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise SystemExit("Training needs torch: pip install torch") from None
+        train(args)
+    else:
+        from benchmarks.speculation.measure import measure
+
+        measure(args)
+
+
+if __name__ == "__main__":
+    main()
