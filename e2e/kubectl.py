@@ -8,6 +8,8 @@ import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from e2e import written
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,6 +39,7 @@ class Kubectl:
         )
 
     def apply(self, *objects: dict[str, Any]) -> None:
+        written.keep_secrets(objects)
         items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self("apply", "--server-side", "--filename=-", text=json.dumps(items))
 
@@ -53,7 +56,8 @@ class Kubectl:
 
     @contextmanager
     def own_namespace(self, prefix: str) -> Iterator[Kubectl]:
-        """With restricted Pod Security; it goes with all that is in it."""
+        """With restricted Pod Security; it goes with all that is in it, once that was searched for
+        secrets."""
         name = f"{prefix}-{secrets.token_hex(3)}"
         labels: dict[str, Any] = {"name": name, "labels": RESTRICTED}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": labels})
@@ -63,4 +67,5 @@ class Kubectl:
             self("wait", f"--namespace={name}", "serviceaccount/default", "--for=create")
             yield inside
         finally:
+            written.FOUND.extend(written.search(inside))
             self("delete", "namespace", name, "--wait=false", "--grace-period=1")

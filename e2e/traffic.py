@@ -9,6 +9,8 @@ from typing import Any, Self
 
 import openai
 
+from e2e.written import PROMPT
+
 REQUEST_TIMEOUT_S = 60.0
 # Who talks to a router that is going away connects anew, once a moment, to the Service.
 RECONNECTS = 20
@@ -108,7 +110,7 @@ class Traffic:
     def _fault_of(self, client: openai.OpenAI, name: str, is_stream: bool) -> str:
         request: dict[str, Any] = {
             "model": self._model,
-            "messages": [{"role": "user", "content": f"Count on from {name}."}],
+            "messages": [{"role": "user", "content": f"Count on from {name} in {PROMPT}."}],
             "max_tokens": self._tokens,
             "temperature": 0,
             "extra_body": {"ignore_eos": True},

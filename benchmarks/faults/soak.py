@@ -1,6 +1,7 @@
 """Engines and a router under a mixed load with faults for as long as is wanted: what grows.
 
-    python -m benchmarks.faults.soak [--minutes M] [--clients N] [--model MODEL] [--json FILE]
+    python -m benchmarks.faults.soak [--minutes M] [--clients N] [--pause S] [--model MODEL]
+                                     [--json FILE] [--samples FILE]
 
 Two engines behind a router, processes of their own. Clients send requests of all kinds of
 `benchmarks.faults.answers`; one in ten leaves in the midst of its stream, one in ten is refused,
@@ -9,6 +10,10 @@ descriptors and the threads of each process and its children are noted. The slop
 median of the slopes between all pairs of samples after the first quarter (Theil-Sen): single peaks
 do not move it. Ends with status 1 where a request failed that should not, a block is left, or in
 an hour and more a process grew by over 1 MiB an hour.
+
+With `--samples` each note is a line of JSON in a file, to be read while it runs or after it was
+stopped early. `--pause` is the mean pause of a client between two requests: seconds of it leave a
+shared machine to others.
 """
 
 from __future__ import annotations
@@ -42,11 +47,22 @@ if TYPE_CHECKING:
 SAMPLE_S: Final = 10.0
 STALL_EVERY_S: Final = 150.0
 STALL_S: Final = 1.0
+PAUSE_S: Final = 0.175
 TIMEOUT_S: Final = 120.0
 _LONG_MINUTES: Final = 60.0
 _MIB: Final = 2**20
 _MAX_PAIRS: Final = 200_000
 _BLOCKS: Final = re.compile(r"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long, how many clients, how hasty; where the samples go."""
+
+    minutes: float
+    clients: int
+    pause_s: float = PAUSE_S
+    samples: Path | None = None
 
 
 @dataclass(slots=True)
@@ -65,6 +81,9 @@ class Resources:
         self.values["descriptors"].append(sum(one.num_fds() for one in family))
         self.values["threads"].append(sum(one.num_threads() for one in family))
 
+    def latest(self) -> dict[str, float]:
+        return {kind: round(found[-1], 2) for kind, found in self.values.items()}
+
     def slopes(self) -> dict[str, float]:
         """Of each, in an hour."""
         return {kind: slope(self.at_s, found) * 3600 for kind, found in self.values.items()}
@@ -79,10 +98,11 @@ def slope(at_s: Sequence[float], values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Load:
-    """Clients without a pause but a short one, and what became of their requests."""
+    """Clients that pause after each request, and what became of their requests."""
 
     url: str
     seed: int
+    pause_s: float = PAUSE_S
     ended: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
     is_over: bool = False
@@ -93,7 +113,7 @@ class Load:
 
     async def _one(self, client: httpx.AsyncClient, rng: random.Random) -> None:
         while not self.is_over:
-            await asyncio.sleep(rng.uniform(0.05, 0.3))
+            await asyncio.sleep(rng.uniform(0.3, 1.7) * self.pause_s)
             number = rng.randrange(10**9)
             case = rng.choice(CASES)
             body = body_of(case, number, self.seed) | {"stream": rng.random() < 0.7}
@@ -124,17 +144,19 @@ class Load:
         self.ended["left"] += 1
 
 
-async def play(minutes: float, clients: int, engines: list[Server], router: Server) -> Verdict:
+async def play(plan: Plan, engines: list[Server], router: Server) -> Verdict:
     verdict = Verdict("soak")
-    load = Load(router.url, seed=int(time.time()))
-    running = asyncio.create_task(load.run(clients))
+    load = Load(router.url, int(time.time()), plan.pause_s)
+    running = asyncio.create_task(load.run(plan.clients))
     watched = [Resources(f"engine {at}") for at in range(len(engines))]
     watched.append(Resources("router"))
     rng, began_at = random.Random(load.seed), time.monotonic()
     stall_at = began_at + STALL_EVERY_S
-    while (now := time.monotonic()) < began_at + minutes * 60:
+    while (now := time.monotonic()) < began_at + plan.minutes * 60:
         for resources, server in zip(watched, [*engines, router], strict=True):
             resources.take(server.process.pid, now - began_at)
+        if plan.samples:
+            note(plan.samples, now - began_at, watched, load)
         if now >= stall_at:
             stall_at = now + STALL_EVERY_S
             await _stall(rng.choice(engines))
@@ -149,13 +171,22 @@ async def play(minutes: float, clients: int, engines: list[Server], router: Serv
     verdict.seen["blocks left, share"] = max([await _held(one.url) for one in engines])
     verdict.seen["requests"] = sum(load.ended.values())
     verdict.seen["failed"] = len(load.failed)
-    if minutes >= _LONG_MINUTES:  # in less, caches still fill
+    if plan.minutes >= _LONG_MINUTES:  # in less, caches still fill
         for resources in watched:
             verdict.expect(resources.slopes()["MiB"] <= 1.0, f"{resources.name} grows")
     for complaint in load.failed[:5]:
         verdict.expect(False, complaint)
     judge("soak", verdict)
     return verdict
+
+
+def note(samples: Path, at_s: float, watched: Sequence[Resources], load: Load) -> None:
+    """Append one line: a run that is stopped early can be judged by what it had seen."""
+    line: dict[str, Any] = {"at_s": round(at_s, 1)}
+    line |= {resources.name: resources.latest() for resources in watched}
+    line |= {"ended": dict(load.ended), "failed": load.failed[-3:]}
+    with samples.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 async def _stall(server: Server) -> None:
@@ -170,7 +201,7 @@ async def _held(url: str) -> float:
     return max(map(float, _BLOCKS.findall(text)))
 
 
-def run(model: str, minutes: float, clients: int) -> Verdict:
+def run(model: str, plan: Plan) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="octavo-soak-") as name:
         servers: list[Server] = []
         try:
@@ -190,7 +221,7 @@ def run(model: str, minutes: float, clients: int) -> Verdict:
                 port=port, log=Path(name) / "router.log", ready="/ready",
             )  # fmt: skip
             servers.append(router)
-            return asyncio.run(play(minutes, clients, servers[:-1], router))
+            return asyncio.run(play(plan, servers[:-1], router))
         finally:
             for server in reversed(servers):
                 server.stop()
@@ -202,11 +233,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=PAUSE_S,
+        metavar="S",
+        help="mean seconds that a client waits after each request (default: %(default)s)",
+    )
     parser.add_argument("--model", default="demo://smollm2")
     parser.add_argument("--json", metavar="FILE", help="write what was seen there as well")
+    parser.add_argument("--samples", type=Path, metavar="FILE", help="append each sample there")
     args = parser.parse_args(arguments)
     end_cleanly_on_sigterm()
-    verdict = run(args.model, args.minutes, args.clients)
+    verdict = run(args.model, Plan(args.minutes, args.clients, args.pause, args.samples))
     verdict.show()
     if args.json:
         Path(args.json).write_text(json.dumps(asdict(verdict), indent=2) + "\n")

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import signal
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -180,3 +181,10 @@ class LocalRouter:
     def kill(self) -> None:
         if self._child is not None:
             self._child.kill()
+
+    def remove_config(self) -> None:
+        """It has keys: what only the router reads must not outlive it."""
+        for path in (self._config_file, self._upstreams_file):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        self._written = ("", "")

@@ -130,6 +130,7 @@ class PlatformSupervisor:
             self._kill()
             for number in (*numbers, signal.SIGCHLD):
                 loop.remove_signal_handler(number)
+            self.router.remove_config()
             with suppress(OSError):
                 self._home.state_file.unlink(missing_ok=True)
 

@@ -27,6 +27,7 @@ from octavo_engine.grammar.limits import DEFAULT_LIMITS, GrammarLimits
 from octavo_engine.grammar.panics import is_dead_end
 from octavo_engine.grammar.prelude import BeforeMasks
 from octavo_engine.grammar.priority import yield_to_others
+from octavo_engine.grammar.process_memory import resident_bytes
 from octavo_engine.grammar.schema import PARAM
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Compilation:
     ended_at: float = 0.0
     compiled: CompiledGrammar | None = None
     error: RequestError | None = None
+    num_bytes: int = 0  # that the process grew by, meanwhile
     is_done: bool = False
     is_given_up: bool = False
 
@@ -214,7 +216,9 @@ class GrammarCompiler:
             vocabulary = self._shared_vocabulary()
             yield_to_others()  # not before: all grammars wait for the vocabulary
             compilation.begun_at = self._now()
+            before = resident_bytes()
             compilation.compiled = self._compiled(compilation.spec, vocabulary)
+            compilation.num_bytes = resident_bytes() - before
         except RequestError as error:
             compilation.error = error
         except BaseException as error:
@@ -275,5 +279,7 @@ def _try_out(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
 
 
 def _cost(compilation: Compilation) -> int:
+    """In bytes, more rather than less: what others allocated meanwhile counts here too."""
     size = _BYTES_PER_CHARACTER * len(compilation.spec.text)
-    return size + (_BASE_BYTES if compilation.compiled is not None else 1024)
+    size += _BASE_BYTES if compilation.compiled is not None else 1024
+    return max(size, compilation.num_bytes)

@@ -219,3 +219,12 @@ def test_the_cache_keeps_to_its_bytes() -> None:
     rig.add(regex_spec("x{12}"))
     assert rig.engine.stats().grammar_cache_hits == hits + 1
     rig.run()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc")
+def test_the_cache_counts_what_a_grammar_took_where_that_is_more_than_its_text() -> None:
+    rig = Rig(settings=CompilerSettings(deadline_s=60.0))
+    text = '{"type": "integer", "multipleOf": 99991}'  # an automaton of so many states
+    rig.add(GrammarSpec(kind="json_schema", text=text), max_tokens=1)
+    rig.run()
+    assert rig.grammars.compiler.cached_bytes > 10 << 20

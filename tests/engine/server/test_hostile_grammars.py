@@ -37,6 +37,7 @@ REFUSED = {
     "rule of itself": structured(grammar="root ::= root"),
     "tag": structured(structural_tag={
         "type": "structural_tag", "format": {"type": "regex", "pattern": BURST}}),
+    "automaton of gigabytes": structured(json={"type": "integer", "multipleOf": 99_999_989}),
     "schema of itself": structured(json={"$ref": "#"}),
     "tool": tool({"$ref": "#"}),
     "named tool": tool({"$ref": "#"}, NAMED),

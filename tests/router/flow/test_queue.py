@@ -1,5 +1,8 @@
 """The waiting line: bands, fairness in tokens, order within a tenant, and nobody lost."""
 
+import random
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +86,24 @@ def test_weights_are_shares():
         fill(queue, entry("gold", weight=3.0), entry("iron", weight=1.0))
     tenants = [serve(queue).tenant for _ in range(200)]
     assert tenants.count("gold") in (149, 150, 151)
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_shares_hold_within_5_percent_under_an_aggressor_of_ten_to_one(weight: float):
+    """Both want more than their share, and one of them ten times as much, in requests of all
+    sizes; what is used differs from what was expected."""
+    rng, queue = random.Random(5), PoolQueue()
+    used = {"aggressor": 0.0, "victim": 0.0}
+    for _ in range(4000):
+        costs = [rng.choice((50.0, 200.0, 1000.0, 4000.0)) for _ in range(11)]
+        fill(queue, *(entry("aggressor", cost) for cost in costs[:10]))
+        fill(queue, entry("victim", costs[10], weight=weight))
+        one = serve(queue)
+        real = one.cost * rng.uniform(0.5, 1.5)
+        queue.settle(one.tenant, real - one.cost, one.weight)
+        used[one.tenant] += real
+    share = used["victim"] / sum(used.values())
+    assert share == pytest.approx(weight / (weight + 1.0), rel=0.05)
 
 
 def test_a_tenant_that_was_away_saves_up_no_turns():

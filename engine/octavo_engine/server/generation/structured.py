@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import InvalidRequest, QueueFull
 from octavo_engine.protocol.endpoints import SCHEMA_LEFT_OVER_HEADER, SCHEMA_VALID_HEADER
 from octavo_engine.server.http.errors import not_supported
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from octavo_engine.errors import RequestError
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.openai.schemas import SamplingFields
     from octavo_engine.state.grammar import GrammarSpec
     from octavo_engine.state.sampling_params import SamplingParams
 
+T = TypeVar("T")
+NUM_THREADS: Final = 4
+MAX_WAITING: Final = 256  # grammars of requests, those that are tried out included
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # What older clients send, and where it went.
 LEGACY = {
@@ -33,8 +41,8 @@ _ASKING = ("response_format", "structured_outputs", *LEGACY)
 def grammar_of(request: SamplingFields, *, after: str | None = None) -> GrammarSpec | None:
     """What the answer must be; `after`: only once this text was written. None: anything.
 
-    Checked whole, which takes milliseconds: call it in a thread. Raises RequestError that names
-    the field.
+    Tried out, which takes milliseconds as a rule: call it in a grammar thread. Raises RequestError
+    that names the field.
     """
     for field, instead in LEGACY.items():
         if getattr(request, field, None) is not None:
@@ -62,16 +70,46 @@ async def with_grammar(request: SamplingFields, params: SamplingParams) -> Sampl
     """The parameters with the grammar that the request asks for, if it does."""
     if not wants_grammar(request):
         return params
-    spec = await asyncio.to_thread(grammar_of, request)
+    spec = await in_grammar_thread(partial(grammar_of, request))
     return msgspec.structs.replace(params, grammar=spec)
 
 
 def checked(spec: GrammarSpec) -> GrammarSpec:
-    """Raises InvalidRequest for what could not be compiled."""
-    from octavo_engine.grammar.check import check  # only those who ask for grammars pay for it
+    """Raises RequestError for what could not be compiled. Blocks: call it in a grammar thread."""
+    from octavo_engine.grammar.trials import shared_trials  # who asks for grammars pays for it
 
-    check(spec)
+    shared_trials().check(spec)
     return spec
+
+
+async def in_grammar_thread(work: Callable[[], T]) -> T:
+    """Beside the event loop, and in threads of its own: grammars that are tried out for long must
+    not hold up what else runs in threads. Raises QueueFull, and what `work` raises."""
+    threads = _grammar_threads()
+    if threads.num_waiting >= MAX_WAITING:
+        raise QueueFull(
+            f"{MAX_WAITING} grammars wait to be tried out, the most allowed",
+            code="grammar_queue_full",
+            retry_after_s=5,
+        )
+    threads.num_waiting += 1
+    try:
+        run = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(threads.pool, run, work)
+    finally:
+        threads.num_waiting -= 1
+
+
+class _GrammarThreads:
+    def __init__(self) -> None:
+        self.num_waiting = 0  # or running
+        self.pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="octavo-grammar-trials")
+
+
+@cache
+def _grammar_threads() -> _GrammarThreads:
+    """Started with the first grammar; ended with the process."""
+    return _GrammarThreads()
 
 
 def wants_grammar(request: SamplingFields) -> bool:
@@ -99,9 +137,15 @@ async def note_validity(
     schema = _schema_of(request)
     if grammar is None or not grammar.left_over or schema is None:
         return
-    from octavo_engine.grammar.validation import verdict
+    from octavo_engine.grammar.trials import shared_trials
 
-    verdicts = await asyncio.to_thread(lambda: [verdict(text, schema) for text in texts])
+    def found() -> list[bool | None]:
+        return shared_trials().verdicts(texts, json.dumps(schema))
+
+    try:
+        verdicts = await in_grammar_thread(found)
+    except QueueFull:  # the answer is there, and no reason to fail
+        verdicts = [None]
     word = b"false" if False in verdicts else b"unknown" if None in verdicts else b"true"
     exchange.notes[SCHEMA_VALID_HEADER.encode()] = word
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +19,13 @@ from octavo_engine.dialects.grammar_of_tools import (
 )
 from octavo_engine.dialects.tools import Tool, Tools
 from octavo_engine.errors import InvalidRequest
-from octavo_engine.server.generation.structured import as_shape, checked, grammar_of, wants_grammar
+from octavo_engine.server.generation.structured import (
+    as_shape,
+    checked,
+    grammar_of,
+    in_grammar_thread,
+    wants_grammar,
+)
 from octavo_engine.server.http.errors import not_supported
 
 if TYPE_CHECKING:
@@ -116,7 +122,7 @@ async def plan(
     )
     if offer.mode in ("none", "auto") and not wants_grammar(request) and not _has_strict(offer):
         return _limited(reading, budget, after)
-    reading = await asyncio.to_thread(_enforce, reading, request, after)
+    reading = await in_grammar_thread(partial(_enforce, reading, request, after))
     return _limited(reading, budget, after)
 
 

@@ -1,0 +1,169 @@
+"""Grammars that take too much, tried out in processes that they take down instead of the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from octavo_engine.errors import InvalidRequest, QueueFull
+from octavo_engine.grammar.normal import grammar_spec, json_schema_spec, regex_spec
+from octavo_engine.grammar.trials import GrammarTrials
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HARMLESS = json_schema_spec({"type": "object", "properties": {"a": {"type": "string"}}})
+# Its automaton has a state for each remainder: gigabytes, which no limit of the compiler's counts.
+BOMB = json_schema_spec({"type": "integer", "multipleOf": 99_999_989})
+MODULE = "import os, time, octavo_engine.grammar.trial_process as t\n"
+ABORTS = "t.check = lambda spec: os.abort() if 'abort' in spec.text else None\n"
+
+
+@contextmanager
+def trials(changed: str = "", **settings: Any) -> Iterator[GrammarTrials]:
+    """Processes as they are, or with a line that changes the module before it runs."""
+    if changed:
+        settings["command"] = (sys.executable, "-c", f"{MODULE}{changed}\nt.main()")
+    found = GrammarTrials(**settings)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def children() -> list[psutil.Process]:
+    return [
+        child for child in psutil.Process().children() if "trial_process" in str(child.cmdline())
+    ]
+
+
+def refusal(found: GrammarTrials, spec: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        found.check(spec)
+    return caught.value
+
+
+def test_what_can_be_served_passes_and_what_cannot_is_refused_by_its_reason():
+    with trials() as found:
+        found.check(HARMLESS)
+        assert "regex parse error" in refusal(found, regex_spec("(")).message
+        found.check(grammar_spec("start: <|end|>\n"))  # a token of the model's: the core knows it
+        assert found.num_lost == 0
+
+
+def test_a_grammar_that_takes_too_long_is_its_author_s_to_mend():
+    with trials("t.CPU_S, t.GROWTH_BYTES = 1, 8 << 30") as found:
+        error = refusal(found, BOMB)
+        assert (error.code, error.param) == ("grammar_timeout", "response_format")
+        assert found.num_lost == 1
+        found.check(HARMLESS)
+        began_at = time.monotonic()
+        assert refusal(found, BOMB).code == "grammar_timeout"  # known: nothing runs again
+        assert (found.num_lost, time.monotonic() - began_at < 1.0) == (1, True)
+
+
+def test_a_grammar_that_takes_too_much_memory_is_its_author_s_to_mend():
+    with trials("t.GROWTH_BYTES = 24 << 20") as found:
+        assert "takes more than" in refusal(found, BOMB).message
+        assert found.num_lost == 1
+        found.check(HARMLESS)
+
+
+def test_a_grammar_that_the_compiler_dies_of_ends_one_process_and_no_other_request():
+    with trials(ABORTS) as found:
+        others: list[str] = []
+
+        def go_on() -> None:
+            for number in range(20):
+                found.check(json_schema_spec({"const": number}))
+                others.append("served")
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        assert "ends the compiler" in refusal(found, json_schema_spec({"const": "abort"})).message
+        thread.join()
+        assert (found.num_lost, len(others)) == (1, 20)
+
+
+def test_a_process_that_somebody_else_ends_is_replaced_and_the_grammar_tried_again():
+    with trials(num_processes=1) as found:
+        found.check(HARMLESS)
+        (child,) = children()
+        os.kill(child.pid, signal.SIGKILL)
+        found.check(json_schema_spec({"const": 1}))
+        assert found.num_lost == 1
+
+
+def test_a_grammar_over_which_each_process_is_killed_is_refused():
+    kills = "t.check = lambda spec: os.kill(os.getpid(), 9)"
+    with trials(kills) as found:
+        assert "ends the compiler" in refusal(found, HARMLESS).message
+        assert found.num_lost == 2
+
+
+def test_a_process_that_hangs_is_ended_and_the_client_may_try_again():
+    with trials("t.check = lambda spec: time.sleep(60)", wall_s=0.3) as found:
+        with pytest.raises(QueueFull) as caught:
+            found.check(HARMLESS)
+        assert (caught.value.code, caught.value.retry_after_s) == ("grammar_queue_full", 5)
+        assert not children()
+
+
+def test_one_that_computes_until_its_time_is_over_is_the_grammar_s_fault():
+    """On a machine so busy that it never gets the processor time that would end it."""
+    spins = "t.CPU_S = 1000\ndef spin(spec):\n    while True: pass\nt.check = spin"
+    with trials(spins, wall_s=8.0) as found:
+        assert refusal(found, HARMLESS).code == "grammar_timeout"
+        assert not children()
+
+
+def test_who_waits_too_long_for_a_process_may_try_again():
+    with trials("t.check = lambda spec: time.sleep(1)", num_processes=1, queue_s=0.1) as found:
+        found.check(HARMLESS)
+        busy = threading.Thread(target=found.check, args=(json_schema_spec({"const": 1}),))
+        busy.start()
+        time.sleep(0.3)
+        with pytest.raises(QueueFull):
+            found.check(json_schema_spec({"const": 2}))
+        busy.join()
+
+
+def test_a_process_that_keeps_memory_is_replaced():
+    with trials("t.KEPT_BYTES = -1", num_processes=1) as found:
+        for number in range(3):
+            found.check(json_schema_spec({"const": number}))
+            assert not children()
+        assert found.num_lost == 0
+
+
+def test_verdicts_come_from_a_process_too_and_are_unknown_where_it_ends():
+    with trials() as found:
+        assert found.verdicts(["3", '"a"'], '{"type": "integer"}') == [True, False]
+    with trials("t.verdict = lambda text, schema: os.abort()") as found:
+        assert found.verdicts(["3", "4"], "{}") == [None, None]
+
+
+def test_processes_end_with_their_parent():
+    code = (
+        "from octavo_engine.grammar.trials import *\n"
+        "from octavo_engine.grammar.normal import regex_spec\n"
+        "shared_trials().check(regex_spec('a'))\n"
+        "import os, psutil\n"
+        "print(psutil.Process().children()[0].pid, flush=True)\n"
+        "os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
