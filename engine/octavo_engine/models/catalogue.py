@@ -125,6 +125,11 @@ CATALOGUE = (
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
     FamilyEntry("InternLM 3", ("InternLM3ForCausalLM",), "internlm/internlm3-8b-instruct"),
     FamilyEntry(
+        "InternVL 3, 3.5",
+        ("InternVLForConditionalGeneration",),
+        "OpenGVLab/InternVL3-1B-hf",
+    ),
+    FamilyEntry(
         "Jamba", ("JambaForCausalLM",), "ai21labs/AI21-Jamba-Reasoning-3B", limits=_RECURRENT
     ),
     FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),

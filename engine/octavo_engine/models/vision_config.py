@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.ops import Activation
 
-ImageFamily = Literal["llava", "idefics3", "gemma3", "qwen2_vl"]
+ImageFamily = Literal["llava", "idefics3", "gemma3", "qwen2_vl", "internvl"]
 TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
 
 HEAD_MULTIPLE = 16  # columns of a panel of weights, of which a head is made up
@@ -34,6 +34,7 @@ _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
         "Idefics3ForConditionalGeneration": "idefics3",
         "SmolVLMForConditionalGeneration": "idefics3",
         "Gemma3ForConditionalGeneration": "gemma3",
+        "InternVLForConditionalGeneration": "internvl",
         "Qwen2VLForConditionalGeneration": "qwen2_vl",
         "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
     }
@@ -58,7 +59,16 @@ _SIGLIP = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-
+_INTERNVL = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 448,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+}
 _QWEN2_VL = {
     "depth": 32,
     "embed_dim": 1280,
@@ -100,6 +110,9 @@ class VisionConfig:
     has_pre_norm: bool
     has_post_norm: bool
     patch_bias: bool
+    qkv_bias: bool = True
+    has_qk_norms: bool = False  # RMS norms of all heads' queries, and of their keys, together
+    has_layer_scale: bool = False  # what a layer adds is multiplied by a vector, column by column
     rope_theta: float | None = None  # patches know by a rope where they are, not by a table
     num_frames: int = 1  # of a film that a patch covers; a picture stands still in them
     has_rms_norms: bool = False
@@ -154,7 +167,8 @@ class MediaConfig:
     shuffle: int = 1  # patches of a square of that side become one row
     pool: int = 1  # the mean of a square of that side becomes one row
     keeps_class: bool = False
-    projector_norm_eps: float | None = None  # of an RMS norm before it
+    projector_norm: Literal["none", "rms", "layer"] = "none"  # before it
+    projector_norm_eps: float = 1e-6
     # Tokens before and behind a tile's rows; the first is what a rendered prompt has of a picture.
     # None: there it has `token_id`.
     edges: tuple[int, int] | None = None
@@ -210,10 +224,7 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
         if isinstance(window, int) and window < media.num_rows:
             raise text_fields.error("sliding_window", f"must be at least {media.num_rows}")
         return media
-    kind = text_fields.optional_text("model_type") or "llama"
-    if kind != "llama":
-        raise text_fields.error("model_type", "must be llama, inside a model that sees")
-    read = _read_llava if family == "llava" else _read_idefics3
+    read = {"llava": _read_llava, "idefics3": _read_idefics3, "internvl": _read_internvl}[family]
     return read(fields, vision, text_size)
 
 
@@ -261,6 +272,59 @@ def _read_idefics3(fields: ConfigFields, vision: dict[str, Any], text_size: int)
     )
 
 
+def _read_internvl(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
+    own = ConfigFields(vision, defaults=_INTERNVL, path="config.json: vision_config")
+    norms = own.optional_text("norm_type") or "layer_norm"
+    if norms not in ("layer_norm", "rms_norm"):
+        raise own.error("norm_type", "must be layer_norm or rms_norm")
+    if own.raw("use_absolute_position_embeddings") is False:
+        raise own.error("use_absolute_position_embeddings", "must be true")
+    one_side = {name: own.raw(name) for name in ("image_size", "patch_size")}
+    for name, value in one_side.items():  # a list of height and width
+        if isinstance(value, list | tuple):
+            if len(set(value)) != 1:
+                raise own.error(name, "must be a number, or height and width of a square")
+            one_side[name] = value[0]
+    has_qk_norms = own.boolean("use_qk_norm")
+    tower = replace(
+        _read_tower({**_INTERNVL, **vision, **one_side}, is_clip=True, layers_less=0,
+                    has_post_norm=own.raw("use_mean_pooling") is False),
+        has_pre_norm=False,
+        patch_bias=True,
+        qkv_bias=own.boolean("attention_bias"),
+        has_rms_norms=norms == "rms_norm",
+        has_qk_norms=has_qk_norms,
+        has_layer_scale=True,
+    )  # fmt: skip
+    if has_qk_norms and tower.head_dim != tower.head_columns:
+        raise own.error("use_qk_norm", f"needs heads of whole {HEAD_MULTIPLE} columns")
+    if tower.has_rms_norms and tower.has_post_norm:
+        raise own.error("use_mean_pooling", "must be true with RMS norms")
+    if fields.raw("vision_feature_layer") not in (None, -1):
+        raise fields.error("vision_feature_layer", "must be -1")
+    if fields.raw("vision_feature_select_strategy") not in (None, "default"):
+        raise fields.error("vision_feature_select_strategy", "must be default")
+    ratio = fields.optional_positive("downsample_ratio") or 0.5
+    shuffle = round(1 / ratio)
+    if shuffle * ratio != 1.0 or tower.side % shuffle:
+        raise fields.error("downsample_ratio", f"must divide {tower.side} patches")
+    activation = fields.optional_text("projector_hidden_act") or "gelu"
+    if activation not in ACTIVATIONS:
+        raise fields.error("projector_hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
+    return MediaConfig(
+        family="internvl",
+        vision=tower,
+        token_id=fields.optional_integer("image_token_id", minimum=0, maximum=MAX_VOCABULARY)
+        or 151_667,
+        text_size=text_size,
+        projector_activation=ACTIVATIONS[activation],
+        projector_bias=True,
+        projector_norm="layer",
+        projector_norm_eps=1e-5,
+        shuffle=shuffle,
+    )
+
+
 def _read_gemma3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
     tower = _read_tower(vision, is_clip=False, layers_less=0, has_post_norm=True)
     num_rows = fields.optional_integer("mm_tokens_per_image", maximum=tower.num_tokens) or 256
@@ -282,6 +346,7 @@ def _read_gemma3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -
         token_id=token("image", 262_144),
         text_size=text_size,
         pool=tower.side // side,
+        projector_norm="rms",
         projector_norm_eps=tower.norm_eps,
         edges=(token("boi", 255_999), token("eoi", 256_000)),
         is_two_way=True,

@@ -51,7 +51,8 @@ _TOWER = {
 }
 BEGIN, END = 91, 92  # around a picture of Gemma 3
 SEEING = (
-    "llava", "llava-full", "llava-siglip", "idefics3", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl",
+    "llava", "llava-full", "llava-siglip", "llava-qwen2", "llava-mistral", "idefics3", "smolvlm",
+    "gemma3", "qwen2vl", "qwen2.5vl", "internvl", "internvl-rms",
 )  # fmt: skip
 
 
@@ -193,7 +194,10 @@ def seeing_model(name: str) -> SeeingModel:
 
 
 def _made(transformers: Any, name: str) -> tuple[Any, Any]:
-    text = transformers.LlamaConfig(**_TEXT)
+    kind = next((kind for kind in ("Qwen2", "Mistral") if name.endswith(kind.lower())), "Llama")
+    text = getattr(transformers, f"{kind}Config")(**_TEXT)
+    if name.startswith("internvl"):
+        return transformers.InternVLForConditionalGeneration, _internvl(transformers, name)
     if name.startswith("llava"):
         is_siglip = name == "llava-siglip"
         kind = "SiglipVisionConfig" if is_siglip else "CLIPVisionConfig"
@@ -237,6 +241,19 @@ def _gemma3(transformers: Any) -> Any:
         image_token_index=PLACEHOLDER,
         boi_token_index=BEGIN,
         eoi_token_index=END,
+    )
+
+
+def _internvl(transformers: Any, name: str) -> Any:
+    """As the smaller ones are, or with all that the largest has."""
+    is_large = name == "internvl-rms"
+    kind = transformers.Qwen3Config if is_large else transformers.Qwen2Config
+    more = {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": True}
+    return transformers.InternVLConfig(
+        vision_config=_TOWER | (more if is_large else {}),
+        text_config=kind(**_TEXT).to_dict(),
+        image_token_id=PLACEHOLDER,
+        tie_word_embeddings=False,
     )
 
 

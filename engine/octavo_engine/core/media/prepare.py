@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.core.media.spec import MAX_EDGE, FitPixels, SplitIntoTiles
+from octavo_engine.core.media.spec import MAX_EDGE, FillTiles, FitPixels, SplitIntoTiles
 from octavo_engine.state.media import MediaItem
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def prepare_image(image: Image.Image, spec: PictureSpec) -> PreparedPicture:
     """Of a picture in RGB. Raises BadPicture."""
     if isinstance(spec.shape, SplitIntoTiles):
         return _split(image, spec, spec.shape)
+    if isinstance(spec.shape, FillTiles):
+        return _filled(image, spec, spec.shape)
     if isinstance(spec.shape, FitPixels):
         height, width = _fitting_size(*image.size, spec.shape)
         vision = spec.media.vision
@@ -93,14 +95,46 @@ def _split(image: Image.Image, spec: PictureSpec, shape: SplitIntoTiles) -> Prep
         image = _resized(image, height, width, spec)
         if max(height, width) > side:
             rows, columns = height // side, width // side
-            pixels = np.asarray(image, np.uint8)
-            tiles = [
-                pixels[top : top + side, left : left + side]
-                for top in range(0, height, side)
-                for left in range(0, width, side)
-            ]
+            tiles = _cut(np.asarray(image, np.uint8), side)
     tiles.append(np.asarray(_resized(image, side, side, spec), np.uint8))
     return PreparedPicture(tuple(_tile(pixels, spec) for pixels in tiles), rows, columns)
+
+
+def _filled(image: Image.Image, spec: PictureSpec, shape: FillTiles) -> PreparedPicture:
+    side = spec.size[0]
+    rows, columns = _best_grid(*image.size, side, shape)
+    tiles = []
+    if (rows, columns) != (1, 1):
+        full = _resized(image, rows * side, columns * side, spec)
+        tiles = _cut(np.asarray(full, np.uint8), side)
+    else:
+        rows = columns = 0
+    tiles.append(np.asarray(_resized(image, side, side, spec), np.uint8))
+    return PreparedPicture(tuple(_tile(pixels, spec) for pixels in tiles), rows, columns)
+
+
+def _best_grid(width: int, height: int, side: int, shape: FillTiles) -> tuple[int, int]:
+    """Rows and columns of tiles whose shape is nearest to the picture's. Of equal shapes more tiles
+    are taken, as long as the picture has more than half of their pixels."""
+    numbers = range(1, shape.most + 1)
+    grids = [(w, h) for w in numbers for h in numbers if shape.least <= w * h <= shape.most]
+    best, least = (1, 1), float("inf")
+    for w, h in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        difference = abs(width / height - w / h)
+        has_enough = width * height > 0.5 * side * side * w * h
+        if difference < least or (difference == least and has_enough):
+            best, least = (w, h), difference
+    return best[1], best[0]
+
+
+def _cut(pixels: NDArray[np.uint8], side: int) -> list[NDArray[np.uint8]]:
+    """Line by line."""
+    height, width = pixels.shape[:2]
+    return [
+        pixels[top : top + side, left : left + side]
+        for top in range(0, height, side)
+        for left in range(0, width, side)
+    ]
 
 
 def _fitting_size(width: int, height: int, shape: FitPixels) -> tuple[int, int]:

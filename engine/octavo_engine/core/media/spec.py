@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3  # as Pillow counts its filters
+MAX_TILES = 40  # into which a picture may be cut
 MAX_EDGE = 4096  # pixels of a side that a picture is resized to before it is split
 _MAX_FILE_BYTES = 1 << 20
 _PIXELS = (
@@ -31,6 +32,7 @@ _OVERRIDABLE = {
     "llava": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
     "gemma3": _PIXELS,
     "idefics3": tuple(sorted(("do_image_splitting", "max_image_size", *_PIXELS))),
+    "internvl": tuple(sorted(("crop_to_patches", "max_patches", "min_patches", *_PIXELS))),
 }
 
 
@@ -52,6 +54,15 @@ class SplitIntoTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class FillTiles:
+    """A picture is stretched to as many tiles as suit its shape, and cut into them; the last tile
+    is the whole picture, small. One that suits one tile is only that."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class FitPixels:
     """One tile of each picture, of nearly its own shape: sides of whole `factor`s, and so many
     pixels."""
@@ -61,7 +72,7 @@ class FitPixels:
     most: int
 
 
-Shape: TypeAlias = CropToTile | SplitIntoTiles | FitPixels
+Shape: TypeAlias = CropToTile | SplitIntoTiles | FillTiles | FitPixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +100,13 @@ def read_picture_spec(
         return None
     given = dict(overrides or {})
     _check_overrides(given, media.family)
-    values = _read_preprocessor(files.path) | given
+    values = _read_preprocessor(files.path)
+    if media.family == "internvl":  # its processor cuts pictures whatever the file says
+        values.pop("crop_to_patches", None)
+    values |= given
     if media.family == "qwen2_vl":
         return _read_qwen2_vl(values, media, given)
-    read = {"llava": _read_clip, "idefics3": _read_idefics3, "gemma3": _read_gemma3}[media.family]
-    return read(values, media)
+    return _READERS[media.family](values, media)
 
 
 def check_picture_overrides(files: ModelFiles | None, overrides: Mapping[str, Any]) -> None:
@@ -165,6 +178,25 @@ def _read_idefics3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     return _with_numbers(values, media, shape, tile, resample=_LANCZOS, mean=half, std=half)
 
 
+def _read_internvl(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    side = media.vision.image_size
+    edge, size = _sizes(values.get("size"), "shortest_edge", fallback=(side, side))
+    if edge is not None and not isinstance(values["size"], int):
+        raise ModelError("preprocessor_config.json: size must have height and width")
+    least, most = values.get("min_patches", 1), values.get("max_patches", 12)
+    if values.get("crop_to_patches") is False:
+        least = most = 1
+    if not (type(least) is int and type(most) is int and 1 <= least <= most <= MAX_TILES):
+        raise ModelError(
+            "preprocessor_config.json: min_patches and max_patches must be from 1 to "
+            f"{MAX_TILES}, the former at most the latter; got {least!r:.40} and {most!r:.40}"
+        )
+    return _with_numbers(
+        values, media, FillTiles(least, most), size, resample=_BICUBIC, mean=_CLIP_MEAN,
+        std=_CLIP_STD,
+    )  # fmt: skip
+
+
 def _read_gemma3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     if values.get("do_pan_and_scan"):
         raise ModelError(
@@ -177,6 +209,14 @@ def _read_gemma3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     return _with_numbers(
         values, media, CropToTile(None), size, resample=_BILINEAR, mean=half, std=half
     )
+
+
+_READERS = {
+    "llava": _read_clip,
+    "idefics3": _read_idefics3,
+    "internvl": _read_internvl,
+    "gemma3": _read_gemma3,
+}
 
 
 def _read_qwen2_vl(

@@ -21,6 +21,7 @@ from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 from octavo_engine.weights.source import resolve_model
 from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, normalised, seeing_model
 from tests.fakes.seeing import (
+    FILLING,
     FITTING,
     PREPROCESSOR,
     SPLITTING,
@@ -31,6 +32,8 @@ from tests.fakes.seeing import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from octavo_engine.core.media.spec import PictureSpec
@@ -226,6 +229,89 @@ def test_settings_of_gemma_3_that_are_not_computed_are_refused() -> None:
         with pytest.raises(ModelError) as caught:
             gemma3_spec(**overrides)
         assert message in str(caught.value)
+
+
+def internvl_spec(folder: Path, **overrides: Any) -> PictureSpec:
+    files = resolve_model(str(write_seeing_model(folder / "internvl", "internvl")))
+    spec = read_picture_spec(files, overrides)
+    assert spec is not None
+    return spec
+
+
+def internvl_processor(overrides: dict[str, Any]) -> Any:
+    from transformers import InternVLProcessor, PreTrainedTokenizerFast
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    class OnlyPictures(InternVLProcessor):  # type: ignore[misc]  # transformers has no types
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
+            """Its processor of films needs a library that is not here."""
+
+    values = {k: v for k, v in FILLING.items() if k != "image_processor_type"} | overrides
+    special = {
+        "context_image_token": "<IMG_CONTEXT>", "start_image_token": "<img>",
+        "end_image_token": "</img>", "video_token": "w20",
+    }  # fmt: skip
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer("internvl"), extra_special_tokens=special
+    )
+    return OnlyPictures(
+        GotOcr2ImageProcessorPil(**values), words,
+        image_seq_length=seeing_model("internvl").media.num_rows,
+    )  # fmt: skip
+
+
+FILLING_OVERRIDES: list[dict[str, Any]] = [
+    {},
+    {"max_patches": 3},
+    {"min_patches": 4, "max_patches": 12},
+    {"max_patches": 1, "resample": 2, "image_mean": [0.1, 0.2, 0.3]},
+]
+
+
+@pytest.mark.parametrize("overrides", FILLING_OVERRIDES, ids=lambda each: next(iter(each), ""))
+def test_tiles_of_internvl_are_those_of_transformers(
+    tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    processor, spec = internvl_processor(overrides), internvl_spec(tmp_path, **overrides)
+    words = TextTokenizer(tokenizer("internvl"), where="test")
+    prompt = "user <IMG_CONTEXT> what <IMG_CONTEXT> is it"
+    counts = set()
+    for size, other in zip(SPLIT_SIZES, SPLIT_SIZES[1:] + SPLIT_SIZES[:1], strict=True):
+        images = [noise(*size), noise(*other)]
+        truth = processor(images=images, text=prompt)
+        prepared = [prepare(encoded(image), spec).picture for image in images]
+        pictures = [picture for picture in prepared if picture is not None]
+        ids, media = expand(words.encode(prompt), pictures, PictureTokens(spec.media, words))
+        assert ids == list(truth["input_ids"][0])
+        found = [normalised(tile) for picture in pictures for tile in picture.tiles]
+        np.testing.assert_array_equal(np.stack(found), np.asarray(truth["pixel_values"]))
+        assert all(set(ids[s.first : s.end]) == {PLACEHOLDER} for s in media.spans)
+        counts.update(len(picture.tiles) for picture in pictures)
+    assert (len(counts) > 1) == (overrides.get("max_patches") != 1)
+
+
+def test_a_picture_of_internvl_is_one_tile_if_it_is_not_to_be_cut(tmp_path: Path) -> None:
+    data = encoded(noise(640, 200))
+    assert len(tiles(data, internvl_spec(tmp_path / "cut"))) == 4
+    assert len(tiles(data, internvl_spec(tmp_path / "whole", crop_to_patches=False))) == 1
+
+
+def test_settings_of_internvl_that_cannot_be_applied_are_refused(tmp_path: Path) -> None:
+    for number, (overrides, message) in enumerate((
+        ({"max_patches": 41}, "min_patches and max_patches must be from 1 to 40"),
+        ({"min_patches": 7}, "got 7 and 6"),
+        ({"size": {"shortest_edge": 42}}, "size must have height and width"),
+        ({"size": {"height": 28, "width": 42}}, "pictures become (28, 42)"),
+    )):  # fmt: skip
+        with pytest.raises(ModelError) as caught:
+            internvl_spec(tmp_path / str(number), **overrides)
+        assert message in str(caught.value)
+
+
+def test_a_tokenizer_without_the_tokens_around_pictures_of_internvl_is_refused() -> None:
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    with pytest.raises(ModelError, match="must have the token <img>, which is around pictures"):
+        PictureTokens(seeing_model("internvl").media, words)
 
 
 def qwen2_vl_spec(given: dict[str, Any] | None = None, **values: Any) -> PictureSpec:

@@ -136,6 +136,34 @@ def test_a_picture_of_several_tiles_is_computed_as_transformers_does(tmp_path: P
         rig.close()
 
 
+def test_tiles_that_suit_a_pictures_shape_are_computed_as_transformers_does(
+    tmp_path: Path,
+) -> None:
+    wide = encoded(Image.new("RGB", (120, 40), "green"))
+    rig = Rig(write_seeing_model(tmp_path / "internvl", "internvl"))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        pictures = [prepare(data, workers.spec).picture for data in (wide, RED)]
+        prepared = [picture for picture in pictures if picture is not None]
+        around = [workers.tokens.around_tiles(picture) for picture in prepared]
+        assert [len(tokens) for tokens in around] == [6, 9]
+        rows = [t for w in [*around[0], *around[1]] for t in [w] * (9 if w == PLACEHOLDER else 1)]
+        tokens = [1, *rows, 4, 5, 2]
+        answer = rig.chat(text("what colour"), picture(wide), picture(RED))
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        tiles = [tile for picture in prepared for tile in picture.tiles]
+        for said in logprobs(answer):
+            row = seeing_model("internvl").logits(tokens, tiles)[-1].astype(np.float64)
+            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+            tokens.append(int(row.argmax()))
+        again = rig.chat(text("what colour"), picture(wide), picture(BLUE))
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert 40 <= cached < 60 and logprobs(again) != logprobs(answer)
+    finally:
+        rig.close()
+
+
 def test_a_picture_whose_tokens_see_each_other_is_computed_as_transformers_does(
     tmp_path: Path,
 ) -> None:
