@@ -100,7 +100,14 @@ FILLING: dict[str, Any] = {
     "rescale_factor": 0.00392156862745098,
     "size": {"height": 42, "width": 42},
 }
+# As LLaVA-NeXT's is, with tiles of the tiny tower.
+PADDING: dict[str, Any] = PREPROCESSOR | {
+    "image_processor_type": "LlavaNextImageProcessor",
+    "aspect_ratio_setting": "anyres",
+    "image_grid_pinpoints": [[42, 84], [84, 42], [84, 84], [126, 42], [42, 126]],
+}
 PREPROCESSORS = {
+    "llava-next": PADDING,
     "internvl": FILLING,
     "llava": PREPROCESSOR,
     "smolvlm": SPLITTING,
@@ -109,6 +116,7 @@ PREPROCESSORS = {
 }
 # What chat templates write for a picture.
 MARKS = {
+    "llava-next": "<image> ",
     "internvl": "<IMG_CONTEXT>",
     "llava": "<image> ",
     "smolvlm": "<image> ",
@@ -120,11 +128,13 @@ AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
 
 def write_seeing_model(folder: Path, name: str = "llava") -> Path:
-    """Of "llava", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl" or "internvl"."""
+    """Of "llava", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl", "internvl" or
+    "llava-next"."""
     from safetensors.torch import save_file
 
     model = seeing_model(name)
-    name = "qwen2vl" if name == "qwen2.5vl" else name  # all else is equal
+    if name == "qwen2.5vl":  # all else is equal
+        name = "qwen2vl"
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.tensors, folder / "model.safetensors")
     tokenizer(name).save(str(folder / "tokenizer.json"))
@@ -141,6 +151,8 @@ def tokenizer(name: str) -> Tokenizer:
     """Words; with SmolVLM the tokens around tiles; with both others those of runs of newlines."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+    if name == "llava-next":
+        name = "llava"
     runs = ["\n" * count for count in range(1, 7)]
     special = {
         "internvl": ["<IMG_CONTEXT>", "<img>", "</img>"],

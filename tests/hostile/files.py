@@ -282,6 +282,7 @@ def _picture(folder: Path) -> Opened:
         CropToTile,
         FillTiles,
         FitPixels,
+        PadToTiles,
         PictureSpec,
         SplitIntoTiles,
     )
@@ -297,7 +298,7 @@ def _picture(folder: Path) -> Opened:
     assert media is not None
     shapes = (
         CropToTile(42), SplitIntoTiles(126, (126, 126), True), FillTiles(1, 6),
-        FitPixels(14, 784, 1764),
+        PadToTiles(((1, 2), (2, 2), (3, 1))), FitPixels(14, 784, 1764),
     )  # fmt: skip
     specs = [
         PictureSpec(

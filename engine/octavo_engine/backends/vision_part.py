@@ -173,6 +173,8 @@ def _parts(name: str) -> list[str]:
 
 
 def _our_name(name: str) -> str | None:
+    if name in ("model.image_newline", "image_newline"):
+        return "projector.newline"
     own = name.removeprefix("model.").removeprefix("multi_modal_projector.")
     if own in _GEMMA3_PROJECTOR and own != name:
         return _GEMMA3_PROJECTOR[own]

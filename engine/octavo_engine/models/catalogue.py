@@ -139,6 +139,11 @@ CATALOGUE = (
         ("LlavaForConditionalGeneration",),
         "llava-hf/llava-1.5-7b-hf",
     ),
+    FamilyEntry(
+        "LLaVA-NeXT (1.6)",
+        ("LlavaNextForConditionalGeneration",),
+        "llava-hf/llava-v1.6-mistral-7b-hf",
+    ),
     FamilyEntry("Llama 1 to 3", ("LlamaForCausalLM",), "meta-llama/Llama-3.2-1B-Instruct"),
     FamilyEntry(
         "Llama 4 (text)",

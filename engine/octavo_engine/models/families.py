@@ -1117,6 +1117,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             page="gemma", scales="gemma", windows="pattern", defaults=_GEMMA2
         ),
         "LlavaForConditionalGeneration": _LLAVA_TEXT,
+        "LlavaNextForConditionalGeneration": _LLAVA_TEXT,
         "InternVLForConditionalGeneration": _INTERNVL_TEXT,
         "Idefics3ForConditionalGeneration": _SMOLVLM_TEXT,
         "SmolVLMForConditionalGeneration": _SMOLVLM_TEXT,

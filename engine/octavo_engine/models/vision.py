@@ -139,8 +139,11 @@ class MediaProjector:
         self.activation = config.projector_activation
         inner = self.columns if config.family == "qwen2_vl" else size
         self.first = loader.linear("projector.linear_1", self.columns, inner, bias=bias)
+        self.newline = None  # the row behind each line of tiles that are put together
+        if config.grids:
+            self.newline = loader.vector("projector.newline", size)
         self.second = None
-        if config.family in ("llava", "qwen2_vl", "internvl"):
+        if config.family not in ("idefics3", "gemma3"):
             self.second = loader.linear("projector.linear_2", inner, size, bias=bias)
 
     def forward(self, ops: VisionOps) -> Value:

@@ -20,17 +20,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.ops import Activation
+    from octavo_engine.state.media import MediaItem
 
-ImageFamily = Literal["llava", "idefics3", "gemma3", "qwen2_vl", "internvl"]
+ImageFamily = Literal["llava", "idefics3", "gemma3", "qwen2_vl", "internvl", "llava_next"]
 TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
 
 HEAD_MULTIPLE = 16  # columns of a panel of weights, of which a head is made up
 MAX_PATCHES = 5120  # of a picture whose size a tower leaves as it is: a million pixels of Qwen2-VL
 MAX_IMAGE_SIZE = 4096  # pixels of a side that a tower reads at once
+MAX_TILES = 40  # into which a picture may be cut
 # Model classes that see, and the language models that may be inside them.
 _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
     {
         "LlavaForConditionalGeneration": "llava",
+        "LlavaNextForConditionalGeneration": "llava_next",
         "Idefics3ForConditionalGeneration": "idefics3",
         "SmolVLMForConditionalGeneration": "idefics3",
         "Gemma3ForConditionalGeneration": "gemma3",
@@ -92,6 +95,9 @@ _QWEN2_5_VL = {
     "out_hidden_size": 3584,
     "fullatt_block_indexes": (7, 15, 23, 31),
 }
+
+
+_NEXT_GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))  # rows and columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +179,24 @@ class MediaConfig:
     # None: there it has `token_id`.
     edges: tuple[int, int] | None = None
     is_two_way: bool = False  # rows of a tile see each other, the later ones too
+    # Rows and columns of tiles of which one picture may be made, in the order of preference where
+    # several suit it as well. Empty: each tile has a place of its own in the prompt.
+    grids: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tiles(self) -> int:
+        """That are encoded as one, at most."""
+        return 1 + max((rows * columns for rows, columns in self.grids), default=0)
 
     @property
     def num_rows(self) -> int:
+        """Of what is encoded as one, at most."""
+        side = self.vision.side if self.grids else 0
+        more = (rows * side * (columns * side + 1) for rows, columns in self.grids)
+        return self.tile_rows + max(more, default=0)
+
+    @property
+    def tile_rows(self) -> int:
         """Of one tile; of the largest, where they have sizes of their own."""
         if not self.vision.image_size:
             return self.vision.num_tokens // self.shuffle**2
@@ -188,10 +209,12 @@ class MediaConfig:
         pixels = self.vision.patch_size * self.shuffle
         return height // pixels, width // pixels
 
-    def rows_of(self, height: int, width: int) -> int:
-        """Of a tile of so many pixels."""
-        grid = self.grid_of(height, width)
-        return self.num_rows if grid is None else grid[0] * grid[1]
+    def rows_of(self, item: MediaItem) -> int:
+        """As many as the encoder makes of it."""
+        if item.tiles is not None:
+            return self.tile_rows + item.tiles.num_kept
+        grid = self.grid_of(item.height, item.width)
+        return self.tile_rows if grid is None else grid[0] * grid[1]
 
     @property
     def projector_columns(self) -> int:
@@ -224,7 +247,10 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
         if isinstance(window, int) and window < media.num_rows:
             raise text_fields.error("sliding_window", f"must be at least {media.num_rows}")
         return media
-    read = {"llava": _read_llava, "idefics3": _read_idefics3, "internvl": _read_internvl}[family]
+    read = {
+        "llava": _read_llava, "llava_next": _read_llava_next, "idefics3": _read_idefics3,
+        "internvl": _read_internvl,
+    }[family]  # fmt: skip
     return read(fields, vision, text_size)
 
 
@@ -256,6 +282,31 @@ def _read_llava(fields: ConfigFields, vision: dict[str, Any], text_size: int) ->
         projector_bias=fields.raw("multimodal_projector_bias") is not False,
         keeps_class=is_clip and strategy == "full",
     )
+
+
+def _read_llava_next(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
+    media = _read_llava(fields, vision, text_size)
+    if media.keeps_class:
+        raise fields.error("vision_feature_select_strategy", "must be default")
+    side = media.vision.image_size
+    sizes = fields.raw("image_grid_pinpoints")
+    if sizes is None:
+        sizes = [(h * side, w * side) for h, w in _NEXT_GRIDS]
+    is_list = isinstance(sizes, list) and bool(sizes)
+    if not is_list or not all(
+        isinstance(size, list | tuple)
+        and len(size) == 2
+        and all(type(pixels) is int and pixels > 0 and pixels % side == 0 for pixels in size)
+        and size[0] // side * (size[1] // side) < MAX_TILES
+        for size in sizes
+    ):
+        raise fields.error(
+            "image_grid_pinpoints",
+            f"must be a list of heights and widths of whole tiles of {side} pixels, fewer than "
+            f"{MAX_TILES}",
+        )
+    grids = tuple((height // side, width // side) for height, width in sizes)
+    return replace(media, family="llava_next", grids=grids)
 
 
 def _read_idefics3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:

@@ -138,7 +138,7 @@ def expand(
                 expanded.append(inner)
                 continue
             tile, first_row = next(tiles), len(expanded)
-            num_rows = tokens.media.rows_of(tile.height, tile.width)
+            num_rows = tokens.media.rows_of(tile)
             spans.append(
                 MediaSpan(
                     tile.digest, first_row, num_rows, is_two_way=tokens.media.is_two_way,

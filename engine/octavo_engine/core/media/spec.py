@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo_engine.errors import ConfigError, ModelError
-from octavo_engine.models.vision_config import MediaConfig, read_media_config
+from octavo_engine.models.vision_config import MAX_TILES, MediaConfig, read_media_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3  # as Pillow counts its filters
-MAX_TILES = 40  # into which a picture may be cut
 MAX_EDGE = 4096  # pixels of a side that a picture is resized to before it is split
 _MAX_FILE_BYTES = 1 << 20
 _PIXELS = (
@@ -30,6 +29,7 @@ _PIXELS = (
 _OVERRIDABLE = {
     "qwen2_vl": tuple(sorted(("max_pixels", "min_pixels", *_PIXELS))),
     "llava": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
+    "llava_next": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
     "gemma3": _PIXELS,
     "idefics3": tuple(sorted(("do_image_splitting", "max_image_size", *_PIXELS))),
     "internvl": tuple(sorted(("crop_to_patches", "max_patches", "min_patches", *_PIXELS))),
@@ -63,6 +63,14 @@ class FillTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class PadToTiles:
+    """A picture is resized into the grid of tiles that shows most of it, with black around it, and
+    cut; the whole picture, small, comes before. All are encoded as one."""
+
+    grids: tuple[tuple[int, int], ...]  # rows and columns
+
+
+@dataclass(frozen=True, slots=True)
 class FitPixels:
     """One tile of each picture, of nearly its own shape: sides of whole `factor`s, and so many
     pixels."""
@@ -72,7 +80,7 @@ class FitPixels:
     most: int
 
 
-Shape: TypeAlias = CropToTile | SplitIntoTiles | FillTiles | FitPixels
+Shape: TypeAlias = CropToTile | SplitIntoTiles | FillTiles | PadToTiles | FitPixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +174,20 @@ def _read_clip(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     )
 
 
+def _read_llava_next(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    spec = _read_clip(values, media)
+    side = media.vision.image_size
+    if spec.shape not in (CropToTile(side), CropToTile(None)):
+        raise ModelError(f"preprocessor_config.json: size must be {side}, as the tower's")
+    sizes = values.get("image_grid_pinpoints")
+    own = [[rows * side, columns * side] for rows, columns in media.grids]
+    if sizes is not None and [list(size) for size in sizes] != own:
+        raise ModelError(
+            "preprocessor_config.json: image_grid_pinpoints must be those of config.json"
+        )
+    return replace(spec, shape=PadToTiles(media.grids))
+
+
 def _read_idefics3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     longest, size = _sizes(values.get("size"), "longest_edge", default=4 * 364)
     if longest is None and max(size) > MAX_EDGE:
@@ -213,6 +235,7 @@ def _read_gemma3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
 
 _READERS = {
     "llava": _read_clip,
+    "llava_next": _read_llava_next,
     "idefics3": _read_idefics3,
     "internvl": _read_internvl,
     "gemma3": _read_gemma3,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from octavo_engine.backends.media import pixel_rows
+from octavo_engine.backends.media import pixel_rows, tiles_of
 from octavo_engine.core.media import prepare as preparing
 from octavo_engine.core.media.prepare import PreparationResult, prepare
 from octavo_engine.core.media.prompt import PictureTokens, expand
@@ -23,6 +23,7 @@ from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, normalised,
 from tests.fakes.seeing import (
     FILLING,
     FITTING,
+    PADDING,
     PREPROCESSOR,
     SPLITTING,
     STRETCHING,
@@ -231,11 +232,89 @@ def test_settings_of_gemma_3_that_are_not_computed_are_refused() -> None:
         assert message in str(caught.value)
 
 
-def internvl_spec(folder: Path, **overrides: Any) -> PictureSpec:
-    files = resolve_model(str(write_seeing_model(folder / "internvl", "internvl")))
+def made_spec(folder: Path, name: str, **overrides: Any) -> PictureSpec:
+    files = resolve_model(str(write_seeing_model(folder / name, name)))
     spec = read_picture_spec(files, overrides)
     assert spec is not None
     return spec
+
+
+@pytest.mark.parametrize(
+    "overrides", [{}, {"resample": 2, "image_std": [0.5, 1.0, 2.0]}],
+    ids=lambda each: next(iter(each), ""),
+)  # fmt: skip
+def test_tiles_of_llava_next_are_those_of_transformers(
+    tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    from transformers import LlavaNextProcessor, PreTrainedTokenizerFast
+    from transformers.models.llava_next.image_processing_pil_llava_next import (
+        LlavaNextImageProcessorPil,
+    )
+
+    left_out = ("image_processor_type", "aspect_ratio_setting")
+    values = {k: v for k, v in PADDING.items() if k not in left_out} | overrides
+    processor = LlavaNextProcessor(
+        LlavaNextImageProcessorPil(**values),
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer("llava")),
+        patch_size=7, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    )  # fmt: skip
+    spec = made_spec(tmp_path, "llava-next", **overrides)
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    counts = set()
+    for size in [*SPLIT_SIZES, (500, 2), (85, 84), (84, 200)]:
+        image = noise(*size)
+        truth = processor(images=[image], text="user <image> what")
+        picture = prepare(encoded(image), spec).picture
+        assert picture is not None
+        ids, media = expand(words.encode("user <image> what"), [picture], PictureTokens(
+            spec.media, words
+        ))  # fmt: skip
+        assert ids == list(truth["input_ids"][0])
+        (item,) = picture.tiles
+        found = np.stack([normalised(tile) for tile in tiles_of(item, spec.media)])
+        np.testing.assert_array_equal(found, np.asarray(truth["pixel_values"][0]))
+        assert len(media.spans) == 1 and media.spans[0].length == len(ids) - 2
+        counts.add(len(found))
+    assert counts == {3, 4, 5}
+
+
+def test_pictures_of_equal_tiles_and_other_edges_are_two(tmp_path: Path) -> None:
+    """What is left out of their rows differs."""
+    spec = made_spec(tmp_path, "llava-next")
+    items = [
+        only_tile(encoded(Image.new("RGB", size, "black")), spec)
+        for size in [(84, 60), (84, 70), (84, 60)]
+    ]
+    assert items[0].pixels == items[1].pixels
+    assert items[0].digest != items[1].digest and items[0].digest == items[2].digest
+
+
+def test_settings_of_llava_next_that_are_not_computed_are_refused(tmp_path: Path) -> None:
+    from octavo_engine.core.media.spec import _read_llava_next
+
+    media = seeing_model("llava-next").media
+    for overrides, message in (
+        ({"image_grid_pinpoints": [[84, 84]]}, "must be those of config.json"),
+        ({"size": {"shortest_edge": 60}}, "size must be 42, as the tower's"),
+        ({"crop_size": {"height": 28, "width": 42}}, "pictures become (28, 42)"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            _read_llava_next(PADDING | overrides, media)
+        assert message in str(caught.value)
+    config = seeing_model("llava-next").config
+    for changes, message in (
+        ({"image_grid_pinpoints": [[84, 80]]}, "whole tiles of 42 pixels"),
+        ({"image_grid_pinpoints": [[420, 420]]}, "fewer than 40"),
+        ({"image_grid_pinpoints": []}, "must be a list of heights and widths"),
+        ({"vision_feature_select_strategy": "full"}, "must be default"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            read_media_config(config | changes)
+        assert message in str(caught.value)
+
+
+def internvl_spec(folder: Path, **overrides: Any) -> PictureSpec:
+    return made_spec(folder, "internvl", **overrides)
 
 
 def internvl_processor(overrides: dict[str, Any]) -> Any:
