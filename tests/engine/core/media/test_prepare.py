@@ -321,7 +321,7 @@ def internvl_processor(overrides: dict[str, Any]) -> Any:
     from transformers import InternVLProcessor, PreTrainedTokenizerFast
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-    class OnlyPictures(InternVLProcessor):  # type: ignore[misc]  # transformers has no types
+    class OnlyPictures(InternVLProcessor):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
             """Its processor of films needs a library that is not here."""
 
@@ -354,7 +354,7 @@ def test_tiles_of_internvl_are_those_of_transformers(
     processor, spec = internvl_processor(overrides), internvl_spec(tmp_path, **overrides)
     words = TextTokenizer(tokenizer("internvl"), where="test")
     prompt = "user <IMG_CONTEXT> what <IMG_CONTEXT> is it"
-    counts = set()
+    counts: set[int] = set()
     for size, other in zip(SPLIT_SIZES, SPLIT_SIZES[1:] + SPLIT_SIZES[:1], strict=True):
         images = [noise(*size), noise(*other)]
         truth = processor(images=images, text=prompt)
@@ -375,16 +375,21 @@ def test_a_picture_of_internvl_is_one_tile_if_it_is_not_to_be_cut(tmp_path: Path
     assert len(tiles(data, internvl_spec(tmp_path / "whole", crop_to_patches=False))) == 1
 
 
-def test_settings_of_internvl_that_cannot_be_applied_are_refused(tmp_path: Path) -> None:
-    for number, (overrides, message) in enumerate((
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
         ({"max_patches": 41}, "min_patches and max_patches must be from 1 to 40"),
         ({"min_patches": 7}, "got 7 and 6"),
         ({"size": {"shortest_edge": 42}}, "size must have height and width"),
         ({"size": {"height": 28, "width": 42}}, "pictures become (28, 42)"),
-    )):  # fmt: skip
-        with pytest.raises(ModelError) as caught:
-            internvl_spec(tmp_path / str(number), **overrides)
-        assert message in str(caught.value)
+    ],
+)
+def test_settings_of_internvl_that_cannot_be_applied_are_refused(
+    tmp_path: Path, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        internvl_spec(tmp_path, **overrides)
+    assert message in str(caught.value)
 
 
 def test_a_tokenizer_without_the_tokens_around_pictures_of_internvl_is_refused() -> None:
