@@ -84,7 +84,31 @@ FITTING: dict[str, Any] = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+# As InternVL's is: its processor cuts pictures whatever `crop_to_patches` says.
+FILLING: dict[str, Any] = {
+    "image_processor_type": "GotOcr2ImageProcessor",
+    "crop_to_patches": False,
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "max_patches": 6,
+    "min_patches": 1,
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 42, "width": 42},
+}
+# As LLaVA-NeXT's is, with tiles of the tiny tower.
+PADDING: dict[str, Any] = PREPROCESSOR | {
+    "image_processor_type": "LlavaNextImageProcessor",
+    "aspect_ratio_setting": "anyres",
+    "image_grid_pinpoints": [[42, 84], [84, 42], [84, 84], [126, 42], [42, 126]],
+}
 PREPROCESSORS = {
+    "llava-next": PADDING,
+    "internvl": FILLING,
     "llava": PREPROCESSOR,
     "smolvlm": SPLITTING,
     "gemma3": STRETCHING,
@@ -92,6 +116,8 @@ PREPROCESSORS = {
 }
 # What chat templates write for a picture.
 MARKS = {
+    "llava-next": "<image> ",
+    "internvl": "<IMG_CONTEXT>",
     "llava": "<image> ",
     "smolvlm": "<image> ",
     "gemma3": "<start_of_image>",
@@ -102,11 +128,13 @@ AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
 
 def write_seeing_model(folder: Path, name: str = "llava") -> Path:
-    """Of "llava", "smolvlm", "gemma3", "qwen2vl" or "qwen2.5vl"."""
+    """Of "llava", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl", "internvl" or
+    "llava-next"."""
     from safetensors.torch import save_file
 
     model = seeing_model(name)
-    name = "qwen2vl" if name == "qwen2.5vl" else name  # all else is equal
+    if name == "qwen2.5vl":  # all else is equal
+        name = "qwen2vl"
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.tensors, folder / "model.safetensors")
     tokenizer(name).save(str(folder / "tokenizer.json"))
@@ -123,8 +151,11 @@ def tokenizer(name: str) -> Tokenizer:
     """Words; with SmolVLM the tokens around tiles; with both others those of runs of newlines."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+    if name == "llava-next":
+        name = "llava"
     runs = ["\n" * count for count in range(1, 7)]
     special = {
+        "internvl": ["<IMG_CONTEXT>", "<img>", "</img>"],
         "llava": ["<image>"],
         "smolvlm": ["<image>", *AROUND_TILES],
         "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
@@ -135,6 +166,7 @@ def tokenizer(name: str) -> Tokenizer:
         "smolvlm": (*WORDS, *runs[:2], *AROUND_TILES),
         "gemma3": (*WORDS, *runs),
         "qwen2vl": WORDS,
+        "internvl": WORDS,
     }[name]
     vocabulary = {word: index for index, word in enumerate(words)}
     vocabulary |= {f"w{index}": index for index in range(len(words), PLACEHOLDER)}

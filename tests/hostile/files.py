@@ -278,7 +278,14 @@ def _picture(folder: Path) -> Opened:
     from PIL import Image
 
     from octavo_engine.core.media.prepare import FORMATS, prepare
-    from octavo_engine.core.media.spec import CropToTile, FitPixels, PictureSpec, SplitIntoTiles
+    from octavo_engine.core.media.spec import (
+        CropToTile,
+        FillTiles,
+        FitPixels,
+        PadToTiles,
+        PictureSpec,
+        SplitIntoTiles,
+    )
     from octavo_engine.models.vision_config import read_media_config
 
     media = read_media_config(
@@ -289,7 +296,10 @@ def _picture(folder: Path) -> Opened:
         }
     )
     assert media is not None
-    shapes = (CropToTile(42), SplitIntoTiles(126, (126, 126), True), FitPixels(14, 784, 1764))
+    shapes = (
+        CropToTile(42), SplitIntoTiles(126, (126, 126), True), FillTiles(1, 6),
+        PadToTiles(((1, 2), (2, 2), (3, 1))), FitPixels(14, 784, 1764),
+    )  # fmt: skip
     specs = [
         PictureSpec(
             media=media, shape=shape, size=(42, 42), resample=3, scale=1 / 255,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 
 from octavo_engine.models.vision_config import MediaConfig  # noqa: TC001  (a protocol's member)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -84,7 +86,50 @@ def timed_part(
     started = time.perf_counter()
     run(np.zeros((num_rows, vision.patch_columns), np.float32), places)
     took_s = time.perf_counter() - started
-    return took_s * vision.operations(vision.num_tokens) / vision.operations(num_rows)
+    tile_s = took_s * vision.operations(vision.num_tokens) / vision.operations(num_rows)
+    return tile_s * config.num_tiles
+
+
+def tiles_of(item: MediaItem, config: MediaConfig) -> list[MediaItem]:
+    """What the tower reads one after the other. Raises ValueError where it is not what the model
+    takes."""
+    grid, side = item.tiles, config.vision.image_size
+    if grid is None:
+        return [item]
+    shape = (item.height, item.width)
+    if (grid.rows, grid.columns) not in config.grids or shape != (grid.num_tiles * side, side):
+        raise ValueError(f"{shape} pixels are not the tiles of a picture that is read")
+    count = 3 * side * side
+    return [
+        msgspec.structs.replace(
+            item, height=side, tiles=None, pixels=item.pixels[i * count : (i + 1) * count]
+        )
+        for i in range(grid.num_tiles)
+    ]
+
+
+def put_together(
+    rows: Sequence[NDArray[np.float32]], item: MediaItem, newline: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """The rows of a picture from those of its tiles."""
+    grid = item.tiles
+    if grid is None:
+        return rows[0]
+    assert newline is not None, "families that put tiles together have one"
+    side = math.isqrt(len(rows[0]))
+    parts = np.stack(rows[1:]).reshape(grid.rows, grid.columns, side, side, -1)
+    whole = parts.transpose(0, 2, 1, 3, 4).reshape(grid.rows * side, grid.columns * side, -1)
+    kept = whole[grid.top : grid.top + grid.height, grid.left : grid.left + grid.width]
+    lines = np.concatenate((kept, np.broadcast_to(newline, (grid.height, 1, len(newline)))), 1)
+    return np.concatenate((rows[0], lines.reshape(-1, len(newline))))
+
+
+def num_patches(item: MediaItem, config: MediaConfig) -> int:
+    """Tokens of a tile. Raises ValueError where it is not read."""
+    if config.vision.image_size:
+        return config.vision.num_tokens
+    lines, columns = _grid(item, config)
+    return lines * columns
 
 
 def pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.float32]:

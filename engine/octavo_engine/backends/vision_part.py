@@ -26,6 +26,19 @@ _RULES = (
     (re.compile(r"^encoder\.layers\."), "vision.layers."),
     (re.compile(r"^pre_layrnorm\."), "vision.pre_norm."),
     (re.compile(r"^post_layernorm\."), "vision.post_norm."),
+    # Of InternVL.
+    (re.compile(r"^embeddings\.patch_embeddings\.projection\."), "vision.patches."),
+    (re.compile(r"^embeddings\.position_embeddings$"), "vision.positions.weight"),
+    (re.compile(r"^embeddings\.cls_token$"), "vision.class"),
+    (re.compile(r"^encoder\.layer\.(\d+)\.layernorm_before\."), r"vision.layers.\1.layer_norm1."),
+    (re.compile(r"^encoder\.layer\.(\d+)\.layernorm_after\."), r"vision.layers.\1.layer_norm2."),
+    (
+        re.compile(r"^encoder\.layer\.(\d+)\.attention\.projection_layer\."),
+        r"vision.layers.\1.self_attn.out_proj.",
+    ),
+    (re.compile(r"^encoder\.layer\.(\d+)\.attention\."), r"vision.layers.\1.self_attn."),
+    (re.compile(r"^encoder\.layer\."), "vision.layers."),
+    (re.compile(r"^layernorm\."), "vision.post_norm."),
     # Of Qwen2-VL.
     (re.compile(r"^patch_embed\.proj\."), "vision.patches."),
     (re.compile(r"^merger\.ln_q\."), "vision.post_norm."),
@@ -38,7 +51,7 @@ _RULES = (
 )
 _QKV = ".self_attn.qkv."  # three of ours
 _PROJECTOR = re.compile(
-    r"^(?:model\.)?(?:multi_modal_projector\.(linear_[12])|connector\.modality_projection\.proj)"
+    r"^(?:model\.)?(?:multi_modal_projector\.(linear_[12]|layer_norm)|connector\.modality_projection\.proj)"
     r"\.(weight|bias)$"
 )
 _GEMMA3_PROJECTOR = {
@@ -47,6 +60,10 @@ _GEMMA3_PROJECTOR = {
 }
 _LAYER = re.compile(r"^vision\.layers\.(\d+)\.")
 _ATTENTION = re.compile(r"^vision\.layers\.\d+\.self_attn\.(q|k|v|out)_proj\.(weight|bias)$")
+# What a layer adds, and the vector by which it is multiplied, where there is one.
+_SCALED = re.compile(r"^(vision\.layers\.\d+\.)(self_attn\.out_proj|mlp\.fc2)\.(?:weight|bias)$")
+_SCALES = {"self_attn.out_proj": "lambda_1", "mlp.fc2": "lambda_2"}
+_SCALE = re.compile(r"^vision\.layers\.\d+\.lambda_[12]$")
 _CLASS, _POSITIONS, _PATCHES = "vision.class", "vision.positions.weight", "vision.patches.weight"
 
 
@@ -65,9 +82,17 @@ class VisionPart:
         }
 
     def names(self) -> Iterable[str]:
-        return [name for name in self._stored_names if name != _CLASS]
+        return [name for name in self._stored_names if name != _CLASS and not _SCALE.match(name)]
 
     def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored = self._read(name, shape)
+        met = _SCALED.match(name) if self._config.has_layer_scale else None
+        if met is None:
+            return stored
+        scale = to_float32(self._read(f"{met[1]}{_SCALES[met[2]]}", shape[:1]))
+        return _replaced(stored, name, (to_float32(stored).T * scale).T)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         stored_name = self._stored_names.get(name, name)
         if name == _PATCHES:
             side = self._config.patch_size
@@ -82,14 +107,23 @@ class VisionPart:
             self._config.head_columns != self._config.head_dim or ".qkv." in stored_name
         ):
             return self._padded(name, stored_name, shape, attention[1], attention[2])
-        stored = self._checkpoint.read(stored_name, shape)
-        if name != _POSITIONS or not self._config.has_class:
-            return stored
-        # The first token's pixels are zero: what it is can as well stand in its position.
-        own = self._checkpoint.read(self._stored_names.get(_CLASS, _CLASS), shape[1:])
-        values = to_float32(stored).copy()
-        values[0] += to_float32(own)
-        return _replaced(stored, name, values)
+        if name == _POSITIONS and self._config.has_class:
+            return self._positions(stored_name, shape)
+        return self._checkpoint.read(stored_name, shape)
+
+    def _positions(self, stored_name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """The first token's pixels are zero: what it is can as well stand in its position, less
+        what a bias adds to all."""
+        ones = () if stored_name.endswith(".weight") else (1,)
+        stored = self._checkpoint.read(stored_name, (*ones, *shape))
+        class_name = self._stored_names.get(_CLASS, _CLASS)
+        own = self._checkpoint.read(class_name, (*ones, *ones, *shape[1:]))
+        values = to_float32(stored).reshape(shape).copy()
+        values[0] += to_float32(own).reshape(-1)
+        if self._config.patch_bias:
+            bias = self._stored_names.get("vision.patches.bias", "vision.patches.bias")
+            values[0] -= to_float32(self._checkpoint.read(bias, shape[1:]))
+        return _replaced(stored, _POSITIONS, values)
 
     def _padded(
         self, name: str, stored_name: str, shape: tuple[int, ...], role: str, kind: str
@@ -139,11 +173,14 @@ def _parts(name: str) -> list[str]:
 
 
 def _our_name(name: str) -> str | None:
+    if name in ("model.image_newline", "image_newline"):
+        return "projector.newline"
     own = name.removeprefix("model.").removeprefix("multi_modal_projector.")
     if own in _GEMMA3_PROJECTOR and own != name:
         return _GEMMA3_PROJECTOR[own]
     if met := _PROJECTOR.match(name):
-        return f"projector.{met[1] or 'linear_1'}.{met[2]}"
+        part = "norm" if met[1] == "layer_norm" else met[1] or "linear_1"
+        return f"projector.{part}.{met[2]}"
     met = _TOWER.match(name)
     if met is None:
         return None

@@ -125,6 +125,11 @@ CATALOGUE = (
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
     FamilyEntry("InternLM 3", ("InternLM3ForCausalLM",), "internlm/internlm3-8b-instruct"),
     FamilyEntry(
+        "InternVL 3, 3.5",
+        ("InternVLForConditionalGeneration",),
+        "OpenGVLab/InternVL3-1B-hf",
+    ),
+    FamilyEntry(
         "Jamba", ("JambaForCausalLM",), "ai21labs/AI21-Jamba-Reasoning-3B", limits=_RECURRENT
     ),
     FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
@@ -133,6 +138,11 @@ CATALOGUE = (
         "LLaVA 1.5",
         ("LlavaForConditionalGeneration",),
         "llava-hf/llava-1.5-7b-hf",
+    ),
+    FamilyEntry(
+        "LLaVA-NeXT (1.6)",
+        ("LlavaNextForConditionalGeneration",),
+        "llava-hf/llava-v1.6-mistral-7b-hf",
     ),
     FamilyEntry("Llama 1 to 3", ("LlamaForCausalLM",), "meta-llama/Llama-3.2-1B-Instruct"),
     FamilyEntry(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from octavo_engine.caches import KVSpec, StateSpec
 from octavo_engine.models.block import PLAIN, BlockConfig
-from octavo_engine.models.families import find_family
+from octavo_engine.models.families import find_family, text_family
 from octavo_engine.models.fields import ConfigFields
 from octavo_engine.models.grouped_experts import ExpertChoice, read_routing
 from octavo_engine.models.recurrent_config import layers_at
@@ -148,6 +148,7 @@ class ModelConfig:
             raise outer.error("text_config", "must be an object")
         text = config if part is None else {**_shared(config), **part}
         path = "config.json" if part is None else "config.json: text_config"
+        family = text_family(ConfigFields(text, path=path), family)
         fields = ConfigFields(text, defaults=family.defaults, aliases=family.aliases, path=path)
         return _read(cls, fields, family, architecture=architecture, is_part=part is not None)
 

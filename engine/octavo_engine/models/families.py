@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.models.block import Reader
+    from octavo_engine.models.fields import ConfigFields
     from octavo_engine.ops import Loader, Model
 
 Naming = Literal[
@@ -70,6 +71,8 @@ class Family:
         "none", "mixtral", "qwen", "qwen-shared", "grouped", "gpt-oss", "jamba", "llama4"
     ] = "none"
     has_sinks: bool = False  # each head has a score more in its softmax, of no value
+    # Classes of language models inside one that sees, by the `model_type` of its text_config.
+    inside: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -88,6 +91,20 @@ def find_family(architecture: str) -> Family:
             f"config.json: architecture {architecture!r} is not supported; supported are: {known}"
         )
     return FAMILIES[architecture]
+
+
+def text_family(fields: ConfigFields, family: Family) -> Family:
+    """Of a text_config inside a model that sees: the family that it names, which has none of its
+    own. Raises ModelError where that cannot be inside this one."""
+    if not family.inside:
+        return family
+    kind = fields.optional_text("model_type") or next(iter(family.inside))
+    if kind not in family.inside:
+        known = ", ".join(family.inside)
+        raise fields.error("model_type", f"must be one of {known}, inside this model")
+    own = FAMILIES[family.inside[kind]]
+    unsaid = _SEVEN_B.get(kind, {})
+    return replace(own, defaults={**unsaid, **own.defaults, **family.defaults})
 
 
 _QWEN = {
@@ -128,18 +145,38 @@ _GEMMA3 = _GEMMA | {
 _QWEN2 = Family(qkv_bias=True, output_bias=False, windows="upper", defaults=_QWEN)
 _QWEN2_VL = replace(_QWEN2, three_axes=True)  # its text part
 _LLAMA = Family(defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048})
-_LLAVA_TEXT = Family(  # files of LLaVA 1.5 leave out what Llama 7B has
-    defaults={
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 2048,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "vocab_size": 32000,
+# What files leave out that have a language model of 7B inside.
+_SEVEN_B: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama": {
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "vocab_size": 32000,
+        },
+        "mistral": {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 32000,
+        },
     }
 )
-_SMOLVLM_TEXT = Family(defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 16384})
+_INSIDE = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_LLAVA_TEXT = Family(inside=_INSIDE)
+_INTERNVL_TEXT = Family(inside={"qwen2": _INSIDE["qwen2"], **_INSIDE})
+_SMOLVLM_TEXT = Family(
+    inside={"llama": "LlamaForCausalLM"},
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 16384},
+)
 _LLAMA4 = Family(
     naming="llama4",
     turns_neighbours=True,
@@ -277,6 +314,9 @@ _LATER = "it is {} in the format of its own code; use a later revision of the re
 _REFUSED = {
     "ChatGLMModel": _GLM_CODE,
     "ChatGLMForConditionalGeneration": _GLM_CODE,
+    "InternVLChatModel": (
+        "it is InternVL in the format of its own code; use a repository whose name ends in -hf"
+    ),
     "QWenLMHeadModel": "it is Qwen 1 in the format of its own code; use Qwen 1.5 or later",
     "RWForCausalLM": _LATER.format("Falcon", "FalconForCausalLM"),
     "MixFormerSequentialForCausalLM": _LATER.format("Phi", "PhiForCausalLM"),
@@ -1077,6 +1117,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             page="gemma", scales="gemma", windows="pattern", defaults=_GEMMA2
         ),
         "LlavaForConditionalGeneration": _LLAVA_TEXT,
+        "LlavaNextForConditionalGeneration": _LLAVA_TEXT,
+        "InternVLForConditionalGeneration": _INTERNVL_TEXT,
         "Idefics3ForConditionalGeneration": _SMOLVLM_TEXT,
         "SmolVLMForConditionalGeneration": _SMOLVLM_TEXT,
         "Gemma3ForCausalLM": _GEMMA3_FAMILY,

@@ -1,4 +1,5 @@
-"""Vision towers (CLIP, SigLIP), and the projectors that make rows for a language model of theirs.
+"""Vision towers (CLIP, SigLIP, InternViT, Qwen-VL's), and the projectors that make rows for a
+language model of theirs.
 
 x ── norm ── qkv ── attention ── o ──(+)── norm ── fc1 ── activation ── fc2 ──(+)── x
  └───────────────────────────────────┘ └──────────────────────────────────────┘
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from octavo_engine.ops import Loader, Rope, Value, VisionOps
 
 QUICK_GELU = 1.702  # x * sigmoid(that * x)
+QK_NORM_EPS = 1e-6
 
 
 class TowerNorm:
@@ -79,7 +81,12 @@ class VisionLayer:
         self.attention_norm = TowerNorm(config, loader, f"{prefix}.layer_norm1")
         names = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
         inner = config.num_heads * config.head_columns
-        self.qkv = loader.linear(names, size, [inner, inner, inner], bias=True)
+        self.qkv = loader.linear(names, size, [inner, inner, inner], bias=config.qkv_bias)
+        q_norm = k_norm = None
+        if config.has_qk_norms:
+            q_norm, k_norm = (
+                loader.vector(f"{prefix}.self_attn.{name}_norm.weight", inner) for name in "qk"
+            )
         self.output = loader.linear(f"{prefix}.self_attn.out_proj", inner, size, bias=True)
         self.mlp_norm = TowerNorm(config, loader, f"{prefix}.layer_norm2")
         wide, self.is_gated = config.intermediate_size, config.is_gated
@@ -98,6 +105,10 @@ class VisionLayer:
             head_dim=config.head_columns,
             scale=config.head_dim**-0.5,
             rope=rope,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_eps=QK_NORM_EPS,
+            norm="row" if config.has_qk_norms else "rms",
             is_causal=False,
             is_segmented=bool(config.window) and index not in config.whole_layers,
         )
@@ -118,19 +129,28 @@ class MediaProjector:
     def __init__(self, config: MediaConfig, loader: Loader) -> None:
         self.columns = config.projector_columns
         size, bias = config.text_size, config.projector_bias
-        self.norm, self.norm_eps = None, config.projector_norm_eps
-        if config.projector_norm_eps is not None:
+        self.norm = self.norm_bias = None
+        self.norm_eps = config.projector_norm_eps
+        if config.projector_norm == "rms":
             self.norm = loader.vector("projector.norm.weight", self.columns, offset=1.0)
+        elif config.projector_norm == "layer":
+            self.norm = loader.vector("projector.norm.weight", self.columns)
+            self.norm_bias = loader.vector("projector.norm.bias", self.columns)
         self.activation = config.projector_activation
         inner = self.columns if config.family == "qwen2_vl" else size
         self.first = loader.linear("projector.linear_1", self.columns, inner, bias=bias)
+        self.newline = None  # the row behind each line of tiles that are put together
+        if config.grids:
+            self.newline = loader.vector("projector.newline", size)
         self.second = None
-        if config.family in ("llava", "qwen2_vl"):
+        if config.family not in ("idefics3", "gemma3"):
             self.second = loader.linear("projector.linear_2", inner, size, bias=bias)
 
     def forward(self, ops: VisionOps) -> Value:
         x = ops.input(self.columns)
-        if self.norm is not None and self.norm_eps is not None:
+        if self.norm_bias is not None:
+            x = ops.layer_norm(x, self.norm, self.norm_bias, self.norm_eps)
+        elif self.norm is not None:
             x = ops.rms_norm(x, self.norm, self.norm_eps)
         x = ops.linear(x, self.first)
         if self.second is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -20,20 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.ops import Activation
+    from octavo_engine.state.media import MediaItem
 
-ImageFamily = Literal["llava", "idefics3", "gemma3", "qwen2_vl"]
+ImageFamily = Literal["llava", "idefics3", "gemma3", "qwen2_vl", "internvl", "llava_next"]
 TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
 
 HEAD_MULTIPLE = 16  # columns of a panel of weights, of which a head is made up
 MAX_PATCHES = 5120  # of a picture whose size a tower leaves as it is: a million pixels of Qwen2-VL
 MAX_IMAGE_SIZE = 4096  # pixels of a side that a tower reads at once
+MAX_TILES = 40  # into which a picture may be cut
 # Model classes that see, and the language models that may be inside them.
 _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
     {
         "LlavaForConditionalGeneration": "llava",
+        "LlavaNextForConditionalGeneration": "llava_next",
         "Idefics3ForConditionalGeneration": "idefics3",
         "SmolVLMForConditionalGeneration": "idefics3",
         "Gemma3ForConditionalGeneration": "gemma3",
+        "InternVLForConditionalGeneration": "internvl",
         "Qwen2VLForConditionalGeneration": "qwen2_vl",
         "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
     }
@@ -58,7 +62,16 @@ _SIGLIP = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-
+_INTERNVL = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 448,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+}
 _QWEN2_VL = {
     "depth": 32,
     "embed_dim": 1280,
@@ -84,6 +97,9 @@ _QWEN2_5_VL = {
 }
 
 
+_NEXT_GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))  # rows and columns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
     """A vision transformer: patches of a square picture, each a token, all seen by all."""
@@ -100,6 +116,9 @@ class VisionConfig:
     has_pre_norm: bool
     has_post_norm: bool
     patch_bias: bool
+    qkv_bias: bool = True
+    has_qk_norms: bool = False  # RMS norms of all heads' queries, and of their keys, together
+    has_layer_scale: bool = False  # what a layer adds is multiplied by a vector, column by column
     rope_theta: float | None = None  # patches know by a rope where they are, not by a table
     num_frames: int = 1  # of a film that a patch covers; a picture stands still in them
     has_rms_norms: bool = False
@@ -154,14 +173,30 @@ class MediaConfig:
     shuffle: int = 1  # patches of a square of that side become one row
     pool: int = 1  # the mean of a square of that side becomes one row
     keeps_class: bool = False
-    projector_norm_eps: float | None = None  # of an RMS norm before it
+    projector_norm: Literal["none", "rms", "layer"] = "none"  # before it
+    projector_norm_eps: float = 1e-6
     # Tokens before and behind a tile's rows; the first is what a rendered prompt has of a picture.
     # None: there it has `token_id`.
     edges: tuple[int, int] | None = None
     is_two_way: bool = False  # rows of a tile see each other, the later ones too
+    # Rows and columns of tiles of which one picture may be made, in the order of preference where
+    # several suit it as well. Empty: each tile has a place of its own in the prompt.
+    grids: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tiles(self) -> int:
+        """That are encoded as one, at most."""
+        return 1 + max((rows * columns for rows, columns in self.grids), default=0)
 
     @property
     def num_rows(self) -> int:
+        """Of what is encoded as one, at most."""
+        side = self.vision.side if self.grids else 0
+        more = (rows * side * (columns * side + 1) for rows, columns in self.grids)
+        return self.tile_rows + max(more, default=0)
+
+    @property
+    def tile_rows(self) -> int:
         """Of one tile; of the largest, where they have sizes of their own."""
         if not self.vision.image_size:
             return self.vision.num_tokens // self.shuffle**2
@@ -174,10 +209,12 @@ class MediaConfig:
         pixels = self.vision.patch_size * self.shuffle
         return height // pixels, width // pixels
 
-    def rows_of(self, height: int, width: int) -> int:
-        """Of a tile of so many pixels."""
-        grid = self.grid_of(height, width)
-        return self.num_rows if grid is None else grid[0] * grid[1]
+    def rows_of(self, item: MediaItem) -> int:
+        """As many as the encoder makes of it."""
+        if item.tiles is not None:
+            return self.tile_rows + item.tiles.num_kept
+        grid = self.grid_of(item.height, item.width)
+        return self.tile_rows if grid is None else grid[0] * grid[1]
 
     @property
     def projector_columns(self) -> int:
@@ -210,10 +247,10 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
         if isinstance(window, int) and window < media.num_rows:
             raise text_fields.error("sliding_window", f"must be at least {media.num_rows}")
         return media
-    kind = text_fields.optional_text("model_type") or "llama"
-    if kind != "llama":
-        raise text_fields.error("model_type", "must be llama, inside a model that sees")
-    read = _read_llava if family == "llava" else _read_idefics3
+    read = {
+        "llava": _read_llava, "llava_next": _read_llava_next, "idefics3": _read_idefics3,
+        "internvl": _read_internvl,
+    }[family]  # fmt: skip
     return read(fields, vision, text_size)
 
 
@@ -247,6 +284,31 @@ def _read_llava(fields: ConfigFields, vision: dict[str, Any], text_size: int) ->
     )
 
 
+def _read_llava_next(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
+    media = _read_llava(fields, vision, text_size)
+    if media.keeps_class:
+        raise fields.error("vision_feature_select_strategy", "must be default")
+    side = media.vision.image_size
+    sizes = fields.raw("image_grid_pinpoints")
+    if sizes is None:
+        sizes = [(h * side, w * side) for h, w in _NEXT_GRIDS]
+    is_list = isinstance(sizes, list) and bool(sizes)
+    if not is_list or not all(
+        isinstance(size, list | tuple)
+        and len(size) == 2
+        and all(type(pixels) is int and pixels > 0 and pixels % side == 0 for pixels in size)
+        and size[0] // side * (size[1] // side) < MAX_TILES
+        for size in sizes
+    ):
+        raise fields.error(
+            "image_grid_pinpoints",
+            f"must be a list of heights and widths of whole tiles of {side} pixels, fewer than "
+            f"{MAX_TILES}",
+        )
+    grids = tuple((height // side, width // side) for height, width in sizes)
+    return replace(media, family="llava_next", grids=grids)
+
+
 def _read_idefics3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
     tower = _read_tower(vision, is_clip=False, layers_less=0, has_post_norm=True)
     shuffle = fields.optional_integer("scale_factor", maximum=16) or 2
@@ -257,6 +319,59 @@ def _read_idefics3(fields: ConfigFields, vision: dict[str, Any], text_size: int)
         vision=tower,
         token_id=fields.integer("image_token_id", minimum=0, maximum=MAX_VOCABULARY),
         text_size=text_size,
+        shuffle=shuffle,
+    )
+
+
+def _read_internvl(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
+    own = ConfigFields(vision, defaults=_INTERNVL, path="config.json: vision_config")
+    norms = own.optional_text("norm_type") or "layer_norm"
+    if norms not in ("layer_norm", "rms_norm"):
+        raise own.error("norm_type", "must be layer_norm or rms_norm")
+    if own.raw("use_absolute_position_embeddings") is False:
+        raise own.error("use_absolute_position_embeddings", "must be true")
+    one_side = {name: own.raw(name) for name in ("image_size", "patch_size")}
+    for name, value in one_side.items():  # a list of height and width
+        if isinstance(value, list | tuple):
+            if len(set(value)) != 1:
+                raise own.error(name, "must be a number, or height and width of a square")
+            one_side[name] = value[0]
+    has_qk_norms = own.boolean("use_qk_norm")
+    tower = replace(
+        _read_tower({**_INTERNVL, **vision, **one_side}, is_clip=True, layers_less=0,
+                    has_post_norm=own.raw("use_mean_pooling") is False),
+        has_pre_norm=False,
+        patch_bias=True,
+        qkv_bias=own.boolean("attention_bias"),
+        has_rms_norms=norms == "rms_norm",
+        has_qk_norms=has_qk_norms,
+        has_layer_scale=True,
+    )  # fmt: skip
+    if has_qk_norms and tower.head_dim != tower.head_columns:
+        raise own.error("use_qk_norm", f"needs heads of whole {HEAD_MULTIPLE} columns")
+    if tower.has_rms_norms and tower.has_post_norm:
+        raise own.error("use_mean_pooling", "must be true with RMS norms")
+    if fields.raw("vision_feature_layer") not in (None, -1):
+        raise fields.error("vision_feature_layer", "must be -1")
+    if fields.raw("vision_feature_select_strategy") not in (None, "default"):
+        raise fields.error("vision_feature_select_strategy", "must be default")
+    ratio = fields.optional_positive("downsample_ratio") or 0.5
+    shuffle = round(1 / ratio)
+    if shuffle * ratio != 1.0 or tower.side % shuffle:
+        raise fields.error("downsample_ratio", f"must divide {tower.side} patches")
+    activation = fields.optional_text("projector_hidden_act") or "gelu"
+    if activation not in ACTIVATIONS:
+        raise fields.error("projector_hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
+    return MediaConfig(
+        family="internvl",
+        vision=tower,
+        token_id=fields.optional_integer("image_token_id", minimum=0, maximum=MAX_VOCABULARY)
+        or 151_667,
+        text_size=text_size,
+        projector_activation=ACTIVATIONS[activation],
+        projector_bias=True,
+        projector_norm="layer",
+        projector_norm_eps=1e-5,
         shuffle=shuffle,
     )
 
@@ -282,6 +397,7 @@ def _read_gemma3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -
         token_id=token("image", 262_144),
         text_size=text_size,
         pool=tower.side // side,
+        projector_norm="rms",
         projector_norm_eps=tower.norm_eps,
         edges=(token("boi", 255_999), token("eoi", 256_000)),
         is_two_way=True,

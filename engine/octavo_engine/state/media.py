@@ -28,9 +28,30 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
         return 0 if self.grid is None else self.length - max(self.grid)
 
 
+class TileGrid(msgspec.Struct, frozen=True, array_like=True):
+    """How tiles become one picture: the whole of it, small, comes first, then its parts line by
+    line. Of the parts' rows, put together, a rectangle is kept, with one row behind each line."""
+
+    rows: int  # of tiles
+    columns: int
+    top: int  # these four count rows of the language model's input
+    left: int
+    height: int
+    width: int
+
+    @property
+    def num_tiles(self) -> int:
+        return 1 + self.rows * self.columns
+
+    @property
+    def num_kept(self) -> int:
+        """Rows of the rectangle, and those behind its lines."""
+        return self.height * (self.width + 1)
+
+
 class MediaItem(msgspec.Struct, frozen=True):
     """What the encoder reads: pixels as they were prepared, and how they become numbers:
-    (pixel * scale - mean) / std of its colour."""
+    (pixel * scale - mean) / std of its colour. Tiles of a grid lie one under the other."""
 
     digest: bytes
     height: int
@@ -39,3 +60,4 @@ class MediaItem(msgspec.Struct, frozen=True):
     scale: float = 1.0 / 255.0
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    tiles: TileGrid | None = None

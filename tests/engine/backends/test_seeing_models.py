@@ -88,7 +88,9 @@ def test_logits_are_those_of_transformers(name: str, dtype: str) -> None:
     np.testing.assert_allclose(found, truth, **FLOAT32)
 
 
-@pytest.mark.parametrize("name", ["llava", "idefics3", "gemma3", "qwen2vl", "qwen2.5vl"])
+@pytest.mark.parametrize(
+    "name", ["llava", "idefics3", "gemma3", "qwen2vl", "qwen2.5vl", "internvl"]
+)
 def test_bf16_is_as_close_as_it_is_for_text(name: str) -> None:
     tokens, spans, items = example(name)
     model = seeing_model(name)

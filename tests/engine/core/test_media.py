@@ -592,7 +592,9 @@ def test_sleep_gives_up_what_is_under_way():
     assert rig.encoder.parts[4] == 0
 
 
-@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2vl", "qwen2.5vl"])
+@pytest.mark.parametrize(
+    "name", ["llava", "gemma3", "qwen2vl", "qwen2.5vl", "internvl", "llava-next"]
+)
 def test_two_pictures_in_parts_one_after_the_other(name: str):
     media = seeing_model(name).media
     question = (TEXT, tile(media, 0), [8, 9], tile(media, 1), [10, 11, 12])

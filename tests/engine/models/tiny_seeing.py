@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 
-from octavo_engine.backends.media import TakesMedia
+from octavo_engine.backends.media import TakesMedia, tiles_of
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.text_part import TextPart
 from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.vision_part import VisionPart
+from octavo_engine.core.media.prepare import prepare_image
+from octavo_engine.core.media.spec import PadToTiles, PictureSpec
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.vision_config import MediaConfig, read_media_config
 from octavo_engine.state.media import MediaItem, MediaSpan
@@ -51,7 +54,9 @@ _TOWER = {
 }
 BEGIN, END = 91, 92  # around a picture of Gemma 3
 SEEING = (
-    "llava", "llava-full", "llava-siglip", "idefics3", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl",
+    "llava", "llava-full", "llava-siglip", "llava-qwen2", "llava-mistral", "llava-next",
+    "idefics3", "smolvlm",
+    "gemma3", "qwen2vl", "qwen2.5vl", "internvl", "internvl-rms",
 )  # fmt: skip
 
 
@@ -88,7 +93,11 @@ class SeeingModel:
         backend.load_media(self.media, VisionPart(checkpoint, self.media))
         return backend
 
-    def logits(self, tokens: list[int], items: list[MediaItem]) -> NDArray[np.float32]:
+    def logits(
+        self, tokens: list[int], items: list[MediaItem],
+        sizes: list[tuple[int, int]] | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """`sizes`: height and width of the pictures that were cut, but those that `tile` made."""
         ids = torch.tensor([tokens])
         types = (ids == self.media.token_id).long()
         options = {}
@@ -96,7 +105,11 @@ class SeeingModel:
             pixels, grids = patches_of(items)
             options = {"image_grid_thw": grids, "mm_token_type_ids": types}
         else:
-            pixels = torch.from_numpy(np.stack([normalised(item) for item in items]))
+            tiles = [tile for item in items for tile in tiles_of(item, self.media)]
+            pixels = torch.from_numpy(np.stack([normalised(tile) for tile in tiles]))
+        if self.media.grids:
+            sizes = [ORIGINALS[item.digest] for item in items] if sizes is None else sizes
+            options = {"image_sizes": torch.tensor(sizes)}
         if self.media.family == "idefics3":
             pixels = pixels[None]
         if self.media.is_two_way:
@@ -134,7 +147,26 @@ def patches_of(items: list[MediaItem]) -> tuple[torch.Tensor, torch.Tensor]:
 SIZES = ((42, 56), (28, 14), (56, 42))
 
 
+ORIGINALS: dict[bytes, tuple[int, int]] = {}  # height and width of pictures that were cut
+ORIGINAL_SIZES = ((80, 60), (60, 200), (50, 50))
+
+
+def _cut_picture(media: MediaConfig, seed: int) -> MediaItem:
+    size = ORIGINAL_SIZES[seed % len(ORIGINAL_SIZES)]
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
+    side = media.vision.image_size
+    spec = PictureSpec(
+        media=media, shape=PadToTiles(media.grids), size=(side, side), resample=3, scale=1 / 255,
+        mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2),
+    )  # fmt: skip
+    (item,) = prepare_image(Image.fromarray(pixels), spec).tiles
+    ORIGINALS[item.digest] = size
+    return item
+
+
 def tile(media: MediaConfig, seed: int) -> MediaItem:
+    if media.grids:
+        return _cut_picture(media, seed)
     size = media.vision.image_size
     height, width = (size, size) if size else SIZES[seed % len(SIZES)]
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8).tobytes()
@@ -153,7 +185,7 @@ def prompt_of(
         if isinstance(part, list):
             tokens += part
             continue
-        num_rows = media.rows_of(part.height, part.width)
+        num_rows = media.rows_of(part)
         spans.append(
             MediaSpan(
                 part.digest, len(tokens), num_rows, is_two_way=media.is_two_way,
@@ -193,7 +225,21 @@ def seeing_model(name: str) -> SeeingModel:
 
 
 def _made(transformers: Any, name: str) -> tuple[Any, Any]:
-    text = transformers.LlamaConfig(**_TEXT)
+    kind = next((kind for kind in ("Qwen2", "Mistral") if name.endswith(kind.lower())), "Llama")
+    text = getattr(transformers, f"{kind}Config")(**_TEXT)
+    if name.startswith("internvl"):
+        return transformers.InternVLForConditionalGeneration, _internvl(transformers, name)
+    if name == "llava-next":
+        side = _TOWER["image_size"]
+        config = transformers.LlavaNextConfig(
+            vision_config=transformers.CLIPVisionConfig(**_TOWER),
+            text_config=text,
+            image_token_index=PLACEHOLDER,
+            image_grid_pinpoints=[
+                [h * side, w * side] for h, w in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+            ],
+        )
+        return transformers.LlavaNextForConditionalGeneration, config
     if name.startswith("llava"):
         is_siglip = name == "llava-siglip"
         kind = "SiglipVisionConfig" if is_siglip else "CLIPVisionConfig"
@@ -237,6 +283,19 @@ def _gemma3(transformers: Any) -> Any:
         image_token_index=PLACEHOLDER,
         boi_token_index=BEGIN,
         eoi_token_index=END,
+    )
+
+
+def _internvl(transformers: Any, name: str) -> Any:
+    """As the smaller ones are, or with all that the largest has."""
+    is_large = name == "internvl-rms"
+    kind = transformers.Qwen3Config if is_large else transformers.Qwen2Config
+    more = {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": True}
+    return transformers.InternVLConfig(
+        vision_config=_TOWER | (more if is_large else {}),
+        text_config=kind(**_TEXT).to_dict(),
+        image_token_id=PLACEHOLDER,
+        tie_word_embeddings=False,
     )
 
 

@@ -11,8 +11,11 @@ from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.media import (
     PartOrder,
     brought_together,
+    num_patches,
     patch_places,
     pixel_rows,
+    put_together,
+    tiles_of,
     timed_part,
     windows_of,
 )
@@ -39,12 +42,19 @@ if TYPE_CHECKING:
 
 
 class _Tile(NamedTuple):
-    """What a tower reads of a tile, and which of its instructions are in which part."""
+    """What a tower reads of a tile."""
 
     pixels: NDArray[np.float32]
     places: NDArray[np.int32] | None
     windows: Windows | None
-    bounds: list[int]
+
+
+class _UnderWay(NamedTuple):
+    """An item of which some parts are computed."""
+
+    tiles: list[MediaItem]
+    bounds: list[int]  # of parts, in the instructions of all tiles one after the other
+    rows: list[NDArray[np.float32]]  # of the tiles that are done
 
 
 class NativeMediaEncoder:
@@ -71,13 +81,15 @@ class NativeMediaEncoder:
         tower, projector = VisionTower(vision, loader), MediaProjector(config, loader)
         loader.finish()
         self._tower = _compiled(tower.forward, team, vision.num_tokens, is_fused=is_fused)
-        self._projector = _compiled(projector.forward, team, config.num_rows, is_fused=is_fused)
+        self._projector = _compiled(projector.forward, team, config.tile_rows, is_fused=is_fused)
+        self._newline = projector.newline
         num_blocks = -(-vision.num_tokens // BLOCK_SIZE)
         self._kv = _native.KVCache(
             num_blocks, [(0, 0, vision.num_heads, vision.head_columns)], [0], "f32"
         )
         self._order = PartOrder()
-        self._tile: _Tile | None = None  # under way
+        self._under_way: _UnderWay | None = None
+        self._tile: _Tile | None = None  # of it, that is begun
 
     @property
     def work_bytes(self) -> int:
@@ -97,29 +109,51 @@ class NativeMediaEncoder:
 
     def encode_part(self, item: MediaItem, part: int, num_parts: int) -> NDArray[np.float32] | None:
         self._order.begin(item, part, num_parts)
-        tile = self._begin(item, num_parts) if part == 0 else self._tile
-        assert tile is not None, "the part before has left it"
-        self._tile = tile
-        first, end = tile.bounds[part], tile.bounds[part + 1]
+        if part == 0:
+            self._under_way = self._begin(item, num_parts)
+        way, length = self._under_way, self._tower.program.num_instructions
+        assert way is not None, "the part before has left it"
+        at, end = way.bounds[part], way.bounds[part + 1]
+        while at < end:
+            index, first = divmod(at, length)
+            last = min(length, first + end - at)
+            self._compute(way, index, first, last)
+            at += last - first
+        if not self._order.end(item, part, num_parts):
+            return None
+        self._under_way = None
+        return put_together(way.rows, item, self._newline)
+
+    def _compute(self, way: _UnderWay, index: int, first: int, end: int) -> None:
+        """Some of the instructions of a tile."""
+        if first == 0:
+            item = way.tiles[index]
+            self._tile = _Tile(
+                pixel_rows(item, self.config), patch_places(item, self.config),
+                windows_of(item, self.config),
+            )  # fmt: skip
+        tile = self._tile
+        assert tile is not None, "its first instructions have left it"
         hidden = self._run(
             self._tower, tile.pixels, tile.places,
             None if tile.windows is None else tile.windows.starts, first=first, end=end,
         )  # fmt: skip
-        if not self._order.end(item, part, num_parts):
-            return None
-        self._tile = None
-        together = brought_together(hidden, self.config, tile.windows)
-        return self._run(self._projector, together).copy()
+        if end == self._tower.program.num_instructions:
+            together = brought_together(hidden, self.config, tile.windows)
+            way.rows.append(self._run(self._projector, together).copy())
+            self._tile = None
 
-    def _begin(self, item: MediaItem, num_parts: int) -> _Tile:
+    def _begin(self, item: MediaItem, num_parts: int) -> _UnderWay:
         config = self.config
-        windows = windows_of(item, config)
-        pixels = pixel_rows(item, config)
-        costs = op_costs(self._tower.ops, num_rows=len(pixels), window_rows=config.vision.window**2)
+        tiles = tiles_of(item, config)
+        costs = op_costs(
+            self._tower.ops, num_rows=num_patches(tiles[0], config),
+            window_rows=config.vision.window**2,
+        )  # fmt: skip
         num_instructions = self._tower.program.num_instructions
         if len(costs) != num_instructions:  # it has some that no model's page knows of
             costs = [1] * num_instructions
-        return _Tile(pixels, patch_places(item, config), windows, part_bounds(costs, num_parts))
+        return _UnderWay(tiles, part_bounds(costs * len(tiles), num_parts), [])
 
     def _run(
         self, compiled: CompiledProgram, inputs: NDArray[np.float32],

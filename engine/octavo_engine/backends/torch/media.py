@@ -13,6 +13,8 @@ from octavo_engine.backends.media import (
     brought_together,
     patch_places,
     pixel_rows,
+    put_together,
+    tiles_of,
     timed_part,
     windows_of,
 )
@@ -102,10 +104,15 @@ class TorchMediaEncoder:
         self._order.begin(item, part, num_parts)
         if not self._order.end(item, part, num_parts):
             return None
+        rows = [self._encoded(tile) for tile in tiles_of(item, self.config)]
+        newline = self._projector.newline
+        return put_together(rows, item, None if newline is None else newline.float().numpy())
+
+    def _encoded(self, tile: MediaItem) -> NDArray[np.float32]:
         config = self.config
-        windows = windows_of(item, config)
+        windows = windows_of(tile, config)
         hidden = self._run(
-            self._tower.forward, pixel_rows(item, config), patch_places(item, config),
+            self._tower.forward, pixel_rows(tile, config), patch_places(tile, config),
             None if windows is None else windows.starts,
         )  # fmt: skip
         return self._run(self._projector.forward, brought_together(hidden, config, windows))

@@ -13,12 +13,21 @@ import warnings
 from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
-from octavo_engine.core.media.spec import MAX_EDGE, FitPixels, SplitIntoTiles
-from octavo_engine.state.media import MediaItem
+from octavo_engine.core.media.spec import (
+    MAX_EDGE,
+    FillTiles,
+    FitPixels,
+    PadToTiles,
+    SplitIntoTiles,
+)
+from octavo_engine.state.media import MediaItem, TileGrid
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
     from PIL import Image
 
@@ -68,6 +77,10 @@ def prepare_image(image: Image.Image, spec: PictureSpec) -> PreparedPicture:
     """Of a picture in RGB. Raises BadPicture."""
     if isinstance(spec.shape, SplitIntoTiles):
         return _split(image, spec, spec.shape)
+    if isinstance(spec.shape, PadToTiles):
+        return _padded(image, spec, spec.shape)
+    if isinstance(spec.shape, FillTiles):
+        return _filled(image, spec, spec.shape)
     if isinstance(spec.shape, FitPixels):
         height, width = _fitting_size(*image.size, spec.shape)
         vision = spec.media.vision
@@ -93,14 +106,93 @@ def _split(image: Image.Image, spec: PictureSpec, shape: SplitIntoTiles) -> Prep
         image = _resized(image, height, width, spec)
         if max(height, width) > side:
             rows, columns = height // side, width // side
-            pixels = np.asarray(image, np.uint8)
-            tiles = [
-                pixels[top : top + side, left : left + side]
-                for top in range(0, height, side)
-                for left in range(0, width, side)
-            ]
+            tiles = _cut(np.asarray(image, np.uint8), side)
     tiles.append(np.asarray(_resized(image, side, side, spec), np.uint8))
     return PreparedPicture(tuple(_tile(pixels, spec) for pixels in tiles), rows, columns)
+
+
+def _filled(image: Image.Image, spec: PictureSpec, shape: FillTiles) -> PreparedPicture:
+    side = spec.size[0]
+    rows, columns = _best_grid(*image.size, side, shape)
+    tiles = []
+    if (rows, columns) != (1, 1):
+        full = _resized(image, rows * side, columns * side, spec)
+        tiles = _cut(np.asarray(full, np.uint8), side)
+    else:
+        rows = columns = 0
+    tiles.append(np.asarray(_resized(image, side, side, spec), np.uint8))
+    return PreparedPicture(tuple(_tile(pixels, spec) for pixels in tiles), rows, columns)
+
+
+def _padded(image: Image.Image, spec: PictureSpec, shape: PadToTiles) -> PreparedPicture:
+    side = spec.size[0]
+    rows, columns = _largest_grid(*image.size, side, shape.grids)
+    height, width = _size_inside(*image.size, rows * side, columns * side)
+    full = np.zeros((rows * side, columns * side, 3), np.uint8)
+    top, left = (rows * side - height) // 2, (columns * side - width) // 2
+    full[top : top + height, left : left + width] = np.asarray(
+        _resized(image, height, width, spec), np.uint8
+    )
+    small = np.asarray(_resized(image, side, side, spec), np.uint8)
+    kept = _kept(*image.size, rows, columns, spec.media.vision.side)
+    return PreparedPicture((_tile(np.concatenate([small, *_cut(full, side)]), spec, kept),))
+
+
+def _largest_grid(
+    width: int, height: int, side: int, grids: Sequence[tuple[int, int]]
+) -> tuple[int, int]:
+    """Rows and columns of tiles that show most of the picture, and of those the fewest pixels."""
+    best, most, least_wasted = grids[0], 0, float("inf")
+    for rows, columns in grids:
+        scale = min(columns * side / width, rows * side / height)
+        shown = min(int(width * scale) * int(height * scale), width * height)
+        wasted = rows * columns * side * side - shown
+        if shown > most or (shown == most and wasted < least_wasted):
+            best, most, least_wasted = (rows, columns), shown, wasted
+    return best
+
+
+def _size_inside(width: int, height: int, most_height: int, most_width: int) -> tuple[int, int]:
+    """Height and width of the picture's shape, as large as fits."""
+    by_width, by_height = most_width / width, most_height / height
+    if by_width < by_height:
+        return min(ceil(height * by_width), most_height), most_width
+    return most_height, min(ceil(width * by_height), most_width)
+
+
+def _kept(width: int, height: int, rows: int, columns: int, side: int) -> TileGrid:
+    """Patches of the picture, without those of its black edges, in the model's own rounding."""
+    all_lines, all_columns = rows * side, columns * side
+    top = left = 0
+    if width / height > all_columns / all_lines:
+        top = (all_lines - int(round(height * (all_columns / width), 7))) // 2
+    else:
+        left = (all_columns - int(round(width * (all_lines / height), 7))) // 2
+    return TileGrid(rows, columns, top, left, all_lines - 2 * top, all_columns - 2 * left)
+
+
+def _best_grid(width: int, height: int, side: int, shape: FillTiles) -> tuple[int, int]:
+    """Rows and columns of tiles whose shape is nearest to the picture's. Of equal shapes more tiles
+    are taken, as long as the picture has more than half of their pixels."""
+    numbers = range(1, shape.most + 1)
+    grids = [(w, h) for w in numbers for h in numbers if shape.least <= w * h <= shape.most]
+    best, least = (1, 1), float("inf")
+    for w, h in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        difference = abs(width / height - w / h)
+        has_enough = width * height > 0.5 * side * side * w * h
+        if difference < least or (difference == least and has_enough):
+            best, least = (w, h), difference
+    return best[1], best[0]
+
+
+def _cut(pixels: NDArray[np.uint8], side: int) -> list[NDArray[np.uint8]]:
+    """Line by line."""
+    height, width = pixels.shape[:2]
+    return [
+        pixels[top : top + side, left : left + side]
+        for top in range(0, height, side)
+        for left in range(0, width, side)
+    ]
 
 
 def _fitting_size(width: int, height: int, shape: FitPixels) -> tuple[int, int]:
@@ -161,17 +253,18 @@ def _resized(image: Image.Image, height: int, width: int, spec: PictureSpec) -> 
     return image.resize((width, height), resample=spec.resample)
 
 
-def _tile(pixels: NDArray[np.uint8], spec: PictureSpec) -> MediaItem:
+def _tile(pixels: NDArray[np.uint8], spec: PictureSpec, tiles: TileGrid | None = None) -> MediaItem:
     height, width = pixels.shape[:2]
     data = pixels.tobytes()
     return MediaItem(
-        digest=_digest(data, height, width, spec),
+        digest=_digest(data, height, width, spec, tiles),
         height=height,
         width=width,
         pixels=data,
         scale=spec.scale,
         mean=spec.mean,
         std=spec.std,
+        tiles=tiles,
     )
 
 
@@ -238,7 +331,11 @@ def _middle(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.ui
     return full[top : top + height, left : left + width]
 
 
-def _digest(pixels: bytes, height: int, width: int, spec: PictureSpec) -> bytes:
+def _digest(
+    pixels: bytes, height: int, width: int, spec: PictureSpec, tiles: TileGrid | None
+) -> bytes:
     """Of the pixels and of all that makes rows of them."""
     numbers = struct.pack("<2q7d", height, width, spec.scale, *spec.mean, *spec.std)
+    if tiles is not None:
+        numbers += struct.pack("<6q", *msgspec.structs.astuple(tiles))
     return hashlib.blake2b(VERSION + numbers + pixels, digest_size=16).digest()

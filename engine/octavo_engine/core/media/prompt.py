@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
 _FAKE, _IMAGE, _WHOLE = "<fake_token_around_image>", "<image>", "<global-img>"  # of Idefics 3
+_BEFORE, _BEHIND = "<img>", "</img>"  # of InternVL
 _NEWLINES = 2  # before and behind a picture of Gemma 3
 
 
@@ -43,6 +44,9 @@ class PictureTokens:
         self.media = media
         self.placeholder = media.token_id if media.edges is None else media.edges[0]
         self._tokenizer = tokenizer
+        self._ends: tuple[int, int] | None = None  # around all tiles of a picture
+        if media.family == "internvl":
+            self._ends = self._only(_BEFORE), self._only(_BEHIND)
         if media.family != "idefics3":
             return
         fake = self._encoded(_FAKE)
@@ -54,6 +58,8 @@ class PictureTokens:
 
     def around_tiles(self, picture: PreparedPicture) -> list[int]:
         """The tokens, with one of its rows for each tile."""
+        if self._ends is not None:
+            return [self._ends[0], *[self.media.token_id] * len(picture.tiles), self._ends[1]]
         if self.media.edges is not None:
             return [self.media.edges[0], self.media.token_id, self.media.edges[1]]
         if self.media.family != "idefics3":
@@ -93,6 +99,12 @@ class PictureTokens:
         count = sum(len(self._tokenizer.token_bytes(token)) for token in run)
         return self._encoded("\n" * (count + more))
 
+    def _only(self, token: str) -> int:
+        ids = self._encoded(token)
+        if len(ids) != 1 or self._tokenizer.token_name(ids[0]) != token:
+            raise ModelError(f"the tokenizer must have the token {token}, which is around pictures")
+        return ids[0]
+
     def _encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
@@ -126,7 +138,7 @@ def expand(
                 expanded.append(inner)
                 continue
             tile, first_row = next(tiles), len(expanded)
-            num_rows = tokens.media.rows_of(tile.height, tile.width)
+            num_rows = tokens.media.rows_of(tile)
             spans.append(
                 MediaSpan(
                     tile.digest, first_row, num_rows, is_two_way=tokens.media.is_two_way,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo_engine.errors import ConfigError, ModelError
-from octavo_engine.models.vision_config import MediaConfig, read_media_config
+from octavo_engine.models.vision_config import MAX_TILES, MediaConfig, read_media_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,8 +29,10 @@ _PIXELS = (
 _OVERRIDABLE = {
     "qwen2_vl": tuple(sorted(("max_pixels", "min_pixels", *_PIXELS))),
     "llava": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
+    "llava_next": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
     "gemma3": _PIXELS,
     "idefics3": tuple(sorted(("do_image_splitting", "max_image_size", *_PIXELS))),
+    "internvl": tuple(sorted(("crop_to_patches", "max_patches", "min_patches", *_PIXELS))),
 }
 
 
@@ -52,6 +54,23 @@ class SplitIntoTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class FillTiles:
+    """A picture is stretched to as many tiles as suit its shape, and cut into them; the last tile
+    is the whole picture, small. One that suits one tile is only that."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class PadToTiles:
+    """A picture is resized into the grid of tiles that shows most of it, with black around it, and
+    cut; the whole picture, small, comes before. All are encoded as one."""
+
+    grids: tuple[tuple[int, int], ...]  # rows and columns
+
+
+@dataclass(frozen=True, slots=True)
 class FitPixels:
     """One tile of each picture, of nearly its own shape: sides of whole `factor`s, and so many
     pixels."""
@@ -61,7 +80,7 @@ class FitPixels:
     most: int
 
 
-Shape: TypeAlias = CropToTile | SplitIntoTiles | FitPixels
+Shape: TypeAlias = CropToTile | SplitIntoTiles | FillTiles | PadToTiles | FitPixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +108,13 @@ def read_picture_spec(
         return None
     given = dict(overrides or {})
     _check_overrides(given, media.family)
-    values = _read_preprocessor(files.path) | given
+    values = _read_preprocessor(files.path)
+    if media.family == "internvl":  # its processor cuts pictures whatever the file says
+        values.pop("crop_to_patches", None)
+    values |= given
     if media.family == "qwen2_vl":
         return _read_qwen2_vl(values, media, given)
-    read = {"llava": _read_clip, "idefics3": _read_idefics3, "gemma3": _read_gemma3}[media.family]
-    return read(values, media)
+    return _READERS[media.family](values, media)
 
 
 def check_picture_overrides(files: ModelFiles | None, overrides: Mapping[str, Any]) -> None:
@@ -153,6 +174,20 @@ def _read_clip(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     )
 
 
+def _read_llava_next(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    spec = _read_clip(values, media)
+    side = media.vision.image_size
+    if spec.shape not in (CropToTile(side), CropToTile(None)):
+        raise ModelError(f"preprocessor_config.json: size must be {side}, as the tower's")
+    sizes = values.get("image_grid_pinpoints")
+    own = [[rows * side, columns * side] for rows, columns in media.grids]
+    if sizes is not None and [list(size) for size in sizes] != own:
+        raise ModelError(
+            "preprocessor_config.json: image_grid_pinpoints must be those of config.json"
+        )
+    return replace(spec, shape=PadToTiles(media.grids))
+
+
 def _read_idefics3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     longest, size = _sizes(values.get("size"), "longest_edge", default=4 * 364)
     if longest is None and max(size) > MAX_EDGE:
@@ -163,6 +198,25 @@ def _read_idefics3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     shape = SplitIntoTiles(longest, size, values.get("do_image_splitting", True) is True)
     half = (0.5,) * 3
     return _with_numbers(values, media, shape, tile, resample=_LANCZOS, mean=half, std=half)
+
+
+def _read_internvl(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    side = media.vision.image_size
+    edge, size = _sizes(values.get("size"), "shortest_edge", fallback=(side, side))
+    if edge is not None and not isinstance(values["size"], int):
+        raise ModelError("preprocessor_config.json: size must have height and width")
+    least, most = values.get("min_patches", 1), values.get("max_patches", 12)
+    if values.get("crop_to_patches") is False:
+        least = most = 1
+    if not (type(least) is int and type(most) is int and 1 <= least <= most <= MAX_TILES):
+        raise ModelError(
+            "preprocessor_config.json: min_patches and max_patches must be from 1 to "
+            f"{MAX_TILES}, the former at most the latter; got {least!r:.40} and {most!r:.40}"
+        )
+    return _with_numbers(
+        values, media, FillTiles(least, most), size, resample=_BICUBIC, mean=_CLIP_MEAN,
+        std=_CLIP_STD,
+    )  # fmt: skip
 
 
 def _read_gemma3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
@@ -177,6 +231,15 @@ def _read_gemma3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     return _with_numbers(
         values, media, CropToTile(None), size, resample=_BILINEAR, mean=half, std=half
     )
+
+
+_READERS = {
+    "llava": _read_clip,
+    "llava_next": _read_llava_next,
+    "idefics3": _read_idefics3,
+    "internvl": _read_internvl,
+    "gemma3": _read_gemma3,
+}
 
 
 def _read_qwen2_vl(

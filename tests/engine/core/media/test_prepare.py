@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from octavo_engine.backends.media import pixel_rows
+from octavo_engine.backends.media import pixel_rows, tiles_of
 from octavo_engine.core.media import prepare as preparing
 from octavo_engine.core.media.prepare import PreparationResult, prepare
 from octavo_engine.core.media.prompt import PictureTokens, expand
@@ -21,7 +21,9 @@ from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 from octavo_engine.weights.source import resolve_model
 from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, normalised, seeing_model
 from tests.fakes.seeing import (
+    FILLING,
     FITTING,
+    PADDING,
     PREPROCESSOR,
     SPLITTING,
     STRETCHING,
@@ -31,6 +33,8 @@ from tests.fakes.seeing import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from octavo_engine.core.media.spec import PictureSpec
@@ -226,6 +230,172 @@ def test_settings_of_gemma_3_that_are_not_computed_are_refused() -> None:
         with pytest.raises(ModelError) as caught:
             gemma3_spec(**overrides)
         assert message in str(caught.value)
+
+
+def made_spec(folder: Path, name: str, **overrides: Any) -> PictureSpec:
+    files = resolve_model(str(write_seeing_model(folder / name, name)))
+    spec = read_picture_spec(files, overrides)
+    assert spec is not None
+    return spec
+
+
+@pytest.mark.parametrize(
+    "overrides", [{}, {"resample": 2, "image_std": [0.5, 1.0, 2.0]}],
+    ids=lambda each: next(iter(each), ""),
+)  # fmt: skip
+def test_tiles_of_llava_next_are_those_of_transformers(
+    tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    from transformers import LlavaNextProcessor, PreTrainedTokenizerFast
+    from transformers.models.llava_next.image_processing_pil_llava_next import (
+        LlavaNextImageProcessorPil,
+    )
+
+    left_out = ("image_processor_type", "aspect_ratio_setting")
+    values = {k: v for k, v in PADDING.items() if k not in left_out} | overrides
+    processor = LlavaNextProcessor(
+        LlavaNextImageProcessorPil(**values),
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer("llava")),
+        patch_size=7, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    )  # fmt: skip
+    spec = made_spec(tmp_path, "llava-next", **overrides)
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    counts = set()
+    for size in [*SPLIT_SIZES, (500, 2), (85, 84), (84, 200)]:
+        image = noise(*size)
+        truth = processor(images=[image], text="user <image> what")
+        picture = prepare(encoded(image), spec).picture
+        assert picture is not None
+        ids, media = expand(words.encode("user <image> what"), [picture], PictureTokens(
+            spec.media, words
+        ))  # fmt: skip
+        assert ids == list(truth["input_ids"][0])
+        (item,) = picture.tiles
+        found = np.stack([normalised(tile) for tile in tiles_of(item, spec.media)])
+        np.testing.assert_array_equal(found, np.asarray(truth["pixel_values"][0]))
+        assert len(media.spans) == 1 and media.spans[0].length == len(ids) - 2
+        counts.add(len(found))
+    assert counts == {3, 4, 5}
+
+
+def test_pictures_of_equal_tiles_and_other_edges_are_two(tmp_path: Path) -> None:
+    """What is left out of their rows differs."""
+    spec = made_spec(tmp_path, "llava-next")
+    items = [
+        only_tile(encoded(Image.new("RGB", size, "black")), spec)
+        for size in [(84, 60), (84, 70), (84, 60)]
+    ]
+    assert items[0].pixels == items[1].pixels
+    assert items[0].digest != items[1].digest and items[0].digest == items[2].digest
+
+
+def test_settings_of_llava_next_that_are_not_computed_are_refused(tmp_path: Path) -> None:
+    from octavo_engine.core.media.spec import _read_llava_next
+
+    media = seeing_model("llava-next").media
+    for overrides, message in (
+        ({"image_grid_pinpoints": [[84, 84]]}, "must be those of config.json"),
+        ({"size": {"shortest_edge": 60}}, "size must be 42, as the tower's"),
+        ({"crop_size": {"height": 28, "width": 42}}, "pictures become (28, 42)"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            _read_llava_next(PADDING | overrides, media)
+        assert message in str(caught.value)
+    config = seeing_model("llava-next").config
+    for changes, message in (
+        ({"image_grid_pinpoints": [[84, 80]]}, "whole tiles of 42 pixels"),
+        ({"image_grid_pinpoints": [[420, 420]]}, "fewer than 40"),
+        ({"image_grid_pinpoints": []}, "must be a list of heights and widths"),
+        ({"vision_feature_select_strategy": "full"}, "must be default"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            read_media_config(config | changes)
+        assert message in str(caught.value)
+
+
+def internvl_spec(folder: Path, **overrides: Any) -> PictureSpec:
+    return made_spec(folder, "internvl", **overrides)
+
+
+def internvl_processor(overrides: dict[str, Any]) -> Any:
+    from transformers import InternVLProcessor, PreTrainedTokenizerFast
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    class OnlyPictures(InternVLProcessor):
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
+            """Its processor of films needs a library that is not here."""
+
+    values = {k: v for k, v in FILLING.items() if k != "image_processor_type"} | overrides
+    special = {
+        "context_image_token": "<IMG_CONTEXT>", "start_image_token": "<img>",
+        "end_image_token": "</img>", "video_token": "w20",
+    }  # fmt: skip
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer("internvl"), extra_special_tokens=special
+    )
+    return OnlyPictures(
+        GotOcr2ImageProcessorPil(**values), words,
+        image_seq_length=seeing_model("internvl").media.num_rows,
+    )  # fmt: skip
+
+
+FILLING_OVERRIDES: list[dict[str, Any]] = [
+    {},
+    {"max_patches": 3},
+    {"min_patches": 4, "max_patches": 12},
+    {"max_patches": 1, "resample": 2, "image_mean": [0.1, 0.2, 0.3]},
+]
+
+
+@pytest.mark.parametrize("overrides", FILLING_OVERRIDES, ids=lambda each: next(iter(each), ""))
+def test_tiles_of_internvl_are_those_of_transformers(
+    tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    processor, spec = internvl_processor(overrides), internvl_spec(tmp_path, **overrides)
+    words = TextTokenizer(tokenizer("internvl"), where="test")
+    prompt = "user <IMG_CONTEXT> what <IMG_CONTEXT> is it"
+    counts: set[int] = set()
+    for size, other in zip(SPLIT_SIZES, SPLIT_SIZES[1:] + SPLIT_SIZES[:1], strict=True):
+        images = [noise(*size), noise(*other)]
+        truth = processor(images=images, text=prompt)
+        prepared = [prepare(encoded(image), spec).picture for image in images]
+        pictures = [picture for picture in prepared if picture is not None]
+        ids, media = expand(words.encode(prompt), pictures, PictureTokens(spec.media, words))
+        assert ids == list(truth["input_ids"][0])
+        found = [normalised(tile) for picture in pictures for tile in picture.tiles]
+        np.testing.assert_array_equal(np.stack(found), np.asarray(truth["pixel_values"]))
+        assert all(set(ids[s.first : s.end]) == {PLACEHOLDER} for s in media.spans)
+        counts.update(len(picture.tiles) for picture in pictures)
+    assert (len(counts) > 1) == (overrides.get("max_patches") != 1)
+
+
+def test_a_picture_of_internvl_is_one_tile_if_it_is_not_to_be_cut(tmp_path: Path) -> None:
+    data = encoded(noise(640, 200))
+    assert len(tiles(data, internvl_spec(tmp_path / "cut"))) == 4
+    assert len(tiles(data, internvl_spec(tmp_path / "whole", crop_to_patches=False))) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"max_patches": 41}, "min_patches and max_patches must be from 1 to 40"),
+        ({"min_patches": 7}, "got 7 and 6"),
+        ({"size": {"shortest_edge": 42}}, "size must have height and width"),
+        ({"size": {"height": 28, "width": 42}}, "pictures become (28, 42)"),
+    ],
+)
+def test_settings_of_internvl_that_cannot_be_applied_are_refused(
+    tmp_path: Path, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        internvl_spec(tmp_path, **overrides)
+    assert message in str(caught.value)
+
+
+def test_a_tokenizer_without_the_tokens_around_pictures_of_internvl_is_refused() -> None:
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    with pytest.raises(ModelError, match="must have the token <img>, which is around pictures"):
+        PictureTokens(seeing_model("internvl").media, words)
 
 
 def qwen2_vl_spec(given: dict[str, Any] | None = None, **values: Any) -> PictureSpec:

@@ -136,6 +136,63 @@ def test_a_picture_of_several_tiles_is_computed_as_transformers_does(tmp_path: P
         rig.close()
 
 
+def test_tiles_that_suit_a_pictures_shape_are_computed_as_transformers_does(
+    tmp_path: Path,
+) -> None:
+    wide = encoded(Image.new("RGB", (120, 40), "green"))
+    rig = Rig(write_seeing_model(tmp_path / "internvl", "internvl"))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        pictures = [prepare(data, workers.spec).picture for data in (wide, RED)]
+        prepared = [picture for picture in pictures if picture is not None]
+        around = [workers.tokens.around_tiles(picture) for picture in prepared]
+        assert [len(tokens) for tokens in around] == [6, 9]
+        rows = [t for w in [*around[0], *around[1]] for t in [w] * (9 if w == PLACEHOLDER else 1)]
+        tokens = [1, *rows, 4, 5, 2]
+        answer = rig.chat(text("what colour"), picture(wide), picture(RED))
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        tiles = [tile for picture in prepared for tile in picture.tiles]
+        for said in logprobs(answer):
+            row = seeing_model("internvl").logits(tokens, tiles)[-1].astype(np.float64)
+            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+            tokens.append(int(row.argmax()))
+        again = rig.chat(text("what colour"), picture(wide), picture(BLUE))
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert 40 <= cached < 60 and logprobs(again) != logprobs(answer)
+    finally:
+        rig.close()
+
+
+def test_tiles_that_are_put_together_are_computed_as_transformers_does(tmp_path: Path) -> None:
+    """A request's picture is encoded once, whatever its tiles are, and found again."""
+    wide = encoded(Image.new("RGB", (120, 50), "green"))
+    rig = Rig(write_seeing_model(tmp_path / "llava-next", "llava-next"))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        pictures = [prepare(data, workers.spec).picture for data in (wide, RED)]
+        items = [item for each in pictures if each for item in each.tiles]
+        num_rows = [workers.spec.media.rows_of(item) for item in items]
+        assert num_rows == [36 + 6 * (14 + 1), 36 + 10 * (12 + 1)]
+        tokens = [1, *[PLACEHOLDER] * sum(num_rows), 4, 5, 2]
+        parts = text("what colour"), picture(wide), picture(RED)
+        answer = rig.chat(*parts)
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        for said in logprobs(answer):
+            logits = seeing_model("llava-next").logits(tokens, items, [(50, 120), (60, 80)])
+            row = logits[-1].astype(np.float64)
+            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+            tokens.append(int(row.argmax()))
+        again = rig.chat(*parts)
+        assert logprobs(again) == logprobs(answer)
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == again["usage"]["prompt_tokens"] - 1
+        assert logprobs(rig.chat(parts[0], picture(wide), picture(BLUE))) != logprobs(answer)
+    finally:
+        rig.close()
+
+
 def test_a_picture_whose_tokens_see_each_other_is_computed_as_transformers_does(
     tmp_path: Path,
 ) -> None:
@@ -180,7 +237,7 @@ def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(
         tiles = [tile for picture in prepared if picture for tile in picture.tiles]
         tokens = [1]
         for tile in tiles:
-            num_rows = workers.spec.media.rows_of(tile.height, tile.width)
+            num_rows = workers.spec.media.rows_of(tile)
             tokens += [BEGIN, *[PLACEHOLDER] * num_rows, END]
         tokens += [4, 5, 2]
         parts = text("what colour"), picture(RED), picture(tall)
