@@ -23,6 +23,7 @@ from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, normalised,
 from tests.fakes.seeing import (
     FILLING,
     FITTING,
+    FITTING_LARGE,
     PADDING,
     PREPROCESSOR,
     SPLITTING,
@@ -321,7 +322,7 @@ def internvl_processor(overrides: dict[str, Any]) -> Any:
     from transformers import InternVLProcessor, PreTrainedTokenizerFast
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-    class OnlyPictures(InternVLProcessor):  # type: ignore[misc]  # transformers has no types
+    class OnlyPictures(InternVLProcessor):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
             """Its processor of films needs a library that is not here."""
 
@@ -354,7 +355,7 @@ def test_tiles_of_internvl_are_those_of_transformers(
     processor, spec = internvl_processor(overrides), internvl_spec(tmp_path, **overrides)
     words = TextTokenizer(tokenizer("internvl"), where="test")
     prompt = "user <IMG_CONTEXT> what <IMG_CONTEXT> is it"
-    counts = set()
+    counts: set[int] = set()
     for size, other in zip(SPLIT_SIZES, SPLIT_SIZES[1:] + SPLIT_SIZES[:1], strict=True):
         images = [noise(*size), noise(*other)]
         truth = processor(images=images, text=prompt)
@@ -375,16 +376,21 @@ def test_a_picture_of_internvl_is_one_tile_if_it_is_not_to_be_cut(tmp_path: Path
     assert len(tiles(data, internvl_spec(tmp_path / "whole", crop_to_patches=False))) == 1
 
 
-def test_settings_of_internvl_that_cannot_be_applied_are_refused(tmp_path: Path) -> None:
-    for number, (overrides, message) in enumerate((
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
         ({"max_patches": 41}, "min_patches and max_patches must be from 1 to 40"),
         ({"min_patches": 7}, "got 7 and 6"),
         ({"size": {"shortest_edge": 42}}, "size must have height and width"),
         ({"size": {"height": 28, "width": 42}}, "pictures become (28, 42)"),
-    )):  # fmt: skip
-        with pytest.raises(ModelError) as caught:
-            internvl_spec(tmp_path / str(number), **overrides)
-        assert message in str(caught.value)
+    ],
+)
+def test_settings_of_internvl_that_cannot_be_applied_are_refused(
+    tmp_path: Path, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        internvl_spec(tmp_path, **overrides)
+    assert message in str(caught.value)
 
 
 def test_a_tokenizer_without_the_tokens_around_pictures_of_internvl_is_refused() -> None:
@@ -430,6 +436,49 @@ def test_pixels_of_qwen2_vl_are_those_of_transformers(given: dict[str, Any]) -> 
         assert ids == [1, BEGIN, *[PLACEHOLDER] * num_rows, END, 2]
         assert media.spans[0].grid == (grid[1] // 2, grid[2] // 2)
         assert media.places == ((2, 2 + num_rows, PLACEHOLDER),)
+
+
+def test_pixels_of_qwen3_vl_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    spec = made_spec(tmp_path, "qwen3vl")
+    values = {k: v for k, v in FITTING_LARGE.items() if k != "image_processor_type"}
+    most = 5120 * 7 * 7
+    processor = Qwen2VLImageProcessorPil(
+        **values | {"size": {"longest_edge": most, "shortest_edge": 784}}
+    )
+    for size in FITTING_SIZES:
+        image = noise(*size)
+        found = pixel_rows(only_tile(encoded(image), spec), spec.media)
+        np.testing.assert_array_equal(found, np.asarray(processor(image)["pixel_values"]))
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("vision_config", {"num_position_embeddings": 26}, "must be those of a square"),
+        ("vision_config", {"deepstack_visual_indexes": [0, 4]}, "must be below 4 layers"),
+        ("vision_config", {"deepstack_visual_indexes": [2, 0]}, "must be in ascending order"),
+        ("vision_config", {"deepstack_visual_indexes": 8}, "must be a list of layers"),
+        ("vision_config", {"deepstack_visual_indexes": [0, 1, 2]}, "at most 2 deep layers"),
+        ("text_config", {"rope_parameters": {"rope_type": "default"}}, "have an mrope_section"),
+        (
+            "text_config",
+            {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 5]}},
+            "at most a third of the pairs",
+        ),
+    ],
+)
+def test_parts_of_qwen3_vl_that_do_not_fit_are_refused(
+    part: str, changes: dict[str, Any], message: str
+) -> None:
+    from octavo_engine.models.config import ModelConfig
+
+    config = seeing_model("qwen3vl").config
+    config = config | {part: config[part] | changes}
+    with pytest.raises(ModelError, match=message):
+        read_media_config(config)
+        ModelConfig.from_hf(config)
 
 
 def test_pictures_of_qwen2_vl_that_are_too_long_are_refused() -> None:
