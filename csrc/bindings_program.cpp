@@ -197,7 +197,8 @@ void add_attention(
     bool norm_after_rope, const std::optional<Floats>& alibi, bool is_causal, bool is_whole,
     int64_t group, const std::optional<std::array<int64_t, 4>>& own_heads,
     const std::optional<Floats>& sinks, bool is_chunked, const std::optional<Floats>& query_scales,
-    const std::optional<std::array<int64_t, cpu::kRopeAxes>>& rope_sections, bool is_segmented) {
+    const std::optional<std::array<int64_t, cpu::kRopeAxes>>& rope_sections, bool is_segmented,
+    bool rope_interleaved) {
     check(!cos_sin || static_cast<int64_t>(cos_sin->shape(1)) == rotary_dim,
           "attention: cos_sin has ", cos_sin ? cos_sin->shape(1) : 0, " columns; rotary_dim is ",
           rotary_dim);
@@ -222,7 +223,8 @@ void add_attention(
          .is_whole = is_whole,
          .sinks = span_of(sinks),
          .query_scales = span_of(query_scales),
-         .rope_sections = rope_sections.value_or(std::array<int64_t, cpu::kRopeAxes>{})});
+         .rope_sections = rope_sections.value_or(std::array<int64_t, cpu::kRopeAxes>{}),
+         .rope_interleaved = rope_interleaved});
 }
 
 using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -469,7 +471,7 @@ void bind_program(nb::module_& module) {
                int64_t offset) { self.embed(dst, table, scale, parse_embed_of(of), offset); },
             arg("dst"), arg("table"), arg("scale"), arg("of") = "tokens", arg("offset") = 0,
             nb::keep_alive<1, 3>())
-        .def("input", &Program::input, arg("dst"))
+        .def("input", &Program::input, arg("dst"), arg("first") = 0, arg("is_sparse") = false)
         .def(
             "rms_norm",
             [](Program& self, int dst, int src, const Floats& weight, float eps, int add,
@@ -508,7 +510,7 @@ void bind_program(nb::module_& module) {
              arg("sinks").noconvert().none() = nb::none(), arg("is_chunked") = false,
              arg("query_scales").noconvert().none() = nb::none(),
              arg("rope_sections").none() = nb::none(), arg("is_segmented") = false,
-             nb::keep_alive<1, 10>(), nb::keep_alive<1, 25>())
+             arg("rope_interleaved") = false, nb::keep_alive<1, 10>(), nb::keep_alive<1, 25>())
         .def("latent_attention", &add_latent_attention, arg("dst"), arg("q"), arg("kv"),
              arg("nope"), arg("mixed"), arg("key_up"), arg("value_up"), arg("layer"),
              arg("num_heads"), arg("first_head"), arg("rank"), arg("scale"),

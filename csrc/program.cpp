@@ -84,22 +84,29 @@ void Program::embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, 
                                                      : limits_.num_types;
     limit = std::min(limit, cut.total_rows - offset);
     if (of == cpu::EmbedOf::Tokens && !table.is_cut() && !limits_.is_input) {
-        limits_.input_cols = to.matrix.cols;
+        limits_.input_cols = std::max(limits_.input_cols, to.matrix.cols);
     }
     instructions_.push_back(
         {to.rows, Embed{{to.matrix, table.panels(), nullptr, scale, of, offset - cut.first_row},
                         table.is_cut()}});
 }
 
-void Program::input(int dst) {
+void Program::input(int dst, int64_t first, bool is_sparse) {
     const Buffer& to = at("input", dst);
     check_dtype("input", "dst", to.matrix.dtype, Dtype::F32);
     check_rows("input", to.rows, Rows::Tokens);
-    check(!limits_.is_input, "input: the step's rows are taken already");
-    limits_.input_cols = to.matrix.cols;
-    limits_.is_input = true;
-    instructions_.push_back(
-        {to.rows, Embed{.args = {.dst = to.matrix}, .is_cut = false, .is_input = true}});
+    check(first >= 0 && first < (int64_t{1} << 31), "input: from column ", first, " on");
+    check(is_sparse || first > 0 || !limits_.is_input, "input: the step's rows are taken already");
+    // What another program computed of a step has no more columns, and so no sparse ones.
+    if (!is_sparse || !limits_.is_input) {
+        limits_.input_cols = std::max(limits_.input_cols, first + to.matrix.cols);
+    }
+    limits_.is_input = limits_.is_input || !is_sparse;
+    instructions_.push_back({to.rows, Embed{.args = {.dst = to.matrix},
+                                            .is_cut = false,
+                                            .is_input = true,
+                                            .is_sparse = is_sparse,
+                                            .first = first}});
 }
 
 void Program::rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
@@ -298,6 +305,12 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
           "attention: rope_sections are of ", num_pairs, " pairs of columns; rotary_dim is ",
           rotary);
     args.rope_sections = sections;
+    args.rope_interleaved = options.rope_interleaved;
+    for (int64_t axis = 1; axis < cpu::kRopeAxes && options.rope_interleaved; ++axis) {
+        const int64_t count = sections[static_cast<size_t>(axis)];
+        check(cpu::kRopeAxes * (count - 1) + axis < num_pairs, "attention: every third of ",
+              num_pairs, " pairs of columns cannot be ", count, " for axis ", axis);
+    }
     args.cos_sin = options.cos_sin.data();
     args.scale = options.scale;
     args.soft_cap = options.soft_cap;

@@ -50,6 +50,7 @@ struct AttentionOptions {
     // [positions], or empty: what queries are multiplied by; must outlive the program.
     std::span<const float> query_scales = {};
     std::array<int64_t, cpu::kRopeAxes> rope_sections = {};  // pairs of columns by axis; 0: no axes
+    bool rope_interleaved = false;
 };
 
 // Where a linear layer's adapters are, and the buffer for the rows as they shrink them.
@@ -162,7 +163,9 @@ class Program {
     // program; vectors are copied.
     int buffer(int64_t offset, int64_t cols, Dtype dtype, Rows rows);
     void embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, int64_t offset);
-    void input(int dst);  // rows that the step brings
+    // Columns of the rows that the step brings, from `first` on. Sparse: zeros where a token has
+    // none; else all tokens have one.
+    void input(int dst, int64_t first, bool is_sparse);
     void rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
                   float add_scale);
     void layer_norm(int dst, int src, std::span<const float> weight, std::span<const float> bias,
@@ -220,6 +223,8 @@ class Program {
         cpu::EmbedArgs args;
         bool is_cut;            // only some of the ids are in the table
         bool is_input = false;  // there is no table: all rows come with the step
+        bool is_sparse = false;  // or those that it brings, and zeros
+        int64_t first = 0;       // column of what it brings
     };
     struct Product {
         cpu::LinearArgs args;

@@ -43,14 +43,24 @@ int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
-// The rows of `dst` that the step brings.
-void take_inputs(const cpu::Matrix& dst, const Step& step, Range rows) {
+// The rows of `dst` that the step brings, from its column `first` on.
+void take_inputs(const cpu::Matrix& dst, const Step& step, Range rows, int64_t first = 0) {
     for (int64_t r = rows.begin; r < rows.end; ++r) {
         const int32_t input = step.input_rows[static_cast<size_t>(r)];
         if (input >= 0) {
-            std::memcpy(dst.row(r), step.inputs + input * step.input_cols,
-                        static_cast<size_t>(step.input_cols) * sizeof(float));
+            std::memcpy(dst.row(r), step.inputs + input * step.input_cols + first,
+                        static_cast<size_t>(dst.cols) * sizeof(float));
         }
+    }
+}
+
+// As before, and zeros where it brings none.
+void take_sparse_inputs(const cpu::Matrix& dst, const Step& step, Range rows, int64_t first) {
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        std::memset(dst.row(r), 0, static_cast<size_t>(dst.cols) * sizeof(float));
+    }
+    if (!step.input_rows.empty() && first + dst.cols <= step.input_cols) {
+        take_inputs(dst, step, rows, first);
     }
 }
 
@@ -317,7 +327,12 @@ void Program::embed_rows(const Embed& embed, const Step& step, int64_t count, in
     args.ids = ids_of(step, args.of);
     if (embed.is_input) {
         const Share share = all(worker);
-        take_inputs(args.dst, step, split(count, share.worker, share.workers));
+        const Range rows = split(count, share.worker, share.workers);
+        if (embed.is_sparse) {
+            take_sparse_inputs(args.dst, step, rows, embed.first);
+        } else {
+            take_inputs(args.dst, step, rows, embed.first);
+        }
         return;
     }
     const Share share = embed.is_cut ? own(worker) : all(worker);

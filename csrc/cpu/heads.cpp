@@ -67,6 +67,10 @@ class Angles {
 
     void gather(int64_t token) {
         const int64_t half = args_.rotary_dim / 2;
+        if (args_.rope_interleaved) {
+            gather_in_turn(token, half);
+            return;
+        }
         int64_t first = 0;
         for (int64_t axis = 0; axis < kRopeAxes; ++axis) {
             const int64_t count = args_.rope_sections[static_cast<size_t>(axis)];
@@ -74,6 +78,18 @@ class Angles {
             std::copy_n(from, count, mixed_ + first);
             std::copy_n(from + half, count, mixed_ + half + first);
             first += count;
+        }
+    }
+
+    void gather_in_turn(int64_t token, int64_t half) {
+        std::copy_n(row(args_.rope_positions[token]), 2 * half, mixed_);
+        for (int64_t axis = 1; axis < kRopeAxes; ++axis) {
+            const float* from = row(args_.rope_positions[axis * args_.num_tokens + token]);
+            const int64_t end = kRopeAxes * args_.rope_sections[static_cast<size_t>(axis)];
+            for (int64_t i = axis; i < end; i += kRopeAxes) {
+                mixed_[i] = from[i];
+                mixed_[half + i] = from[half + i];
+            }
         }
     }
 

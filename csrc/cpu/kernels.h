@@ -234,6 +234,8 @@ struct AttentionArgs {
     const float* cos_sin = nullptr;  // [positions, rotary_dim]
     // How many pairs of columns turn by each axis of `rope_positions`; all 0: by `positions`.
     std::array<int64_t, kRopeAxes> rope_sections = {};
+    // Pairs of the axes lie in turn, not behind each other; what no other one has is the first's.
+    bool rope_interleaved = false;
     const int32_t* rope_positions = nullptr;  // [3, num_tokens], or null: all are `positions`
     int64_t num_tokens = 0;
     const float* q_norm = nullptr;  // [head_dim], or [heads * head_dim], or null

@@ -226,8 +226,9 @@ class Program:
     ) -> None:
         """dst = table[ids + offset] * scale, where ids are the step's "tokens", "positions" or
         "types". dst is f32, rows T."""
-    def input(self, dst: int) -> None:
-        """dst = the step's `inputs[input_rows]`, which all rows then have. dst is f32, rows T."""
+    def input(self, dst: int, first: int = 0, is_sparse: bool = False) -> None:
+        """dst = columns of the step's `inputs[input_rows]` from `first` on, which all rows then
+        have; sparse: zeros where a row has none. dst is f32, rows T."""
     def rms_norm(
         self,
         dst: int,
@@ -297,6 +298,7 @@ class Program:
         query_scales: NDArray[np.float32] | None = None,
         rope_sections: tuple[int, int, int] | None = None,
         is_segmented: bool = False,
+        rope_interleaved: bool = False,
     ) -> None:
         """Per-head norms, rope, KV write, then paged causal attention. With is_whole each sequence
         is in the step from its first token on, and may see its later tokens too.

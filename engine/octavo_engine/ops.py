@@ -55,6 +55,9 @@ class Rope:
     # How many pairs, in order, turn by a token's place in time, in lines and in columns, where a
     # step says these. None: all turn by its position.
     sections: tuple[int, int, int] | None = None
+    # Then these pairs lie in turn: every third of them, as far as they go; what neither lines nor
+    # columns have is time's.
+    is_interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +304,10 @@ class Ops(Protocol):
     def select_rows(self, x: Value) -> Value:
         """Only the rows whose logits are wanted: [S, columns]."""
 
+    def add_picture_rows(self, x: Value, index: int) -> Value:
+        """x, and at placeholders of pictures more of their rows' columns, of which each x has as
+        many: those of `index` 0 are what `embedding` gave."""
+
     def keep(self, name: str, x: Value) -> Value:
         """x itself, which a backend that wants what has this name can read behind the step."""
 
@@ -388,8 +395,9 @@ class LatentOps(Ops, Protocol):
 class InputOps(Protocol):
     """What takes rows from outside."""
 
-    def input(self, columns: int) -> Value:
-        """Rows that the step brings: [T, columns]. Embeddings are those of the tokens then."""
+    def input(self, columns: int, *, first: int = 0) -> Value:
+        """Rows that the step brings, from their column `first` on: [T, columns]. Embeddings are
+        those of the tokens then."""
 
 
 class VisionOps(EncoderOps, InputOps, Protocol):

@@ -106,7 +106,18 @@ PADDING: dict[str, Any] = PREPROCESSOR | {
     "aspect_ratio_setting": "anyres",
     "image_grid_pinpoints": [[42, 84], [84, 42], [84, 84], [126, 42], [42, 126]],
 }
+# As Qwen3-VL's is: more pixels than the tower reads here.
+FITTING_LARGE: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "size": {"longest_edge": 16_777_216, "shortest_edge": 784},
+    "patch_size": 7,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 PREPROCESSORS = {
+    "qwen3vl": FITTING_LARGE,
     "llava-next": PADDING,
     "internvl": FILLING,
     "llava": PREPROCESSOR,
@@ -128,19 +139,22 @@ AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
 
 def write_seeing_model(folder: Path, name: str = "llava") -> Path:
-    """Of "llava", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl", "internvl" or
+    """Of "llava", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl" or
     "llava-next"."""
     from safetensors.torch import save_file
 
     model = seeing_model(name)
     if name == "qwen2.5vl":  # all else is equal
         name = "qwen2vl"
+    preprocessor = PREPROCESSORS[name]
+    if name == "qwen3vl":
+        name = "qwen2vl"
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.tensors, folder / "model.safetensors")
     tokenizer(name).save(str(folder / "tokenizer.json"))
     for file, value in (
         ("config.json", model.config),
-        ("preprocessor_config.json", PREPROCESSORS[name]),
+        ("preprocessor_config.json", preprocessor),
         ("tokenizer_config.json", {"chat_template": TEMPLATE.replace("<image> ", MARKS[name])}),
     ):
         (folder / file).write_text(json.dumps(value))

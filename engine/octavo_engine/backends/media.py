@@ -37,8 +37,8 @@ class MediaEncoder(Protocol):
         to it. A large tower takes minutes on a few threads, for which no start should wait."""
 
     def encode(self, item: MediaItem) -> NDArray[np.float32]:
-        """One tile's rows of the language model's input, [num_rows, text_size]. They are the
-        caller's."""
+        """One tile's rows of the language model's input, [num_rows, row_columns]. They are
+        the caller's."""
 
     def encode_part(self, item: MediaItem, part: int, num_parts: int) -> NDArray[np.float32] | None:
         """One of the parts of the same work, of about equal length and in their order; the last one
@@ -84,7 +84,7 @@ def timed_part(
     num_rows = min(vision.num_tokens, MEASURED_PATCHES)
     places = None if vision.rope_theta is None else np.zeros((3, num_rows), np.int32)
     started = time.perf_counter()
-    run(np.zeros((num_rows, vision.patch_columns), np.float32), places)
+    run(np.zeros((num_rows, vision.input_columns), np.float32), places)
     took_s = time.perf_counter() - started
     tile_s = took_s * vision.operations(vision.num_tokens) / vision.operations(num_rows)
     return tile_s * config.num_tiles
@@ -167,6 +167,37 @@ def _grouped_pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.floa
     rows = np.ascontiguousarray(frames).reshape(lines * columns, vision.patch_columns)
     windows = windows_of(item, config)
     return rows if windows is None else np.ascontiguousarray(rows[windows.order])
+
+
+def with_positions(
+    rows: NDArray[np.float32], item: MediaItem, config: MediaConfig, square: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Rows of pixels, and behind each its position, of those of a square that is stretched over the
+    picture."""
+    vision, by = config.vision, config.shuffle
+    side = vision.positions_side
+    lines, columns = _grid(item, config)
+    table = square.reshape(side, side, vision.hidden_size)
+    (above, below, down), (left, right, along) = (_taps(count, side) for count in (lines, columns))
+    at = np.zeros((lines, columns, vision.hidden_size), np.float32)
+    for line, by_line in ((above, 1 - down), (below, down)):
+        for column, by_column in ((left, 1 - along), (right, along)):
+            share = by_line[:, None] * by_column
+            at += table[line[:, None], column] * share[..., None]
+    grouped = at.reshape(lines // by, by, columns // by, by, -1).transpose(0, 2, 1, 3, 4)
+    return np.concatenate((rows, grouped.reshape(len(rows), -1)), 1)
+
+
+def _taps(
+    count: int, side: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """For each of `count` places between the first and the last of `side`: the two that it is
+    between, and how far it is from the former."""
+    source = (
+        np.arange(count, dtype=np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
+    )
+    former = np.floor(source).astype(np.int64)
+    return former, np.minimum(former + 1, side - 1), (source - former).astype(np.float32)
 
 
 def patch_places(item: MediaItem, config: MediaConfig) -> NDArray[np.int32] | None:

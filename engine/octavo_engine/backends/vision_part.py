@@ -44,6 +44,12 @@ _RULES = (
     (re.compile(r"^merger\.ln_q\."), "vision.post_norm."),
     (re.compile(r"^merger\.mlp\.0\."), "projector.linear_1."),
     (re.compile(r"^merger\.mlp\.2\."), "projector.linear_2."),
+    (re.compile(r"^pos_embed\.weight$"), "vision.stretched"),
+    (re.compile(r"^merger\.norm\."), "vision.post_norm."),
+    (re.compile(r"^merger\.linear_fc([12])\."), r"projector.linear_\1."),
+    (re.compile(r"^deepstack_merger_list\.(\d+)\.linear_fc([12])\."), r"deep.\1.linear_\2."),
+    (re.compile(r"^deepstack_merger_list\.(\d+)\.norm\."), r"deep.\1.norm."),
+    (re.compile(r"^blocks\.(\d+)\.mlp\.linear_fc([12])\."), r"vision.layers.\1.mlp.fc\2."),
     (re.compile(r"^blocks\.(\d+)\.norm([12])\."), r"vision.layers.\1.layer_norm\2."),
     (re.compile(r"^blocks\.(\d+)\.attn\.proj\."), r"vision.layers.\1.self_attn.out_proj."),
     (re.compile(r"^blocks\.(\d+)\.attn\.qkv\."), r"vision.layers.\1.self_attn.qkv."),
@@ -98,6 +104,10 @@ class VisionPart:
             side = self._config.patch_size
             frames = (self._config.num_frames,) if self._config.num_frames > 1 else ()
             stored = self._checkpoint.read(stored_name, (shape[0], 3, *frames, side, side))
+            return dataclasses.replace(stored, name=name, shape=shape)
+        if name == "vision.stretched":
+            width = self._config.hidden_size
+            stored = self._checkpoint.read(stored_name, (shape[0] // width, width))
             return dataclasses.replace(stored, name=name, shape=shape)
         if name == "projector.linear_1.weight" and self._is_gemma3:
             stored = self._checkpoint.read(stored_name, shape[::-1])

@@ -377,7 +377,7 @@ def media_limits(config: EngineConfig, backend: Backend) -> MediaLimits | None:
             f"{media.num_rows} tokens of a picture; or refuse pictures by --limit-mm-per-prompt "
             "image=0"
         )
-    row_bytes = 4 * media.text_size
+    row_bytes = 4 * media.row_columns
     least = MIN_MEDIA * media.num_rows * row_bytes
     gib = config.mm_processor_cache_gb
     given = MEDIA_CACHE_BYTES if gib is None else int(gib * 2**30)

@@ -197,6 +197,11 @@ CATALOGUE = (
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
         limits=_RECURRENT,
     ),
+    FamilyEntry(
+        "Qwen 3 VL (dense)",
+        ("Qwen3VLForConditionalGeneration",),
+        "Qwen/Qwen3-VL-2B-Instruct",
+    ),
     FamilyEntry("Seed-OSS", ("SeedOssForCausalLM",), "ByteDance-Seed/Seed-OSS-36B-Instruct"),
     FamilyEntry("SmolLM 3", ("SmolLM3ForCausalLM",), "HuggingFaceTB/SmolLM3-3B"),
     FamilyEntry(

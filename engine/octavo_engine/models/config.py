@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from octavo_engine.caches import KVSpec, StateSpec
@@ -109,6 +109,7 @@ class ModelConfig:
     recurrent: RecurrentConfig | None = None  # of layers that are not attention
     multipliers: Multipliers | None = None  # of a hybrid's parts
     is_part: bool = False  # the text part of a model that also sees pictures
+    num_deep_rows: int = 0  # layers behind which more of a picture's rows are added
 
     @property
     def num_layers(self) -> int:
@@ -150,7 +151,26 @@ class ModelConfig:
         path = "config.json" if part is None else "config.json: text_config"
         family = text_family(ConfigFields(text, path=path), family)
         fields = ConfigFields(text, defaults=family.defaults, aliases=family.aliases, path=path)
-        return _read(cls, fields, family, architecture=architecture, is_part=part is not None)
+        read = _read(cls, fields, family, architecture=architecture, is_part=part is not None)
+        deep = len(deep_layers(outer.section("vision_config"), family))
+        if deep > read.num_layers:
+            raise outer.error("vision_config", f"must have at most {read.num_layers} deep layers")
+        return replace(read, num_deep_rows=deep) if deep else read
+
+
+def deep_layers(vision: ConfigFields | None, family: Family) -> tuple[int, ...]:
+    """Of a tower, those whose output the language model reads besides, in its first layers."""
+    if vision is None or not family.deep_layers:
+        return ()
+    layers = vision.raw("deepstack_visual_indexes")
+    if layers is None:
+        return family.deep_layers
+    is_list = isinstance(layers, list | tuple)
+    if not is_list or not all(type(i) is int and 0 <= i < MAX_LAYERS for i in layers):
+        raise vision.error("deepstack_visual_indexes", "must be a list of layers")
+    if list(layers) != sorted(set(layers)):
+        raise vision.error("deepstack_visual_indexes", "must be in ascending order")
+    return tuple(layers)
 
 
 def _architecture(fields: ConfigFields) -> str:

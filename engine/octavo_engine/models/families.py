@@ -62,7 +62,11 @@ class Family:
     global_nope: bool = False  # where some layers have a window, the others have no rope
     local_rope: bool = False  # layers with a window have a rope of their own
     yarn_is_longrope: bool = False  # an old spelling
-    three_axes: bool = False  # positions of pictures; those of text are the same in all three
+    # Pairs of rope turn by time, line or column of a picture's token, one axis behind the other or
+    # in turn; for text all three are the same.
+    axes: Literal["none", "behind", "in turn"] = "none"
+    # Of a tower inside, those whose output is read besides, where the file does not say; else none.
+    deep_layers: tuple[int, ...] = ()
     # How a mixture of experts names its parts and weighs them; shared: one more sees every token.
     # grouped: chosen by groups or sigmoids, in layers behind `first_k_dense_replace` plain ones.
     # gpt-oss: as mixtral, with biases. jamba: in some of a number of layers. llama4: by sigmoids,
@@ -143,7 +147,13 @@ _GEMMA3 = _GEMMA | {
     "rope_local_base_freq": 1e4,
 }
 _QWEN2 = Family(qkv_bias=True, output_bias=False, windows="upper", defaults=_QWEN)
-_QWEN2_VL = replace(_QWEN2, three_axes=True)  # its text part
+_QWEN2_VL = replace(_QWEN2, axes="behind")  # its text part
+_QWEN3_VL = Family(  # as well
+    qk_norm=True,
+    axes="in turn",
+    deep_layers=(8, 16, 24),
+    defaults=_QWEN | {"head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 5e5},
+)
 _LLAMA = Family(defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048})
 # What files leave out that have a language model of 7B inside.
 _SEVEN_B: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -1118,6 +1128,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "LlavaForConditionalGeneration": _LLAVA_TEXT,
         "LlavaNextForConditionalGeneration": _LLAVA_TEXT,
+        "Qwen3VLForConditionalGeneration": _QWEN3_VL,
         "InternVLForConditionalGeneration": _INTERNVL_TEXT,
         "Idefics3ForConditionalGeneration": _SMOLVLM_TEXT,
         "SmolVLMForConditionalGeneration": _SMOLVLM_TEXT,

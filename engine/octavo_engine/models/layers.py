@@ -23,10 +23,14 @@ class Layer(Protocol):
     def forward(self, ops: Ops, x: Value) -> Value: ...
 
 
-def run_layers(ops: Ops, layers: Sequence[Layer], x: Value) -> Value:
-    """One after another. What is behind each is kept under its name."""
+def run_layers(ops: Ops, layers: Sequence[Layer], x: Value, *, num_deep: int = 0) -> Value:
+    """One after another. What is behind each is kept under its name. Behind the first `num_deep`
+    more of the pictures' rows are added."""
     for index, layer in enumerate(layers):
-        x = ops.keep(layer_output(index), layer.forward(ops, x))
+        x = layer.forward(ops, x)
+        if index < num_deep:
+            x = ops.add_picture_rows(x, index + 1)
+        x = ops.keep(layer_output(index), x)
     return x
 
 

@@ -45,7 +45,7 @@ class LlamaBody:
 
     def forward(self, ops: Ops) -> Value:
         x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
-        return run_layers(ops, self.layers, x)
+        return run_layers(ops, self.layers, x, num_deep=self.config.num_deep_rows)
 
     def normed(self, ops: Ops, x: Value) -> Value:
         return ops.rms_norm(x, self.norm, self.config.norm_eps)

@@ -43,11 +43,13 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()  # longrope
     long_factor: tuple[float, ...] = ()
     sections: tuple[int, int, int] | None = None  # pairs by axis
+    is_interleaved: bool = False  # they lie in turn
 
 
 def make_rope(config: RopeConfig, max_model_len: int) -> Rope:
     """The rope for sequences of up to `max_model_len` tokens."""
-    return replace(_turned(config, max_model_len), sections=config.sections)
+    turned = _turned(config, max_model_len)
+    return replace(turned, sections=config.sections, is_interleaved=config.is_interleaved)
 
 
 def axial_rope(theta: float, head_dim: int) -> Rope:

@@ -43,9 +43,13 @@ def read_ropes(
         rope = _read_rope(
             fields, section, family, theta_name=theta_name, head_dim=head_dim, limit=max_positions
         )
-        if not family.three_axes or section is None:
+        if family.axes == "none" or section is None:
             return rope
-        return replace(rope, sections=_sections(section, rope.rotary_dim // 2))
+        sections = _sections(section, rope.rotary_dim // 2)
+        if family.axes == "in turn" and sections is not None:
+            _check_turns(section, sections)
+            return replace(rope, sections=sections, is_interleaved=True)
+        return replace(rope, sections=sections)
 
     given = fields.section("rope_parameters")
     if given is not None and given.section("full_attention") is not None:
@@ -129,7 +133,7 @@ def _kind(section: ConfigFields | None, family: Family) -> RopeKind:
         return "default"
     key = "type" if section.raw("rope_type") is None else "rope_type"  # the old name and the new
     name = section.optional_text(key) or "default"
-    if name == "mrope" and family.three_axes:
+    if name == "mrope" and family.axes != "none":
         return "default"
     if name not in _KINDS:
         raise section.error(key, f"must be one of {', '.join(sorted(_KINDS))}")
@@ -147,6 +151,13 @@ def _sections(section: ConfigFields, num_pairs: int) -> tuple[int, int, int] | N
         time, line, column = value
         return time, line, column
     raise section.error("mrope_section", f"must be three numbers that add up to {num_pairs}")
+
+
+def _check_turns(section: ConfigFields, sections: tuple[int, int, int]) -> None:
+    """Every third pair is of a line, the next one of a column."""
+    for axis in (1, 2):
+        if 3 * (sections[axis] - 1) + axis >= sum(sections):
+            raise section.error("mrope_section", "must have at most a third of the pairs for each")
 
 
 def _longrope_factors(

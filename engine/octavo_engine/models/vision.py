@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.models.rope import axial_rope
-from octavo_engine.ops import AttentionSpec
+from octavo_engine.ops import AttentionSpec, layer_output
 
 if TYPE_CHECKING:
     from octavo_engine.models.vision_config import MediaConfig, TowerActivation, VisionConfig
@@ -52,6 +52,13 @@ class VisionTower:
             )
         else:
             self.rope = axial_rope(config.rope_theta, config.head_dim)
+        self.stretched = (
+            None  # positions of a square, which a step brings as its picture needs them
+        )
+        if config.positions_side:
+            self.stretched = loader.vector(
+                "vision.stretched", config.positions_side**2 * config.hidden_size
+            )
         self.pre_norm = (
             TowerNorm(config, loader, "vision.pre_norm") if config.has_pre_norm else None
         )
@@ -66,10 +73,14 @@ class VisionTower:
         x = ops.linear(ops.input(self.config.patch_columns), self.patches)
         if self.positions is not None:
             x = ops.add(x, ops.table(self.positions, "positions"))
+        if self.stretched is not None:
+            x = ops.add(x, ops.input(self.config.hidden_size, first=self.config.patch_columns))
         if self.pre_norm is not None:
             x = self.pre_norm.forward(ops, x)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             x = layer.forward(ops, x)
+            if index in self.config.deep_layers:
+                x = ops.keep(layer_output(index), x)
         return x if self.post_norm is None else self.post_norm.forward(ops, x)
 
 
@@ -124,27 +135,30 @@ class VisionLayer:
 
 class MediaProjector:
     """Hidden states of a tower, brought together as the family does, to rows of the language
-    model's input."""
+    model's input, or those of a layer inside to what it reads besides."""
 
-    def __init__(self, config: MediaConfig, loader: Loader) -> None:
+    def __init__(self, config: MediaConfig, loader: Loader, deep: int | None = None) -> None:
+        """`deep`: which of the layers inside."""
+        name = "projector" if deep is None else f"deep.{deep}"
+        norm = config.projector_norm if deep is None else "layer"
         self.columns = config.projector_columns
         size, bias = config.text_size, config.projector_bias
         self.norm = self.norm_bias = None
         self.norm_eps = config.projector_norm_eps
-        if config.projector_norm == "rms":
-            self.norm = loader.vector("projector.norm.weight", self.columns, offset=1.0)
-        elif config.projector_norm == "layer":
-            self.norm = loader.vector("projector.norm.weight", self.columns)
-            self.norm_bias = loader.vector("projector.norm.bias", self.columns)
+        if norm == "rms":
+            self.norm = loader.vector(f"{name}.norm.weight", self.columns, offset=1.0)
+        elif norm == "layer":
+            self.norm = loader.vector(f"{name}.norm.weight", self.columns)
+            self.norm_bias = loader.vector(f"{name}.norm.bias", self.columns)
         self.activation = config.projector_activation
         inner = self.columns if config.family == "qwen2_vl" else size
-        self.first = loader.linear("projector.linear_1", self.columns, inner, bias=bias)
+        self.first = loader.linear(f"{name}.linear_1", self.columns, inner, bias=bias)
         self.newline = None  # the row behind each line of tiles that are put together
         if config.grids:
             self.newline = loader.vector("projector.newline", size)
         self.second = None
         if config.family not in ("idefics3", "gemma3"):
-            self.second = loader.linear("projector.linear_2", inner, size, bias=bias)
+            self.second = loader.linear(f"{name}.linear_2", inner, size, bias=bias)
 
     def forward(self, ops: VisionOps) -> Value:
         x = ops.input(self.columns)

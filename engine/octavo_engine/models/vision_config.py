@@ -13,7 +13,9 @@ from octavo_engine.models.config import (
     MAX_LAYERS,
     MAX_VOCABULARY,
     MAX_WIDTH,
+    deep_layers,
 )
+from octavo_engine.models.families import FAMILIES
 from octavo_engine.models.fields import ConfigFields
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
         "InternVLForConditionalGeneration": "internvl",
         "Qwen2VLForConditionalGeneration": "qwen2_vl",
         "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
+        "Qwen3VLForConditionalGeneration": "qwen2_vl",
     }
 )
 _CLIP = {
@@ -99,6 +102,19 @@ _QWEN2_5_VL = {
 
 _NEXT_GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))  # rows and columns
 
+_QWEN3_VL = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
@@ -120,6 +136,9 @@ class VisionConfig:
     has_qk_norms: bool = False  # RMS norms of all heads' queries, and of their keys, together
     has_layer_scale: bool = False  # what a layer adds is multiplied by a vector, column by column
     rope_theta: float | None = None  # patches know by a rope where they are, not by a table
+    # Or by both: a square of so many on a side, which is stretched over the picture.
+    positions_side: int = 0
+    deep_layers: tuple[int, ...] = ()  # whose outputs the language model reads besides
     num_frames: int = 1  # of a film that a patch covers; a picture stands still in them
     has_rms_norms: bool = False
     is_gated: bool = False  # an MLP's activation multiplies the other half of what goes in
@@ -159,6 +178,11 @@ class VisionConfig:
     def patch_columns(self) -> int:
         return 3 * self.num_frames * self.patch_size**2
 
+    @property
+    def input_columns(self) -> int:
+        """A patch, and what its place is."""
+        return self.patch_columns + (self.hidden_size if self.positions_side else 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
@@ -167,7 +191,7 @@ class MediaConfig:
     family: ImageFamily
     vision: VisionConfig
     token_id: int  # of each row
-    text_size: int  # columns of a row
+    text_size: int  # columns of the language model
     projector_activation: Activation = "gelu"
     projector_bias: bool = False
     shuffle: int = 1  # patches of a square of that side become one row
@@ -182,6 +206,11 @@ class MediaConfig:
     # Rows and columns of tiles of which one picture may be made, in the order of preference where
     # several suit it as well. Empty: each tile has a place of its own in the prompt.
     grids: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def row_columns(self) -> int:
+        """What the embedding takes, and then what layers add."""
+        return self.text_size * (1 + len(self.vision.deep_layers))
 
     @property
     def num_tiles(self) -> int:
@@ -229,6 +258,8 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
     if family is None:
         return None
     if family == "qwen2_vl":
+        if names == ["Qwen3VLForConditionalGeneration"]:
+            return _read_qwen3_vl(fields)
         return _read_qwen2_vl(fields, is_windowed=names == ["Qwen2_5_VLForConditionalGeneration"])
     vision, text = fields.raw("vision_config"), fields.raw("text_config")
     if vision is None and family == "gemma3":
@@ -424,10 +455,7 @@ def _read_qwen2_vl(fields: ConfigFields, *, is_windowed: bool) -> MediaConfig:
         raise vision.error("hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
     patch = vision.integer("patch_size", maximum=MAX_IMAGE_SIZE)
     merge = vision.integer("spatial_merge_size", maximum=16)
-    text = fields.section("text_config") or fields
-    rope = text.section("rope_parameters") or text.section("rope_scaling")
-    if rope is None or rope.raw("mrope_section") is None:
-        raise text.error("rope_scaling", "must have an mrope_section")
+    _check_axes(fields)
     tower = VisionConfig(
         hidden_size=size,
         intermediate_size=vision.integer("intermediate_size", maximum=MAX_WIDTH)
@@ -456,6 +484,62 @@ def _read_qwen2_vl(fields: ConfigFields, *, is_windowed: bool) -> MediaConfig:
         text_size=vision.integer(out, maximum=MAX_WIDTH),
         projector_bias=True,
         shuffle=merge,
+    )
+
+
+def _check_axes(fields: ConfigFields) -> None:
+    text = fields.section("text_config") or fields
+    rope = text.section("rope_parameters") or text.section("rope_scaling")
+    if rope is None or rope.raw("mrope_section") is None:
+        raise text.error("rope_scaling", "must have an mrope_section")
+
+
+def _read_qwen3_vl(fields: ConfigFields) -> MediaConfig:
+    given = fields.raw("vision_config")
+    if not isinstance(given, dict):
+        raise fields.error("vision_config", "must be an object")
+    vision = ConfigFields(given, defaults=_QWEN3_VL, path="config.json: vision_config")
+    size = vision.integer("hidden_size", maximum=MAX_WIDTH)
+    heads = vision.integer("num_heads", maximum=MAX_HEADS)
+    if size % (4 * heads):
+        raise vision.error("hidden_size", f"must be a multiple of 4 x {heads} heads")
+    activation = vision.text("hidden_act")
+    if activation not in ACTIVATIONS:
+        raise vision.error("hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
+    num_positions = vision.integer("num_position_embeddings", maximum=MAX_IMAGE_SIZE**2)
+    side = math.isqrt(num_positions)
+    if side**2 != num_positions:
+        raise vision.error("num_position_embeddings", "must be those of a square")
+    num_layers = vision.integer("depth", maximum=MAX_LAYERS)
+    deep = deep_layers(vision, FAMILIES["Qwen3VLForConditionalGeneration"])
+    if deep and deep[-1] >= num_layers:
+        raise vision.error("deepstack_visual_indexes", f"must be below {num_layers} layers")
+    _check_axes(fields)
+    tower = VisionConfig(
+        hidden_size=size,
+        intermediate_size=vision.integer("intermediate_size", maximum=MAX_WIDTH),
+        num_layers=num_layers,
+        num_heads=heads,
+        image_size=0,
+        patch_size=vision.integer("patch_size", maximum=MAX_IMAGE_SIZE),
+        activation=ACTIVATIONS[activation],
+        norm_eps=1e-6,
+        has_class=False,
+        has_pre_norm=False,
+        has_post_norm=True,
+        patch_bias=True,
+        rope_theta=10_000.0,
+        positions_side=side,
+        deep_layers=deep,
+        num_frames=vision.integer("temporal_patch_size", maximum=16),
+    )
+    return MediaConfig(
+        family="qwen2_vl",
+        vision=tower,
+        token_id=fields.optional_integer("image_token_id", maximum=MAX_VOCABULARY) or 151_655,
+        text_size=vision.integer("out_hidden_size", maximum=MAX_WIDTH),
+        projector_bias=True,
+        shuffle=vision.integer("spatial_merge_size", maximum=16),
     )
 
 

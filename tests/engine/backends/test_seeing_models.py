@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from octavo_engine import _native
 from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.native.media import NativeMediaEncoder
@@ -89,7 +90,7 @@ def test_logits_are_those_of_transformers(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llava", "idefics3", "gemma3", "qwen2vl", "qwen2.5vl", "internvl"]
+    "name", ["llava", "idefics3", "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl"]
 )
 def test_bf16_is_as_close_as_it_is_for_text(name: str) -> None:
     tokens, spans, items = example(name)
@@ -101,7 +102,7 @@ def test_bf16_is_as_close_as_it_is_for_text(name: str) -> None:
     assert error(found, rounded) < 2 * BF16_AGAINST_ROUNDED_REFERENCE
 
 
-@pytest.mark.parametrize("name", ["qwen2vl", "qwen2.5vl"])
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen2.5vl", "qwen3vl"])
 @pytest.mark.parametrize("size", [(14, 14), (28, 28), (14, 700), (280, 294), (322, 350)])
 def test_rows_of_pictures_of_any_size_are_those_of_transformers(
     name: str, size: tuple[int, int]
@@ -112,12 +113,46 @@ def test_rows_of_pictures_of_any_size_are_those_of_transformers(
     item = MediaItem(bytes(16), *size, pixels, mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2))
     patches, grids = patches_of([item])
     with torch.inference_mode():
-        truth = model.reference.model.visual(patches, grid_thw=grids).pooler_output.numpy()
+        output = model.reference.model.visual(patches, grid_thw=grids)
+        more = getattr(output, "deepstack_features", None) or []
+        truth = torch.cat([output.pooler_output, *more], dim=1).numpy()
     for backend in (
         model.backend("torch"), model.backend("f32"), model.backend("f32", num_threads=3)
     ):  # fmt: skip
         assert backend.media is not None
         np.testing.assert_allclose(backend.media.encode(item), truth, **FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", ["torch", "f32"])
+def test_what_layers_add_of_a_picture_is_at_its_placeholders_only(dtype: str) -> None:
+    """Rows that are all zero but for what the second layer adds change what follows them alone."""
+    model = seeing_model("qwen3vl")
+    backend = model.backend(dtype)
+    prompt = prompt_of(model.media, [5, 6, 7], tile(model.media, 1), [8, 9])
+    plain = all_logits(backend, *prompt)
+    encode = backend.media.encode  # type: ignore[union-attr]  # it sees
+
+    def changed(item: MediaItem) -> NDArray[np.float32]:
+        rows = encode(item)
+        rows[:, 2 * model.media.text_size :] += 1.0
+        return rows
+
+    backend.media.encode = changed  # type: ignore[method-assign, union-attr]
+    other = all_logits(backend, *prompt)
+    np.testing.assert_array_equal(plain[:3], other[:3])
+    assert np.abs(plain[3:] - other[3:]).max(axis=1).min() > 1e-3
+
+
+def test_inputs_that_a_program_cannot_have_are_refused() -> None:
+    team = _native.Team(1)
+    program = _native.Program(team, 1 << 16, 4, 4, 16)
+    rows = program.buffer(0, 16, "f32", "T")
+    program.input(rows)
+    program.input(rows, 16)
+    with pytest.raises(ValueError, match="taken already"):
+        program.input(rows)
+    with pytest.raises(ValueError, match="from column -1 on"):
+        program.input(rows, -1, is_sparse=True)
 
 
 @pytest.mark.parametrize("size", [(21, 28), (14, 15), (14, 14 * 1300)])
@@ -148,9 +183,10 @@ def test_segments_that_are_no_parts_of_the_step_are_refused(
         backend.media._run(backend.media._tower, rows, np.zeros((3, 4), np.int32), segments)
 
 
-def test_fusion_changes_no_bit() -> None:
-    tokens, spans, items = example("llava")
-    model = seeing_model("llava")
+@pytest.mark.parametrize("name", ["llava", "qwen3vl"])
+def test_fusion_changes_no_bit(name: str) -> None:
+    tokens, spans, items = example(name)
+    model = seeing_model(name)
     plain = all_logits(model.backend("bf16", is_fused=False), tokens, spans, items)
     fused = all_logits(model.backend("bf16"), tokens, spans, items)
     np.testing.assert_array_equal(plain, fused)

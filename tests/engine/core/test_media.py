@@ -593,7 +593,7 @@ def test_sleep_gives_up_what_is_under_way():
 
 
 @pytest.mark.parametrize(
-    "name", ["llava", "gemma3", "qwen2vl", "qwen2.5vl", "internvl", "llava-next"]
+    "name", ["llava", "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl", "llava-next"]
 )
 def test_two_pictures_in_parts_one_after_the_other(name: str):
     media = seeing_model(name).media

@@ -56,7 +56,7 @@ BEGIN, END = 91, 92  # around a picture of Gemma 3
 SEEING = (
     "llava", "llava-full", "llava-siglip", "llava-qwen2", "llava-mistral", "llava-next",
     "idefics3", "smolvlm",
-    "gemma3", "qwen2vl", "qwen2.5vl", "internvl", "internvl-rms",
+    "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl", "internvl-rms",
 )  # fmt: skip
 
 
@@ -253,6 +253,8 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
         return transformers.LlavaForConditionalGeneration, config
     if name == "qwen2vl":
         return transformers.Qwen2VLForConditionalGeneration, _qwen2_vl(transformers)
+    if name == "qwen3vl":
+        return transformers.Qwen3VLForConditionalGeneration, _qwen3_vl(transformers)
     if name == "qwen2.5vl":
         return transformers.Qwen2_5_VLForConditionalGeneration, _qwen2_5_vl(transformers)
     if name == "gemma3":
@@ -323,6 +325,24 @@ def _qwen2_5_vl(transformers: Any) -> Any:
             "depth": 3, "hidden_size": 96, "out_hidden_size": 64, "num_heads": 4,
             "intermediate_size": 84, "patch_size": 7, "window_size": 28,
             "fullatt_block_indexes": [1],
+        },
+        image_token_id=PLACEHOLDER,
+        video_token_id=VOCABULARY - 1,
+        vision_start_token_id=BEGIN,
+        vision_end_token_id=END,
+    )  # fmt: skip
+
+
+def _qwen3_vl(transformers: Any) -> Any:
+    """A square of positions that no picture is as large as, and two layers that are read besides;
+    pairs of a head that are left when lines and columns have theirs."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
+    return transformers.Qwen3VLConfig(
+        text_config=_TEXT | {"rope_parameters": rope | {"mrope_interleaved": True}},
+        vision_config={
+            "depth": 4, "hidden_size": 96, "out_hidden_size": 64, "num_heads": 4,
+            "intermediate_size": 80, "patch_size": 7, "num_position_embeddings": 25,
+            "deepstack_visual_indexes": [0, 2],
         },
         image_token_id=PLACEHOLDER,
         video_token_id=VOCABULARY - 1,

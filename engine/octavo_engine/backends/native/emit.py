@@ -76,8 +76,8 @@ def _emit(
     match instruction:
         case g.Embed(table=table, scale=scale, of=of, offset=offset):
             program.embed(out, table, scale, of, offset)
-        case g.InputRows():
-            program.input(out)
+        case g.InputRows(first=first, is_sparse=is_sparse):
+            program.input(out, first, is_sparse)
         case g.Linear():
             _emit_linear(program, instruction, buffers)
         case g.RmsNorm(x=x, weight=weight, eps=eps, add=add, add_scale=add_scale):
@@ -254,5 +254,6 @@ def _emit_attention(
         rope_sections=None if spec.rope is None else spec.rope.sections,
         is_chunked=spec.is_chunked,
         is_segmented=spec.is_segmented,
+        rope_interleaved=spec.rope is not None and spec.rope.is_interleaved,
         query_scales=None if spec.temperature is None else tables.scales(spec.temperature),
     )

@@ -83,9 +83,12 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """out = rows that the step brings."""
+    """out = columns of rows that the step brings, from `first` on; sparse: zeros where it brings
+    none."""
 
     out: Value
+    first: int = 0
+    is_sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)

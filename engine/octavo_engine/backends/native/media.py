@@ -18,6 +18,7 @@ from octavo_engine.backends.media import (
     tiles_of,
     timed_part,
     windows_of,
+    with_positions,
 )
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.loader import NativeLoader
@@ -26,9 +27,10 @@ from octavo_engine.backends.native.parts import op_costs, part_bounds
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.vision import MediaProjector, VisionTower
+from octavo_engine.ops import layer_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -79,9 +81,17 @@ class NativeMediaEncoder:
         # Weights of towers are few and not quantised in files: they stay as exact as `dtype` is.
         loader = NativeLoader(checkpoint, team, dtype, quantization="none")
         tower, projector = VisionTower(vision, loader), MediaProjector(config, loader)
+        deep = [MediaProjector(config, loader, i) for i in range(len(vision.deep_layers))]
         loader.finish()
-        self._tower = _compiled(tower.forward, team, vision.num_tokens, is_fused=is_fused)
+        self._kept = [layer_output(index) for index in vision.deep_layers]
+        self._tower = _compiled(
+            tower.forward, team, vision.num_tokens, is_fused=is_fused, keep=self._kept
+        )
+        self._square = tower.stretched
         self._projector = _compiled(projector.forward, team, config.tile_rows, is_fused=is_fused)
+        self._deep = [
+            _compiled(each.forward, team, config.tile_rows, is_fused=is_fused) for each in deep
+        ]
         self._newline = projector.newline
         num_blocks = -(-vision.num_tokens // BLOCK_SIZE)
         self._kv = _native.KVCache(
@@ -96,7 +106,8 @@ class NativeMediaEncoder:
         vision = self.config.vision
         queries = 4 * vision.num_tokens * vision.num_heads * vision.head_columns
         # Keys and values as floats too, and what is rotated before it is attended with.
-        return self._tower.arena_bytes + self._projector.arena_bytes + 3 * queries
+        projectors = self._projector.arena_bytes + sum(each.arena_bytes for each in self._deep)
+        return self._tower.arena_bytes + projectors + 3 * queries
 
     def measure(self) -> float:
         self._order = PartOrder()  # what is under way is written over
@@ -128,8 +139,11 @@ class NativeMediaEncoder:
         """Some of the instructions of a tile."""
         if first == 0:
             item = way.tiles[index]
+            pixels = pixel_rows(item, self.config)
+            if self._square is not None:
+                pixels = with_positions(pixels, item, self.config, self._square)
             self._tile = _Tile(
-                pixel_rows(item, self.config), patch_places(item, self.config),
+                pixels, patch_places(item, self.config),
                 windows_of(item, self.config),
             )  # fmt: skip
         tile = self._tile
@@ -139,8 +153,15 @@ class NativeMediaEncoder:
             None if tile.windows is None else tile.windows.starts, first=first, end=end,
         )  # fmt: skip
         if end == self._tower.program.num_instructions:
-            together = brought_together(hidden, self.config, tile.windows)
-            way.rows.append(self._run(self._projector, together).copy())
+            program, kept = self._tower.program, self._tower.kept
+            inside = [program.read(kept[name], len(tile.pixels)) for name in self._kept]
+            rows = [
+                self._run(projector, brought_together(values, self.config, tile.windows)).copy()
+                for projector, values in zip(
+                    (self._projector, *self._deep), (hidden, *inside), strict=True
+                )
+            ]
+            way.rows.append(rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1))
             self._tile = None
 
     def _begin(self, item: MediaItem, num_parts: int) -> _UnderWay:
@@ -186,12 +207,13 @@ class NativeMediaEncoder:
 
 
 def _compiled(
-    forward: Callable[[Recorder], Value], team: _native.Team, num_rows: int, *, is_fused: bool
-) -> CompiledProgram:
+    forward: Callable[[Recorder], Value], team: _native.Team, num_rows: int, *, is_fused: bool,
+    keep: Sequence[str] = (),
+) -> CompiledProgram:  # fmt: skip
     limits = BackendLimits(
         max_tokens=num_rows, max_seqs=1, max_logit_rows=1, max_model_len=num_rows
     )
     try:
-        return compile_forward(forward, team, limits, is_fused=is_fused)
+        return compile_forward(forward, team, limits, is_fused=is_fused, keep=keep)
     except MemoryError as error:
         raise ConfigError(f"no memory for pictures of {num_rows} patches") from error

@@ -90,8 +90,12 @@ class Recorder:
     ) -> Value:
         return self._add(Embed(self._value(table.cols, None), table, 1.0, of, offset))
 
-    def input(self, columns: int) -> Value:
-        return self._add(InputRows(self._value(columns, None)))
+    def input(self, columns: int, *, first: int = 0) -> Value:
+        return self._add(InputRows(self._value(columns, None), first))
+
+    def add_picture_rows(self, x: Value, index: int) -> Value:
+        rows = InputRows(self._value(x.cols, None), index * x.cols, is_sparse=True)
+        return self.add(x, self._add(rows))
 
     def linear(self, x: Value, weight: NativeLinear) -> Value:
         out, u = self._value(weight.weight.total_rows, x), None

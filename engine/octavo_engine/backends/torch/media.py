@@ -17,14 +17,16 @@ from octavo_engine.backends.media import (
     tiles_of,
     timed_part,
     windows_of,
+    with_positions,
 )
 from octavo_engine.backends.pooling import PoolingStep
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.reference_pooling import ReferencePoolingOps
 from octavo_engine.models.vision import MediaProjector, VisionTower
+from octavo_engine.ops import layer_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -53,6 +55,7 @@ class ReferenceVisionOps(ReferencePoolingOps):
             pooled_rows=np.zeros(1, np.int32),
         )
         super().__init__(step, precision)
+        self.kept = {}
         self._rope_positions = None if places is None else torch.from_numpy(places)
         self._segments = None if segments is None else segments.tolist()
         self._rows = torch.from_numpy(inputs).to(precision.dtype)
@@ -66,9 +69,9 @@ class ReferenceVisionOps(ReferencePoolingOps):
         finally:
             self._texts = whole
 
-    def input(self, columns: int) -> Tensor:
-        assert self._rows.shape[1] == columns
-        return self._rows
+    def input(self, columns: int, *, first: int = 0) -> Tensor:
+        assert self._rows.shape[1] >= first + columns
+        return self._rows[:, first : first + columns]
 
 
 class TorchMediaEncoder:
@@ -81,6 +84,9 @@ class TorchMediaEncoder:
         loader = TorchLoader(checkpoint, precision)
         self._tower = VisionTower(config.vision, loader)
         self._projector = MediaProjector(config, loader)
+        layers = config.vision.deep_layers
+        self._kept = [layer_output(index) for index in layers]
+        self._deep = [MediaProjector(config, loader, i) for i in range(len(layers))]
         loader.finish()
 
     @property
@@ -109,18 +115,29 @@ class TorchMediaEncoder:
         return put_together(rows, item, None if newline is None else newline.float().numpy())
 
     def _encoded(self, tile: MediaItem) -> NDArray[np.float32]:
-        config = self.config
+        config, square = self.config, self._tower.stretched
         windows = windows_of(tile, config)
+        pixels = pixel_rows(tile, config)
+        if square is not None:
+            pixels = with_positions(pixels, tile, config, square.float().numpy())
         hidden = self._run(
-            self._tower.forward, pixel_rows(tile, config), patch_places(tile, config),
-            None if windows is None else windows.starts,
+            self._tower.forward, pixels, patch_places(tile, config),
+            None if windows is None else windows.starts, keep=self._kept,
         )  # fmt: skip
-        return self._run(self._projector.forward, brought_together(hidden, config, windows))
+        rows = [
+            self._run(projector.forward, brought_together(values, config, windows))[0]
+            for projector, values in zip((self._projector, *self._deep), hidden, strict=True)
+        ]
+        return np.concatenate(rows, axis=1)
 
     def _run(
         self, forward: Callable[[ReferenceVisionOps], Tensor], inputs: NDArray[np.float32],
         places: NDArray[np.int32] | None = None, segments: NDArray[np.int32] | None = None,
-    ) -> NDArray[np.float32]:  # fmt: skip
+        *, keep: Sequence[str] = (),
+    ) -> list[NDArray[np.float32]]:  # fmt: skip
+        """The result, and what is kept."""
+        ops = ReferenceVisionOps(inputs, self._precision, places, segments)
+        ops.wanted = keep
         with torch.inference_mode():
-            rows = forward(ReferenceVisionOps(inputs, self._precision, places, segments))
-            return np.ascontiguousarray(rows.float().numpy())
+            found = [forward(ops), *(ops.kept[name] for name in keep)]
+            return [np.ascontiguousarray(rows.float().numpy()) for rows in found]

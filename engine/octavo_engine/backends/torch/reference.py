@@ -152,7 +152,19 @@ class ReferenceOps:
         if self._inputs is None:
             return x
         is_input = (self._input_rows >= 0)[:, None]
-        return torch.where(is_input, self._inputs[self._input_rows.clamp(min=0)].to(x.dtype), x)
+        return torch.where(is_input, self._picture_rows(x, 0), x)
+
+    def add_picture_rows(self, x: Tensor, index: int) -> Tensor:
+        if self._inputs is None:
+            return x
+        is_input = (self._input_rows >= 0)[:, None]
+        return torch.where(is_input, x + self._picture_rows(x, index), x)
+
+    def _picture_rows(self, x: Tensor, index: int) -> Tensor:
+        assert self._inputs is not None
+        rows = self._inputs[self._input_rows.clamp(min=0)]
+        columns = x.shape[1]
+        return rows[:, index * columns : (index + 1) * columns].to(x.dtype)
 
     def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
         assert of == "positions", "texts of a pair are of models that pool"
@@ -339,6 +351,10 @@ class ReferenceOps:
         positions = self._positions[:, None]
         if rope.sections is not None and self._rope_positions is not None:
             axes = torch.repeat_interleave(torch.arange(3), torch.tensor(rope.sections))
+            if rope.is_interleaved:
+                axes = torch.zeros_like(axes)
+                for axis in (1, 2):
+                    axes[axis : 3 * rope.sections[axis] : 3] = axis
             positions = self._rope_positions[axes].T  # [T, rotary_dim / 2]
         angles = positions.float() * torch.from_numpy(rope.inv_freq)
         cos = (angles.cos() * rope.attention_factor).to(x.dtype)[:, None]  # [T, 1, rotary_dim / 2]
@@ -460,8 +476,8 @@ class ReferenceDraftOps(ReferenceOps):
         super().__init__(step, kv, precision)
         self._states = torch.from_numpy(states).to(precision.dtype)
 
-    def input(self, columns: int) -> Tensor:
-        assert self._states.shape[1] == columns
+    def input(self, columns: int, *, first: int = 0) -> Tensor:
+        assert first == 0 and self._states.shape[1] == columns
         return self._states
 
 

@@ -23,6 +23,7 @@ from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, normalised,
 from tests.fakes.seeing import (
     FILLING,
     FITTING,
+    FITTING_LARGE,
     PADDING,
     PREPROCESSOR,
     SPLITTING,
@@ -435,6 +436,49 @@ def test_pixels_of_qwen2_vl_are_those_of_transformers(given: dict[str, Any]) -> 
         assert ids == [1, BEGIN, *[PLACEHOLDER] * num_rows, END, 2]
         assert media.spans[0].grid == (grid[1] // 2, grid[2] // 2)
         assert media.places == ((2, 2 + num_rows, PLACEHOLDER),)
+
+
+def test_pixels_of_qwen3_vl_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    spec = made_spec(tmp_path, "qwen3vl")
+    values = {k: v for k, v in FITTING_LARGE.items() if k != "image_processor_type"}
+    most = 5120 * 7 * 7
+    processor = Qwen2VLImageProcessorPil(
+        **values | {"size": {"longest_edge": most, "shortest_edge": 784}}
+    )
+    for size in FITTING_SIZES:
+        image = noise(*size)
+        found = pixel_rows(only_tile(encoded(image), spec), spec.media)
+        np.testing.assert_array_equal(found, np.asarray(processor(image)["pixel_values"]))
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("vision_config", {"num_position_embeddings": 26}, "must be those of a square"),
+        ("vision_config", {"deepstack_visual_indexes": [0, 4]}, "must be below 4 layers"),
+        ("vision_config", {"deepstack_visual_indexes": [2, 0]}, "must be in ascending order"),
+        ("vision_config", {"deepstack_visual_indexes": 8}, "must be a list of layers"),
+        ("vision_config", {"deepstack_visual_indexes": [0, 1, 2]}, "at most 2 deep layers"),
+        ("text_config", {"rope_parameters": {"rope_type": "default"}}, "have an mrope_section"),
+        (
+            "text_config",
+            {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 5]}},
+            "at most a third of the pairs",
+        ),
+    ],
+)
+def test_parts_of_qwen3_vl_that_do_not_fit_are_refused(
+    part: str, changes: dict[str, Any], message: str
+) -> None:
+    from octavo_engine.models.config import ModelConfig
+
+    config = seeing_model("qwen3vl").config
+    config = config | {part: config[part] | changes}
+    with pytest.raises(ModelError, match=message):
+        read_media_config(config)
+        ModelConfig.from_hf(config)
 
 
 def test_pictures_of_qwen2_vl_that_are_too_long_are_refused() -> None:

@@ -223,7 +223,7 @@ def test_a_picture_whose_tokens_see_each_other_is_computed_as_transformers_does(
         rig.close()
 
 
-@pytest.mark.parametrize("name", ["qwen2vl", "qwen2.5vl"])
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen2.5vl", "qwen3vl"])
 def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(
     tmp_path: Path, name: str
 ) -> None:
