@@ -221,8 +221,8 @@ class Program {
     };
     struct Embed {
         cpu::EmbedArgs args;
-        bool is_cut;            // only some of the ids are in the table
-        bool is_input = false;  // there is no table: all rows come with the step
+        bool is_cut;             // only some of the ids are in the table
+        bool is_input = false;   // there is no table: all rows come with the step
         bool is_sparse = false;  // or those that it brings, and zeros
         int64_t first = 0;       // column of what it brings
     };
