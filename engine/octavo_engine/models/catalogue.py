@@ -212,8 +212,9 @@ _INTRO = """<!-- Made by `python -m octavo_engine.models`: edit models/catalogue
 # Supported models
 
 {count} families that generate text, as checkpoints of safetensors and, where the table names an
-architecture, as GGUF files. SmolLM 1 and 2, Yi, TinyLlama, Vicuna and others whose `config.json`
-says `LlamaForCausalLM` are Llamas here.
+architecture, as GGUF files, whole or split (`NAME-00001-of-00003.gguf`, named by any part). SmolLM
+1 and 2, Yi, TinyLlama, Vicuna and others whose `config.json` says `LlamaForCausalLM` are Llamas
+here.
 
 Every family runs by `--device cpu` and `--device torch`, and by `--device cuda` unless the table
 limits it. The weights of all can be quantised in memory on the CPU (`--quantization int8`, `int4`).
