@@ -11,7 +11,14 @@ from urllib.parse import quote, urlencode
 from octavo.fetch.errors import FetchError, FetchReason
 from octavo.fetch.google_auth import GoogleToken
 from octavo.fetch.http import json_object
-from octavo.fetch.source import RemoteFile, SourceListing, choose, common_prefix, is_single, parts_of
+from octavo.fetch.source import (
+    RemoteFile,
+    SourceListing,
+    choose,
+    common_prefix,
+    is_single,
+    parts_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -11,7 +11,14 @@ from xml.etree import ElementTree
 from octavo.fetch.aws_identity import PodKeys
 from octavo.fetch.errors import FetchError, FetchReason, of_status
 from octavo.fetch.sigv4 import EMPTY_SHA256, AwsKey, signed_headers
-from octavo.fetch.source import RemoteFile, SourceListing, choose, common_prefix, is_single, parts_of
+from octavo.fetch.source import (
+    RemoteFile,
+    SourceListing,
+    choose,
+    common_prefix,
+    is_single,
+    parts_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

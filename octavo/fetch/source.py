@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.fetch.errors import FetchError, FetchReason
-from octavo_engine.weights.gguf_parts import all_parts, missing_parts, models_among
+from octavo_engine.weights.gguf_parts import all_parts, missing_parts, models_among, part_name
 from octavo_engine.weights.hub import IGNORED, MODEL
 
 if TYPE_CHECKING:
@@ -115,8 +114,9 @@ def parts_of(name: str, names: Container[str], where: str) -> list[str]:
 
 
 def common_prefix(path: str) -> str:
-    """Of the names of all parts of the model that this file belongs to."""
-    return os.path.commonprefix(all_parts(path))
+    """With which the names of all parts of the model begin that this file belongs to."""
+    part = part_name(path)
+    return path if part is None else f"{part.stem}-"
 
 
 def is_single(path: str) -> bool:

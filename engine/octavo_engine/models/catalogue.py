@@ -74,6 +74,12 @@ CATALOGUE = (
     FamilyEntry(
         "Falcon-H1", ("FalconH1ForCausalLM",), "tiiuae/Falcon-H1-0.5B-Instruct", limits=_RECURRENT
     ),
+    FamilyEntry(
+        "FalconMamba",
+        ("FalconMambaForCausalLM",),
+        "tiiuae/falcon-mamba-7b-instruct",
+        limits=_RECURRENT,
+    ),
     FamilyEntry("Gemma 1", ("GemmaForCausalLM",), "google/gemma-2b-it"),
     FamilyEntry("Gemma 2", ("Gemma2ForCausalLM",), "google/gemma-2-2b-it"),
     FamilyEntry(
@@ -204,6 +210,12 @@ CATALOGUE = (
         ("WhisperForConditionalGeneration",),
         "openai/whisper-tiny.en",
         limits="CPU only: [speech to text](audio.md)",
+    ),
+    FamilyEntry(
+        "Zamba2",
+        ("Zamba2ForCausalLM",),
+        "Zyphra/Zamba2-1.2B-instruct",
+        limits="CPU only, in one process: [recurrent states](recurrent.md)",
     ),
     FamilyEntry("Youtu-LLM", ("YoutuForCausalLM",), "tencent/Youtu-LLM-2B", limits=_CPU_ONLY),
 )

@@ -49,8 +49,7 @@ def all_parts(name: str) -> tuple[str, ...]:
     if part is None:
         return (name,)
     return tuple(
-        f"{part.stem}-{number:05d}-of-{part.count:05d}.gguf"
-        for number in range(1, part.count + 1)
+        f"{part.stem}-{number:05d}-of-{part.count:05d}.gguf" for number in range(1, part.count + 1)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -234,6 +235,12 @@ MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
 ON_DEVICES = [name for name in FAMILIES if name not in (*LATENTS, *RECURRENT, *SINKS, *CHUNKED)]
 
 
+# Of blocks without residuals: with larger weights they amplify what is rounded away.
+_AMPLIFIES = re.compile(
+    r"\.[qk]_proj\.|_adapter_list\.|\.in_proj\.|\.out_proj\.|gate_up_proj\.|\.linear\."
+)
+
+
 class MemoryCheckpoint:
     """A state dict as a checkpoint; a dtype of "BF16" or "F16" stores it rounded."""
 
@@ -316,6 +323,8 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
         for parameter_name, parameter in model.named_parameters():
             gemma = kind.startswith(("Gemma", "Nemotron", "Qwen3Next")) and kind != "NemotronH"
             _fill(parameter_name, parameter, generator, gemma=gemma)
+            if kind == "Zamba2" and _AMPLIFIES.search(parameter_name):
+                parameter.mul_(0.3)
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             with torch.no_grad():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import huggingface_hub
@@ -25,6 +25,9 @@ from octavo_engine.weights.gguf_parts import (
 from octavo_engine.weights.open import open_checkpoint
 from octavo_engine.weights.source import resolve_model
 from tests.engine.weights.test_source import FakeHub
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NUM_PARTS = 4
 
@@ -126,7 +129,7 @@ def test_missing_parts_are_named(parts):
 def test_many_missing_parts_are_counted(tmp_path):
     path = tmp_path / "m-00001-of-00100.gguf"
     path.write_bytes(b"")
-    with pytest.raises(ModelError, match="m-00006-of-00100.gguf and 94 more are missing"):
+    with pytest.raises(ModelError, match=r"m-00006-of-00100.gguf and 94 more are missing"):
         open_gguf(path)
 
 
@@ -218,5 +221,5 @@ def test_a_repository_s_parts_are_fetched_together(tmp_path, monkeypatch):
 def test_parts_that_a_repository_lacks_are_named(tmp_path, monkeypatch):
     FakeHub(monkeypatch, tmp_path, files=["m-00001-of-00002.gguf"])
     (tmp_path / "m-00001-of-00002.gguf").write_bytes(b"")
-    with pytest.raises(ModelError, match="m-00002-of-00002.gguf is missing from org/name"):
+    with pytest.raises(ModelError, match=r"m-00002-of-00002.gguf is missing from org/name"):
         resolve_model("hf://org/name/m-00001-of-00002.gguf")
