@@ -80,6 +80,7 @@ CATALOGUE = (
         "tiiuae/falcon-mamba-7b-instruct",
         limits=_RECURRENT,
     ),
+    FamilyEntry("FlexOlmo", ("FlexOlmoForCausalLM",), "allenai/FlexOlmo-7x7B-1T"),
     FamilyEntry("Gemma 1", ("GemmaForCausalLM",), "google/gemma-2b-it"),
     FamilyEntry("Gemma 2", ("Gemma2ForCausalLM",), "google/gemma-2-2b-it"),
     FamilyEntry(
@@ -126,6 +127,16 @@ CATALOGUE = (
         "Idefics 3",
         ("Idefics3ForConditionalGeneration",),
         "HuggingFaceM4/Idefics3-8B-Llama3",
+    ),
+    FamilyEntry(
+        "IQuest-Coder", ("IQuestCoderForCausalLM",), "IQuestLab/IQuest-Coder-V1-40B-Instruct"
+    ),
+    FamilyEntry("Jais 2", ("Jais2ForCausalLM",), "inceptionai/Jais-2-8B-Chat"),
+    FamilyEntry("VaultGemma", ("VaultGemmaForCausalLM",), "google/vaultgemma-1b"),
+    FamilyEntry(
+        "Granite 3 MoE with a shared expert",
+        ("GraniteMoeSharedForCausalLM",),
+        "ibm-research/moe-7b-1b-active-shared-experts",
     ),
     FamilyEntry("InternLM 1", ("InternLMForCausalLM",), "internlm/internlm-7b", "Llama"),
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),

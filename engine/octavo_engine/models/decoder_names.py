@@ -142,6 +142,7 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
             (r"^model\.final_layernorm\.", "model.norm."),
         ),
+        "vaultgemma": ((r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),),
         "qwen3_next": (),
         "starcoder2": (
             (r"\.mlp\.c_fc\.", ".mlp.up_proj."),

@@ -24,7 +24,7 @@ Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
     "hyperclovax", "lfm2", "mamba2", "falcon_mamba", "nemotron_h", "granite_hybrid", "bamba",
-    "zamba2", "jamba", "qwen3_next", "llama4", "whisper", "gpt_oss",
+    "zamba2", "jamba", "vaultgemma", "qwen3_next", "llama4", "whisper", "gpt_oss",
 ]  # fmt: skip
 
 
@@ -738,6 +738,25 @@ _GPT: dict[str, Family] = {
             "partial_rotary_factor": 0.5,
         },
     ),
+    "Jais2ForCausalLM": Family(
+        page="gpt",
+        aliases={"rms_norm_eps": "layer_norm_eps"},
+        defaults={
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "VaultGemmaForCausalLM": Family(  # Gemma 2 without norms behind attention and MLP
+        page="gpt",
+        block=BlockConfig(norm="rms", norm_offset=1.0, is_gated=True),
+        naming="vaultgemma",
+        scales="gemma",
+        windows="pattern",
+        defaults=_GEMMA2,
+    ),
     "CohereForCausalLM": Family(
         page="gpt",
         block=BlockConfig(wiring="parallel", norm_bias=False, is_gated=True),
@@ -806,6 +825,21 @@ _GPT: dict[str, Family] = {
         defaults={
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 4096,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+        },
+    ),
+    "FlexOlmoForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, wiring="norm_after", qk_norm="row"),
+        experts="qwen",
+        aliases={"moe_intermediate_size": "intermediate_size"},
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 4096,
+            "rope_theta": 5e5,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
             "norm_topk_prob": False,
             "decoder_sparse_step": 1,
         },
@@ -956,6 +990,24 @@ _LIKE_LLAMA: dict[str, Family] = {
             "head_dim": 128,
             "tie_word_embeddings": True,
         },
+    ),
+    "IQuestCoderForCausalLM": Family(
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
+    "GraniteMoeSharedForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(is_gated=True),
+        naming="granite_hybrid",
+        scales="granite",
+        experts="mixtral",
+        fused_gate_up=True,
+        read=r.read_granite_shared,
+        defaults=_GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
     "GraniteMoeForCausalLM": Family(
         scales="granite",

@@ -201,6 +201,15 @@ def read_granite_hybrid(fields: ConfigFields, block: BlockConfig) -> Mapping[str
     }
 
 
+def read_granite_shared(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    """A hybrid of attention only, for the sake of the MLP beside its experts."""
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    return {
+        "intermediate_size": fields.integer("shared_intermediate_size", maximum=MAX_SIZE),
+        "mixers": ["attention"] * num_layers,
+    }
+
+
 def read_bamba(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     num_layers = fields.integer("num_hidden_layers", maximum=1024)
     attended = fields.integers("attn_layer_indices", maximum=1024)

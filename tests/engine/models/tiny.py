@@ -226,7 +226,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (twin.kind, twin.fields) for name, twin in TWINS.items()},
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
-    "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next", "DeepseekV2",
+    "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "FlexOlmo", "Dbrx", "GraniteMoe",
+    "GraniteMoeShared", "Qwen3Next", "DeepseekV2",
     "DeepseekV3", "Dots1", "SolarOpen", "Lfm2Moe", "Glm4Moe", "Glm4MoeLite", "GptOss", "Llama4Text",
 ) or name in ("granite4-moe", "jamba")]  # fmt: skip
 
@@ -321,7 +322,10 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            gemma = kind.startswith(("Gemma", "Nemotron", "Qwen3Next")) and kind != "NemotronH"
+            gemma = (
+                kind.startswith(("Gemma", "VaultGemma", "Nemotron", "Qwen3Next"))
+                and kind != "NemotronH"
+            )
             _fill(parameter_name, parameter, generator, gemma=gemma)
             if kind == "Zamba2" and _AMPLIFIES.search(parameter_name):
                 parameter.mul_(0.3)
