@@ -31,7 +31,7 @@ class PartName(NamedTuple):
 
     stem: str  # may have folders before it
     number: int  # from 1
-    count: int
+    total: int
 
 
 def part_name(name: str) -> PartName | None:
@@ -40,7 +40,7 @@ def part_name(name: str) -> PartName | None:
     if match is None:
         return None
     part = PartName(match["stem"], int(match["number"]), int(match["count"]))
-    return part if 1 <= part.number <= part.count <= MAX_PARTS else None
+    return part if 1 <= part.number <= part.total <= MAX_PARTS else None
 
 
 def all_parts(name: str) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def all_parts(name: str) -> tuple[str, ...]:
     if part is None:
         return (name,)
     return tuple(
-        f"{part.stem}-{number:05d}-of-{part.count:05d}.gguf" for number in range(1, part.count + 1)
+        f"{part.stem}-{number:05d}-of-{part.total:05d}.gguf" for number in range(1, part.total + 1)
     )
 
 
