@@ -344,6 +344,7 @@ void add_selective(Program& program, int dst, const std::array<int, 4>& sources,
 
 void bind_recurrent(nb::class_<Program>& program) {
     program.def("columns", &Program::columns, arg("dst"), arg("src"), arg("first"))
+        .def("join", &Program::join, arg("dst"), arg("x"), arg("y"))
         .def(
             "multiply",
             [](Program& self, int dst, int x, int y, const std::string& activation) {

@@ -186,6 +186,7 @@ class Program {
     void clamp(int dst, int src, float limit);
     void gate(int dst, int src, int scores);
     void columns(int dst, int src, int64_t first);
+    void join(int dst, int x, int y);
     void multiply(int dst, int x, int y, cpu::Activation activation);
     void group_norm(int dst, int src, std::span<const float> weight, float eps, int64_t size);
     void short_conv(int dst, int src, const ConvOptions& options);
@@ -267,6 +268,10 @@ class Program {
     struct Shrink {
         cpu::ShrinkArgs args;  // of the instruction after it
     };
+    struct Join {
+        cpu::RowOpArgs left;  // each into its part of dst's columns
+        cpu::RowOpArgs right;
+    };
     struct Gate {
         cpu::RowOpArgs scale;  // by a factor that each row brings
         cpu::Matrix scores;
@@ -287,7 +292,7 @@ class Program {
     struct Instruction {
         Rows rows;
         std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Shrink, Product, cpu::RowOpArgs,
-                     cpu::PoolArgs, Attention, LatentAttention, Gate, Moe, cpu::GroupNormArgs,
+                     Join, cpu::PoolArgs, Attention, LatentAttention, Gate, Moe, cpu::GroupNormArgs,
                      Recurrent<cpu::ConvArgs>, Recurrent<cpu::SsdArgs>, Recurrent<cpu::DeltaArgs>,
                      Recurrent<cpu::SelectiveArgs>, StoreCross, Features, Shift>
             args;

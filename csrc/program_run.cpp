@@ -273,6 +273,10 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     args.rows = is_select ? step.logit_rows.data() : nullptr;
                     kernels.row_op(args, rows.begin, rows.end);
                 },
+                [&](const Join& join) {
+                    kernels.row_op(join.left, rows.begin, rows.end);
+                    kernels.row_op(join.right, rows.begin, rows.end);
+                },
                 [&](const Gate& gate) {
                     cpu::RowOpArgs args = gate.scale;
                     for (int64_t r = rows.begin; r < rows.end; ++r) {

@@ -40,6 +40,22 @@ void Program::columns(int dst, int src, int64_t first) {
     instructions_.push_back({to.rows, args});
 }
 
+void Program::join(int dst, int x, int y) {
+    const Buffer& to = at("join", dst);
+    const Buffer& left = at("join", x);
+    const Buffer& right = at("join", y);
+    check(to.rows == left.rows && to.rows == right.rows, "join: rows of dst, x and y differ");
+    check_cols("join", "dst", to, left.matrix.cols + right.matrix.cols);
+    check_overlap("join", to, left, false);
+    check_overlap("join", to, right, false);
+    const auto part = [&](const cpu::Matrix& src, int64_t first) {
+        return cpu::RowOpArgs{
+            .op = cpu::RowOp::Convert, .dst = to.matrix.columns(first, src.cols), .src = src};
+    };
+    instructions_.push_back(
+        {to.rows, Join{part(left.matrix, 0), part(right.matrix, left.matrix.cols)}});
+}
+
 void Program::multiply(int dst, int x, int y, cpu::Activation activation) {
     const Buffer& to = at("multiply", dst);
     const Buffer& other = at("multiply", y);

@@ -381,6 +381,8 @@ class Program:
         """How many rows each expert was chosen for so far, of all mixtures, on any rank."""
     def columns(self, dst: int, src: int, first: int) -> None:
         """dst = src's columns from `first` on, as many as dst has."""
+    def join(self, dst: int, x: int, y: int) -> None:
+        """dst = x's columns, then y's."""
     def multiply(self, dst: int, x: int, y: int, activation: str = "") -> None:
         """dst = x * activation(y); dst may be x."""
     def group_norm(

@@ -349,6 +349,9 @@ class RecurrentOps(Ops, Protocol):
     def columns(self, x: Value, first: int, count: int) -> Value:
         """Columns [first, first + count) of x."""
 
+    def join(self, x: Value, y: Value) -> Value:
+        """Columns [x | y]."""
+
     def multiply(self, x: Value, y: Value, activation: Activation | None = None) -> Value:
         """x * activation(y), element by element."""
 

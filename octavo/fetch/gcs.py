@@ -11,7 +11,14 @@ from urllib.parse import quote, urlencode
 from octavo.fetch.errors import FetchError, FetchReason
 from octavo.fetch.google_auth import GoogleToken
 from octavo.fetch.http import json_object
-from octavo.fetch.source import RemoteFile, SourceListing, choose, is_single
+from octavo.fetch.source import (
+    RemoteFile,
+    SourceListing,
+    choose,
+    common_prefix,
+    is_single,
+    parts_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,12 +49,9 @@ class Gcs:
         path = self._path.rstrip("/")
         where = f"gs://{self._bucket}/{path}"
         if is_single(path):
-            found = [each for each in self._objects(path) if each["name"] == path]
-            if not found:
-                raise FetchError(
-                    FetchReason.NOT_FOUND, f"{where} does not exist; check the address"
-                )
-            return SourceListing((self._file(found[0]),))
+            beside = {str(each["name"]): each for each in self._objects(common_prefix(path))}
+            names = parts_of(path, beside, f"gs://{self._bucket}")
+            return SourceListing(tuple(self._file(beside[name]) for name in names))
         prefix = f"{path}/" if path else ""
         objects = {str(o["name"]).removeprefix(prefix): o for o in self._objects(prefix)}
         return SourceListing(tuple(self._file(objects[name]) for name in choose(objects, where)))

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from octavo.fetch.errors import FetchError, FetchReason, of_status
 from octavo.fetch.http import json_object
-from octavo.fetch.source import RemoteFile, SourceListing, choose
+from octavo.fetch.source import RemoteFile, SourceListing, choose, parts_of
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.hub import parse_name
 
@@ -46,12 +46,7 @@ class HuggingFaceHub:
             if isinstance(each, dict) and isinstance(each.get("rfilename"), str)
         }
         repo, file, _ = self._name
-        if file:
-            if file not in by_name:
-                raise FetchError(FetchReason.NOT_FOUND, f"{repo} has no file {file}")
-            names = [file]
-        else:
-            names = choose(by_name, repo)
+        names = parts_of(file, by_name, repo) if file else choose(by_name, repo)
         return SourceListing(tuple(self._file(by_name[name], commit) for name in names), commit)
 
     def _info(self) -> dict[str, Any]:

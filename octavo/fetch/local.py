@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.fetch.errors import FetchError, FetchReason
-from octavo.fetch.source import RemoteFile, SourceListing, choose
+from octavo.fetch.source import RemoteFile, SourceListing, choose, parts_of
+from octavo_engine.weights.gguf_parts import part_paths
 
 CLAIM_MOUNT = Path("/var/lib/octavo/claim")  # where the operator mounts spec.model's claim
 
 
 class LocalFiles:
-    """A folder, or one .gguf."""
+    """A folder, or one .gguf with all its parts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,7 +24,9 @@ class LocalFiles:
                 names = [each.name for each in path.iterdir() if each.is_file()]
                 return SourceListing(tuple(_file(path / name) for name in choose(names, str(path))))
             if path.is_file():
-                return SourceListing((_file(path),))
+                names = [each.name for each in part_paths(path) if each.is_file()]
+                names = parts_of(path.name, names, str(path.parent))
+                return SourceListing(tuple(_file(path.with_name(name)) for name in names))
         except PermissionError:
             raise FetchError(
                 FetchReason.UNAUTHORIZED, f"{path} may not be read by this user"

@@ -11,7 +11,14 @@ from xml.etree import ElementTree
 from octavo.fetch.aws_identity import PodKeys
 from octavo.fetch.errors import FetchError, FetchReason, of_status
 from octavo.fetch.sigv4 import EMPTY_SHA256, AwsKey, signed_headers
-from octavo.fetch.source import RemoteFile, SourceListing, choose, is_single
+from octavo.fetch.source import (
+    RemoteFile,
+    SourceListing,
+    choose,
+    common_prefix,
+    is_single,
+    parts_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -67,12 +74,9 @@ class S3:
         path = self._path.rstrip("/")
         where = f"s3://{self._bucket}/{path}"
         if is_single(path):
-            found = [each for each in self._objects(path) if each.key == path]
-            if not found:
-                raise FetchError(
-                    FetchReason.NOT_FOUND, f"{where} does not exist; check the address"
-                )
-            return SourceListing((self._file(found[0]),))
+            beside = {each.key: each for each in self._objects(common_prefix(path))}
+            names = parts_of(path, beside, f"s3://{self._bucket}")
+            return SourceListing(tuple(self._file(beside[name]) for name in names))
         prefix = f"{path}/" if path else ""
         objects = {each.key.removeprefix(prefix): each for each in self._objects(prefix)}
         return SourceListing(tuple(self._file(objects[name]) for name in choose(objects, where)))

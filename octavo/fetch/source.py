@@ -8,10 +8,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.fetch.errors import FetchError, FetchReason
+from octavo_engine.weights.gguf_parts import all_parts, missing_parts, models_among, part_name
 from octavo_engine.weights.hub import IGNORED, MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
     from pathlib import Path
 
     from octavo.fetch.http import Sign
@@ -68,8 +69,8 @@ class ModelSource(Protocol):
 
 
 def choose(names: Iterable[str], where: str) -> list[str]:
-    """Those a model needs: safetensors with all that belongs to them, else the one .gguf. Never
-    pickles, never code. Raises FetchError."""
+    """Those a model needs: safetensors with all that belongs to them, else the one .gguf, with all
+    its parts. Never pickles, never code. Raises FetchError."""
     known = sorted(name for name in names if "/" not in name)
     wanted = [
         name
@@ -80,10 +81,11 @@ def choose(names: Iterable[str], where: str) -> list[str]:
     if any(name.endswith(".safetensors") for name in wanted):
         return wanted
     ggufs = [name for name in known if name.endswith(".gguf")]
-    if len(ggufs) == 1:
-        return ggufs
-    if ggufs:
-        shown = ", ".join(ggufs[:20])
+    models = models_among(ggufs)
+    if len(models) == 1:
+        return parts_of(models[0], ggufs, where)
+    if models:
+        shown = ", ".join(models[:20])
         raise FetchError(
             FetchReason.FAILED,
             f"{where} has several .gguf files; name one of them in the URI: {shown}",
@@ -97,6 +99,24 @@ def choose(names: Iterable[str], where: str) -> list[str]:
     if not known:
         raise FetchError(FetchReason.NOT_FOUND, f"{where} has no files; check the address")
     raise FetchError(FetchReason.FAILED, f"{where} has neither *.safetensors nor a .gguf file")
+
+
+def parts_of(name: str, names: Container[str], where: str) -> list[str]:
+    """The file, or all parts of the model that it is a part of, which are among `names`. Raises
+    FetchError."""
+    parts = all_parts(name)
+    missing = [part for part in parts if part not in names]
+    if not missing:
+        return list(parts)
+    if len(parts) == 1:
+        raise FetchError(FetchReason.NOT_FOUND, f"{where} has no file {name}; check the address")
+    raise FetchError(FetchReason.NOT_FOUND, missing_parts(missing, len(parts), where))
+
+
+def common_prefix(path: str) -> str:
+    """With which the names of all parts of the model begin that this file belongs to."""
+    part = part_name(path)
+    return path if part is None else f"{part.stem}-"
 
 
 def is_single(path: str) -> bool:

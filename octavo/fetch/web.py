@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from octavo.fetch.errors import FetchError, FetchReason, of_status
 from octavo.fetch.http import json_object
 from octavo.fetch.source import RemoteFile, SourceListing, is_single
+from octavo_engine.weights.gguf_parts import all_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,10 @@ class Web:
             raise FetchError(FetchReason.FAILED, f"no user names in addresses; {_HINT}")
         path = unquote(parts.path)
         if is_single(path):
-            return SourceListing((self._file(path.rpartition("/")[2], self._uri),))
+            name = path.rpartition("/")[2]
+            if len(names := all_parts(name)) == 1:
+                return SourceListing((self._file(name, self._uri),))
+            return SourceListing(tuple(self._file(each, self._beside(each)) for each in names))
         names = ["config.json", *self._weights()]
         files = [self._file(name, self._url(name)) for name in names]
         files += [self._file(name, self._url(name), is_optional=True) for name in _OPTIONAL]
@@ -59,6 +63,10 @@ class Web:
     def _url(self, name: str) -> str:
         parts = urlsplit(self._uri)
         return parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
+
+    def _beside(self, name: str) -> str:
+        parts = urlsplit(self._uri)
+        return parts._replace(path=f"{parts.path.rpartition('/')[0]}/{quote(name)}").geturl()
 
     def _file(self, name: str, url: str, *, is_optional: bool = False) -> RemoteFile:
         return RemoteFile(name, url, sign=self._sign, hint=_HINT, is_optional=is_optional)

@@ -15,6 +15,7 @@ import yaml
 
 from octavo_engine.errors import ConfigError, ModelError, join_faults
 from octavo_engine.protocol.kubernetes import ADAPTER_KIND, KIND
+from octavo_engine.weights.gguf_parts import without_number
 from octavo_engine.weights.hub import parse_name
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.spec import API_VERSION, LLMAdapter, LLMDeployment
@@ -136,7 +137,7 @@ def _leave_out(body: Any, path: str) -> bool:
 def deployment_of_model(model: str, *, replicas: int, device: str) -> LLMDeployment:
     """The LLMDeployment of `octavo up MODEL`. Raises ConfigError."""
     uri = _uri_of(model)
-    last = uri.rstrip("/").rpartition("/")[2].partition("@")[0]
+    last = without_number(uri.rstrip("/").rpartition("/")[2].partition("@")[0])
     name = re.sub(r"[^a-z0-9.-]+", "-", last.lower().removesuffix(".gguf"))[:40].strip("-.")
     spec = {
         "model": {"uri": uri, "servedName": name or "model"},

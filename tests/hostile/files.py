@@ -53,6 +53,23 @@ def _gguf(folder: Path) -> Opened:
     return read, seeds, (ModelError,)
 
 
+def _gguf_part(folder: Path) -> Opened:
+    from octavo_engine.errors import ModelError
+    from octavo_engine.weights.gguf_parts import open_gguf
+    from tests.engine.weights.test_gguf_parts import write_llama
+
+    write_llama(folder / "m.gguf", max_tensors=2)
+    paths = sorted(folder.glob("*.gguf"))
+
+    def read(data: bytes) -> None:
+        paths[1].write_bytes(data)
+        file = open_gguf(paths[0])
+        for tensor in file.tensors.values():
+            assert len(file.data(tensor)) == tensor.end - tensor.begin
+
+    return read, [path.read_bytes() for path in paths[1:3]], (ModelError,)
+
+
 def _gguf_of_a_llama(path: Path) -> bytes:
     import gguf
     import numpy as np
@@ -411,6 +428,7 @@ FILES: Final[dict[str, HostileParser]] = {
         open=_safetensors, words=(b"data_offsets", b"BF16", b"__metadata__")
     ),
     "gguf": HostileParser(open=_gguf, words=(b"llama.", b"GGUF")),
+    "gguf part": HostileParser(open=_gguf_part, words=(b"split.", b"GGUF")),
     "gguf vocabulary": HostileParser(open=_gguf_vocabulary, words=(b"tokenizer.ggml.", b"<s>")),
     "tokenizer.json": HostileParser(
         open=_tokenizer("tokenizer.json", _tokenizer_json), json_share=0.7

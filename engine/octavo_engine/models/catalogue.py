@@ -74,6 +74,13 @@ CATALOGUE = (
     FamilyEntry(
         "Falcon-H1", ("FalconH1ForCausalLM",), "tiiuae/Falcon-H1-0.5B-Instruct", limits=_RECURRENT
     ),
+    FamilyEntry(
+        "FalconMamba",
+        ("FalconMambaForCausalLM",),
+        "tiiuae/falcon-mamba-7b-instruct",
+        limits=_RECURRENT,
+    ),
+    FamilyEntry("FlexOlmo", ("FlexOlmoForCausalLM",), "allenai/FlexOlmo-7x7B-1T"),
     FamilyEntry("Gemma 1", ("GemmaForCausalLM",), "google/gemma-2b-it"),
     FamilyEntry("Gemma 2", ("Gemma2ForCausalLM",), "google/gemma-2-2b-it"),
     FamilyEntry(
@@ -120,6 +127,16 @@ CATALOGUE = (
         "Idefics 3",
         ("Idefics3ForConditionalGeneration",),
         "HuggingFaceM4/Idefics3-8B-Llama3",
+    ),
+    FamilyEntry(
+        "IQuest-Coder", ("IQuestCoderForCausalLM",), "IQuestLab/IQuest-Coder-V1-40B-Instruct"
+    ),
+    FamilyEntry("Jais 2", ("Jais2ForCausalLM",), "inceptionai/Jais-2-8B-Chat"),
+    FamilyEntry("VaultGemma", ("VaultGemmaForCausalLM",), "google/vaultgemma-1b"),
+    FamilyEntry(
+        "Granite 3 MoE with a shared expert",
+        ("GraniteMoeSharedForCausalLM",),
+        "ibm-research/moe-7b-1b-active-shared-experts",
     ),
     FamilyEntry("InternLM 1", ("InternLMForCausalLM",), "internlm/internlm-7b", "Llama"),
     FamilyEntry("InternLM 2", ("InternLM2ForCausalLM",), "internlm/internlm2_5-7b-chat", "Llama"),
@@ -220,6 +237,12 @@ CATALOGUE = (
         "openai/whisper-tiny.en",
         limits="CPU only: [speech to text](audio.md)",
     ),
+    FamilyEntry(
+        "Zamba2",
+        ("Zamba2ForCausalLM",),
+        "Zyphra/Zamba2-1.2B-instruct",
+        limits="CPU only, in one process: [recurrent states](recurrent.md)",
+    ),
     FamilyEntry("Youtu-LLM", ("YoutuForCausalLM",), "tencent/Youtu-LLM-2B", limits=_CPU_ONLY),
 )
 
@@ -227,8 +250,9 @@ _INTRO = """<!-- Made by `python -m octavo_engine.models`: edit models/catalogue
 # Supported models
 
 {count} families that generate text, as checkpoints of safetensors and, where the table names an
-architecture, as GGUF files. SmolLM 1 and 2, Yi, TinyLlama, Vicuna and others whose `config.json`
-says `LlamaForCausalLM` are Llamas here.
+architecture, as GGUF files, whole or split (`NAME-00001-of-00003.gguf`, named by any part). SmolLM
+1 and 2, Yi, TinyLlama, Vicuna and others whose `config.json` says `LlamaForCausalLM` are Llamas
+here.
 
 Every family runs by `--device cpu` and `--device torch`, and by `--device cuda` unless the table
 limits it. The weights of all can be quantised in memory on the CPU (`--quantization int8`, `int4`).

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from octavo_engine.caches import CacheSpec
     from octavo_engine.models.families import Family
     from octavo_engine.models.latent_config import LatentConfig
-    from octavo_engine.models.recurrent_config import Mixer, Multipliers, RecurrentConfig
+    from octavo_engine.models.recurrent_config import (
+        Mixer,
+        Multipliers,
+        RecurrentConfig,
+        SharedBlocks,
+    )
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
     from octavo_engine.models.speech_config import SpeechConfig
@@ -108,6 +113,7 @@ class ModelConfig:
     speech: SpeechConfig | None = None  # of models that read audio, their encoder
     recurrent: RecurrentConfig | None = None  # of layers that are not attention
     multipliers: Multipliers | None = None  # of a hybrid's parts
+    shared_blocks: SharedBlocks | None = None  # of Zamba's layers with attention
     is_part: bool = False  # the text part of a model that also sees pictures
     num_deep_rows: int = 0  # layers behind which more of a picture's rows are added
 

@@ -115,6 +115,7 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"^model\.embedding_norm\.", "model.norm."),
         ),
         "mamba2": _MAMBA,
+        "falcon_mamba": _MAMBA,
         "nemotron_h": (
             (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
             (r"\.mixer\.((?:up|down)_proj)\.", r".mlp.\1."),
@@ -130,12 +131,18 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
             (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
             (r"^model\.final_layernorm\.", "model.norm."),
         ),
+        "zamba2": (
+            (r"\.mamba_decoder\.mamba\.", ".mamba."),
+            (r"\.mamba_decoder\.input_layernorm\.", ".input_layernorm."),
+            (r"^model\.final_layernorm\.", "model.norm."),
+        ),
         "jamba": (
             (r"\.feed_forward\.router\.", ".mlp.gate."),
             (r"\.feed_forward\.", ".mlp."),
             (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
             (r"^model\.final_layernorm\.", "model.norm."),
         ),
+        "vaultgemma": ((r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),),
         "qwen3_next": (),
         "starcoder2": (
             (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
@@ -291,10 +298,14 @@ def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, S
             yield ours, _one(config, name, ours)
     for whole, by_head in norms.items():
         yield whole, StoredPlace(tuple(by_head[head] for head in sorted(by_head)))
-    if config.block.qk_norm == "roped":  # by no weight at all
-        for index in range(config.num_layers):
-            for part in "qk":
-                yield f"model.layers.{index}.self_attn.{part}_norm.weight", StoredPlace(())
+    norms_of_ones: tuple[str, ...] = ()  # by no weight at all
+    if config.block.qk_norm == "roped":
+        norms_of_ones = ("self_attn.q_norm", "self_attn.k_norm")
+    elif naming == "falcon_mamba":
+        norms_of_ones = ("mamba.dt_layernorm", "mamba.b_layernorm", "mamba.c_layernorm")
+    for index in range(config.num_layers):
+        for norm in norms_of_ones:
+            yield f"model.layers.{index}.{norm}.weight", StoredPlace(())
 
 
 def _deinterleaved(

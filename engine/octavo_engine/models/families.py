@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
-    "hyperclovax", "lfm2", "mamba2", "nemotron_h", "granite_hybrid", "bamba", "jamba",
-    "qwen3_next", "llama4", "whisper", "gpt_oss",
+    "hyperclovax", "lfm2", "mamba2", "falcon_mamba", "nemotron_h", "granite_hybrid", "bamba",
+    "zamba2", "jamba", "vaultgemma", "qwen3_next", "llama4", "whisper", "gpt_oss",
 ]  # fmt: skip
 
 
@@ -40,7 +40,7 @@ class Family:
     """How to read a family's config.json, and on which page of this package it is written."""
 
     # Of this package, or another's.
-    page: Literal["llama", "gemma", "gpt", "hybrid", "whisper"] | Page = "llama"
+    page: Literal["llama", "gemma", "gpt", "hybrid", "whisper", "zamba"] | Page = "llama"
     block: BlockConfig = b.PLAIN  # of the gpt page
     # The family's own names for fields that others share; a dot leads into an object.
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -458,6 +458,27 @@ _GPT: dict[str, Family] = {
             "tie_word_embeddings": True,
         },
     ),
+    "FalconMambaForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(positions="none"),
+        naming="falcon_mamba",
+        aliases={"rms_norm_eps": "layer_norm_epsilon"},
+        read=r.read_falcon_mamba,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "expand": 2,
+            "state_size": 16,
+            "conv_kernel": 4,
+            "time_step_rank": "auto",
+            "use_conv_bias": True,
+            "mixer_rms_eps": 1e-6,
+            "tie_word_embeddings": True,
+            # As below.
+            "num_attention_heads": 1,
+            "intermediate_size": 1,
+            "max_position_embeddings": 1 << 18,
+        },
+    ),
     "MambaForCausalLM": Family(
         page="hybrid",
         block=BlockConfig(positions="none"),
@@ -517,6 +538,28 @@ _GPT: dict[str, Family] = {
             "mamba_expand": 2,
             "mamba_conv_bias": True,
             "num_experts_per_tok": 2,
+        },
+    ),
+    "Zamba2ForCausalLM": Family(
+        page="zamba",
+        block=BlockConfig(is_gated=True),
+        naming="zamba2",
+        has_mlp_ratio=True,
+        aliases={"head_dim": "attention_head_dim", "mlp_bias": "add_bias_linear"},
+        read=r.read_zamba2,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 4096,
+            "mamba_d_state": 64,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_ngroups": 1,
+            "n_mamba_heads": 8,
+            "time_step_min": 0.001,
+            "num_mem_blocks": 1,
+            "adapter_rank": 128,
+            "tie_word_embeddings": True,
         },
     ),
     "NemotronHForCausalLM": Family(
@@ -745,6 +788,25 @@ _GPT: dict[str, Family] = {
             "partial_rotary_factor": 0.5,
         },
     ),
+    "Jais2ForCausalLM": Family(
+        page="gpt",
+        aliases={"rms_norm_eps": "layer_norm_eps"},
+        defaults={
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "VaultGemmaForCausalLM": Family(  # Gemma 2 without norms behind attention and MLP
+        page="gpt",
+        block=BlockConfig(norm="rms", norm_offset=1.0, is_gated=True),
+        naming="vaultgemma",
+        scales="gemma",
+        windows="pattern",
+        defaults=_GEMMA2,
+    ),
     "CohereForCausalLM": Family(
         page="gpt",
         block=BlockConfig(wiring="parallel", norm_bias=False, is_gated=True),
@@ -813,6 +875,21 @@ _GPT: dict[str, Family] = {
         defaults={
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 4096,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+        },
+    ),
+    "FlexOlmoForCausalLM": Family(
+        page="gpt",
+        block=BlockConfig(norm="rms", is_gated=True, wiring="norm_after", qk_norm="row"),
+        experts="qwen",
+        aliases={"moe_intermediate_size": "intermediate_size"},
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 4096,
+            "rope_theta": 5e5,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
             "norm_topk_prob": False,
             "decoder_sparse_step": 1,
         },
@@ -963,6 +1040,24 @@ _LIKE_LLAMA: dict[str, Family] = {
             "head_dim": 128,
             "tie_word_embeddings": True,
         },
+    ),
+    "IQuestCoderForCausalLM": Family(
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
+    "GraniteMoeSharedForCausalLM": Family(
+        page="hybrid",
+        block=BlockConfig(is_gated=True),
+        naming="granite_hybrid",
+        scales="granite",
+        experts="mixtral",
+        fused_gate_up=True,
+        read=r.read_granite_shared,
+        defaults=_GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
     "GraniteMoeForCausalLM": Family(
         scales="granite",

@@ -121,7 +121,8 @@ class SelectiveMamba:
         prefix = f"model.layers.{index}.mamba"
         width, rank, size = mamba.width, mamba.dt_rank, mamba.state_size
         layer = config.cache_index(index)
-        self.config, self.eps = mamba, config.norm_eps
+        self.config = mamba
+        self.eps = config.norm_eps if mamba.norm_eps is None else mamba.norm_eps
         self.input = loader.linear(
             f"{prefix}.in_proj", config.hidden_size, 2 * width, bias=mamba.bias
         )

@@ -72,6 +72,7 @@ class SelectiveConfig(NamedTuple):
     conv_bias: bool
     bias: bool  # of the projections
     has_norms: bool = True  # of dt, B and C
+    norm_eps: float | None = None  # theirs; None: as of all norms
 
     def state(self, hidden_size: int) -> StateSpec:
         return StateSpec((self.kernel - 1, self.width), (1, self.state_size, self.width))
@@ -113,6 +114,14 @@ class Multipliers(NamedTuple):
     ssm: tuple[float, ...]  # of the projection's columns: gate, x, B, C, dt
     mlp_gate: float
     mlp_down: float
+
+
+class SharedBlocks(NamedTuple):
+    """Transformer blocks that layers use in turn."""
+
+    num_blocks: int
+    rank: int  # of what each use adds to the projections
+    adapts_attention: bool  # besides the MLP
 
 
 RecurrentConfig: TypeAlias = ConvConfig | MambaConfig | SelectiveConfig | DeltaConfig
@@ -192,6 +201,15 @@ def read_granite_hybrid(fields: ConfigFields, block: BlockConfig) -> Mapping[str
     }
 
 
+def read_granite_shared(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    """A hybrid of attention only, for the sake of the MLP beside its experts."""
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    return {
+        "intermediate_size": fields.integer("shared_intermediate_size", maximum=MAX_SIZE),
+        "mixers": ["attention"] * num_layers,
+    }
+
+
 def read_bamba(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
     num_layers = fields.integer("num_hidden_layers", maximum=1024)
     attended = fields.integers("attn_layer_indices", maximum=1024)
@@ -234,6 +252,13 @@ def read_mamba(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
         has_norms=False,
     )
     return {"mixers": ["mamba"] * num_layers, "has_mlp": False, "recurrent": mamba}
+
+
+def read_falcon_mamba(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    """Mamba 1 with norms, by no weights, of dt, B and C."""
+    read = dict(read_mamba(fields, block))
+    eps = fields.positive("mixer_rms_eps")
+    return read | {"recurrent": read["recurrent"]._replace(has_norms=True, norm_eps=eps)}
 
 
 def _dt_rank(fields: ConfigFields, name: str, hidden: int) -> int:
@@ -301,6 +326,57 @@ def _beside_attention(fields: ConfigFields) -> MambaConfig:
     if mamba.width != width:
         raise fields.error("mamba_n_heads", f"times the size of a head must be {width}")
     return mamba
+
+
+def read_zamba2(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:
+    num_layers = fields.integer("num_hidden_layers", maximum=1024)
+    names = fields.per_layer("layers_block_type", num_layers)
+    known: dict[str, Mixer] = {
+        "mamba": "mamba2",
+        "linear_attention": "mamba2",
+        "hybrid": "attention+mamba2",
+    }
+    if names is None or any(name not in known for name in names) or "hybrid" not in names:
+        raise fields.error(
+            "layers_block_type", f"must hold {', '.join(known)} only, and hybrid at least once"
+        )
+    if fields.boolean("use_long_context"):
+        raise fields.error("use_long_context", "must be false")
+    if fields.positive("rms_norm_eps") != 1e-5:
+        raise fields.error("rms_norm_eps", "must be 1e-5, as in the norm behind a scan")
+    hidden = fields.integer("hidden_size", maximum=MAX_SIZE)
+    heads = fields.integer("num_attention_heads", maximum=MAX_SIZE)
+    head_dim = fields.integer("head_dim", maximum=1024)
+    if head_dim * heads != 2 * hidden:
+        raise fields.error("attention_head_dim", f"times {heads} heads must be {2 * hidden}")
+    adapts_attention = fields.boolean("use_shared_attention_adapter")
+    if adapts_attention and fields.raw("num_key_value_heads") not in (None, heads):
+        raise fields.error("num_key_value_heads", f"must be {heads}, as the heads of queries")
+    mamba = _mamba(
+        fields,
+        heads="n_mamba_heads",
+        head_dim="",
+        groups="mamba_ngroups",
+        state="mamba_d_state",
+        kernel="mamba_d_conv",
+        conv_bias=None,
+        bias="mlp_bias",
+        limits=(fields.positive("time_step_min"), math.inf),
+        own_width=fields.integer("mamba_expand", maximum=64) * hidden,
+    )
+    if mamba.width % hidden:
+        raise fields.error("n_mamba_heads", f"must divide {mamba.width} columns")
+    return {
+        "attention_scale": (head_dim / 2) ** -0.5,
+        "mixers": [known[name] for name in names],
+        "recurrent": mamba,
+        "shared_blocks": SharedBlocks(
+            min(fields.integer("num_mem_blocks", maximum=1024), names.count("hybrid")),
+            fields.integer("adapter_rank", maximum=MAX_SIZE),
+            adapts_attention,
+        ),
+        "block": replace(block, positions="rope" if fields.boolean("use_mem_rope") else "none"),
+    }
 
 
 _PATTERN: dict[str, Mixer] = {"M": "mamba2", "*": "attention", "-": "mlp"}
@@ -372,12 +448,13 @@ def _mamba(
     groups: str,
     state: str,
     kernel: str,
-    conv_bias: str,
+    conv_bias: str | None,
     bias: str,
     limits: tuple[float, float],
     own_width: int | None = None,
 ) -> MambaConfig:
-    """By the family's names of the fields. With `own_width` the head's follows from it."""
+    """By the family's names of the fields; a `conv_bias` of None is always there. With `own_width`
+    the head's width follows from it."""
     num_heads = fields.integer(heads, maximum=MAX_SIZE)
     num_groups = fields.integer(groups, maximum=MAX_SIZE)
     if num_heads % num_groups:
@@ -392,7 +469,7 @@ def _mamba(
         num_groups,
         fields.integer(state, maximum=MAX_SIZE),
         fields.integer(kernel, minimum=2, maximum=MAX_KERNEL),
-        fields.boolean(conv_bias),
+        conv_bias is None or fields.boolean(conv_bias),
         fields.boolean(bias),
         *limits,
     )

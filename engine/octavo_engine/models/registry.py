@@ -9,6 +9,7 @@ from octavo_engine.models.gpt import Gpt
 from octavo_engine.models.hybrid import Hybrid
 from octavo_engine.models.llama import Llama
 from octavo_engine.models.whisper import Whisper
+from octavo_engine.models.zamba import Zamba
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -32,3 +33,5 @@ def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Mode
             return cast("Model", Whisper(config, loader, max_model_len))
         case "hybrid":
             return Hybrid(config, loader, max_model_len)
+        case "zamba":
+            return Zamba(config, loader, max_model_len)

@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING
 
 from octavo_engine.errors import ModelError
+from octavo_engine.weights.gguf_parts import part_paths
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +25,9 @@ _WEIGHTS = (".safetensors", ".gguf")
 
 
 def fingerprint(path: Path) -> str:
-    """Of a file, or of the weights in a folder; names do not count. Raises ModelError."""
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if _is_weights(p))
+    """Of a file with the other parts of its model, or of the weights in a folder; names do not
+    count. Raises ModelError."""
+    files = part_paths(path) if path.is_file() else sorted(filter(_is_weights, path.iterdir()))
     digest = hashlib.blake2b(digest_size=16)
     try:
         sizes = [file.stat().st_size for file in files]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo_engine.errors import ModelError
+from octavo_engine.weights.gguf_parts import all_parts, missing_parts, models_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,8 +72,8 @@ def download(
     tokenizer_only: bool = False,
     with_code: bool = False,
 ) -> Path:
-    """The snapshot's folder, or the one .gguf. HF_HUB_OFFLINE and HF_TOKEN count, and
-    HF_HOME without a `download_dir`."""
+    """The snapshot's folder, or the one .gguf, with all its parts. HF_HUB_OFFLINE and HF_TOKEN
+    count, and HF_HOME without a `download_dir`."""
     repo, file, wanted = parse_name(reference, revision)
     fetch = _Fetch(repo, wanted, download_dir, progress)
     if file:
@@ -113,8 +114,15 @@ class _Fetch:
         )
 
     def file(self, name: str) -> Path:
+        """The file, or the first part of its model when all parts are there."""
         import huggingface_hub
 
+        parts = all_parts(name)
+        if len(parts) > 1:  # of one commit, which calls of their own would not promise
+            folder = self.snapshot(list(parts))
+            if missing := [part for part in parts if not (folder / part).exists()]:
+                raise ModelError(missing_parts(missing, len(parts), self._repo))
+            return folder / parts[0]
         return Path(self._call(huggingface_hub.hf_hub_download, filename=name, **self._options()))
 
     def only_gguf(self, folder: Path) -> Path:
@@ -122,10 +130,10 @@ class _Fetch:
         import huggingface_hub
 
         if huggingface_hub.constants.HF_HUB_OFFLINE:
-            names = sorted(path.name for path in folder.glob("*.gguf"))
+            names = models_among(path.name for path in folder.glob("*.gguf"))
         else:
             listed = self._call(huggingface_hub.HfApi().list_repo_files)
-            names = sorted(name for name in listed if name.endswith(".gguf") and "/" not in name)
+            names = models_among(n for n in listed if n.endswith(".gguf") and "/" not in n)
         if len(names) == 1:
             return self.file(names[0])
         if names:

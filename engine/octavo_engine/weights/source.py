@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.demo import locate_demo
-from octavo_engine.weights.gguf import GGUFFile
 from octavo_engine.weights.gguf_config import gguf_config, gguf_generation_config
+from octavo_engine.weights.gguf_parts import models_among, open_gguf
 from octavo_engine.weights.json_file import read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from octavo_engine.weights.gguf import GGUFFile
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ class ModelFiles:
     """A model's files and what they say about it."""
 
     reference: str
-    path: Path  # a folder, or a .gguf file
+    path: Path  # a folder, or a .gguf file: the first, where a model is split into several
     kind: Literal["safetensors", "gguf"]
     config: dict[str, Any]  # shaped like Hugging Face's config.json, also for GGUF
     generation_config: dict[str, Any]
@@ -48,7 +50,7 @@ class ModelFiles:
     def with_tokenizer(self, reference: str) -> ModelFiles:
         """The files of the tokenizer that the user named instead of the model's own."""
         path = _fetch(reference, revision=None, download_dir=self.download_dir, tokenizer_only=True)
-        gguf = GGUFFile(path) if path.suffix == ".gguf" else None
+        gguf = open_gguf(path) if path.suffix == ".gguf" else None
         kind: Literal["safetensors", "gguf"] = "safetensors" if gguf is None else "gguf"
         return dataclasses.replace(self, reference=reference, path=path, kind=kind, gguf=gguf)
 
@@ -100,10 +102,9 @@ def _described(reference: str, path: Path) -> ModelFiles:
 
 
 def _of_gguf(reference: str, path: Path) -> ModelFiles:
-    gguf = GGUFFile(path)
-    return ModelFiles(
-        reference, path, "gguf", gguf_config(gguf), gguf_generation_config(gguf), gguf
-    )
+    gguf = open_gguf(path)
+    config, generation = gguf_config(gguf), gguf_generation_config(gguf)
+    return ModelFiles(reference, gguf.path, "gguf", config, generation, gguf)
 
 
 def _folder_of_gguf(reference: str, folder: Path) -> ModelFiles:
@@ -111,9 +112,10 @@ def _folder_of_gguf(reference: str, folder: Path) -> ModelFiles:
     if not found:
         os.listdir(folder)  # glob passes over what may not be read
         raise ModelError(f"{folder} is not a model: it has neither config.json nor a .gguf file")
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:20])
-        raise ModelError(f"{folder} has several .gguf files; name one of them: {names}")
+    names = models_among(path.name for path in found)
+    if len(names) > 1:
+        shown = ", ".join(names[:20])
+        raise ModelError(f"{folder} has several .gguf files; name one of them: {shown}")
     return _of_gguf(reference, found[0])
 
 

@@ -81,6 +81,25 @@ CLASSICS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True}),
     "nemotron": ("Nemotron", {"head_dim": 32}),
     "nemotron-biased": ("Nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "jais2": ("Jais2", {"head_dim": 16}),
+    "jais2-unbiased": (
+        "Jais2", {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}
+    ),
+    "vaultgemma": (
+        "VaultGemma",
+        {"num_hidden_layers": 3, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 24,
+         "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
+    ),
+    "flex-olmo": ("FlexOlmo", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "iquestcoder": ("IQuestCoder", {"head_dim": 32}),
+    "granitemoe-shared": (
+        "GraniteMoeShared",
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64,
+            "intermediate_size": 48, "embedding_multiplier": 12.0, "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22, "logits_scaling": 8.0,
+        },
+    ),
     "cohere": ("Cohere", {"logit_scale": 0.25}),
     "cohere-plus": ("Cohere", {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.5}),
     "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 24, "logit_scale": 0.25}),
@@ -144,7 +163,8 @@ CLASSICS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 # Of transformers' classes that are not called {kind}ForCausalLM.
-CLASSES = {"GPT2": "GPT2LMHeadModel", "InternLM3": "LlamaForCausalLM"}
+CLASSES = {"GPT2": "GPT2LMHeadModel", "InternLM3": "LlamaForCausalLM",
+           "IQuestCoder": "LlamaForCausalLM"}  # fmt: skip
 ARCHITECTURES = {"GPT2": "GPT2LMHeadModel"}
 
 

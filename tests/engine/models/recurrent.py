@@ -76,6 +76,10 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "falcon-mamba": (
+        "FalconMamba",
+        {"state_size": 8, "time_step_rank": 32, "use_bias": True, "mixer_rms_eps": 0.05},
+    ),
     "mamba2": (
         "Mamba2",
         {
@@ -88,6 +92,23 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "num_heads": 4, "head_dim": 32, "n_groups": 1, "state_size": 16, "conv_kernel": 3,
             "use_conv_bias": False, "time_step_limit": (0.3, 1.5), "tie_word_embeddings": True,
+        },
+    ),
+    "zamba2": (
+        "Zamba2",
+        {
+            "num_hidden_layers": 3, "n_mamba_heads": 8, "mamba_d_state": 16, "mamba_ngroups": 2,
+            "layers_block_type": ["hybrid", "hybrid", "hybrid"], "num_mem_blocks": 2,
+            "adapter_rank": 32, "use_shared_attention_adapter": True, "use_mem_rope": True,
+            "chunk_size": 32, "num_key_value_heads": 4,
+        },
+    ),
+    "zamba2-one-block": (
+        "Zamba2",
+        {
+            "num_hidden_layers": 3, "n_mamba_heads": 4, "mamba_d_state": 24, "adapter_rank": 32,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid"], "chunk_size": 32,
+            "num_key_value_heads": 4, "intermediate_size": None, "add_bias_linear": True,
         },
     ),
     "granite4": (

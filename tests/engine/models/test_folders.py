@@ -50,7 +50,7 @@ def test_a_folder_answers_as_transformers_does(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["jamba", "lfm2", "mamba2", "granite4-moe", "nemotron-h", "qwen3-next"]
+    "name", ["jamba", "lfm2", "mamba2", "granite4-moe", "nemotron-h", "qwen3-next", "zamba2"]
 )
 def test_a_folder_with_recurrent_states_too(name: str, tmp_path: Path) -> None:
     """With drafts asked for, and the second time from a snapshot."""

@@ -19,6 +19,13 @@ from tests.engine.models.tiny import tiny_model
         ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset must be from 0 to 2; got 3"),
         ("jamba", {"expert_layer_period": 0}, "expert_layer_period must be from 1"),
         ("jamba", {"mamba_dt_rank": "some"}, "mamba_dt_rank must be an integer; got 'some'"),
+        ("zamba2", {"layers_block_type": ["hybrid", "moe", "hybrid"]}, "hybrid at least once"),
+        ("zamba2", {"layers_block_type": ["mamba"] * 3}, "hybrid at least once"),
+        ("zamba2", {"use_long_context": True}, "use_long_context must be false"),
+        ("zamba2", {"attention_head_dim": 16}, "attention_head_dim times 4 heads must be 128"),
+        ("zamba2", {"num_key_value_heads": 2}, "num_key_value_heads must be 4"),
+        ("zamba2", {"rms_norm_eps": 1e-6}, "rms_norm_eps must be 1e-5"),
+        ("falcon-mamba", {"mixer_rms_eps": 0}, "mixer_rms_eps"),
         ("mamba", {"conv_kernel": 17}, "conv_kernel must be from 2 to 16; got 17"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -225,13 +226,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (twin.kind, twin.fields) for name, twin in TWINS.items()},
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
-    "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Dbrx", "GraniteMoe", "Qwen3Next", "DeepseekV2",
+    "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "FlexOlmo", "Dbrx", "GraniteMoe",
+    "GraniteMoeShared", "Qwen3Next", "DeepseekV2",
     "DeepseekV3", "Dots1", "SolarOpen", "Lfm2Moe", "Glm4Moe", "Glm4MoeLite", "GptOss", "Llama4Text",
 ) or name in ("granite4-moe", "jamba")]  # fmt: skip
 
 
 # What devices compute; the rest they refuse.
 ON_DEVICES = [name for name in FAMILIES if name not in (*LATENTS, *RECURRENT, *SINKS, *CHUNKED)]
+
+
+# Of blocks without residuals: with larger weights they amplify what is rounded away.
+_AMPLIFIES = re.compile(
+    r"\.[qk]_proj\.|_adapter_list\.|\.in_proj\.|\.out_proj\.|gate_up_proj\.|\.linear\."
+)
 
 
 class MemoryCheckpoint:
@@ -314,8 +322,13 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            gemma = kind.startswith(("Gemma", "Nemotron", "Qwen3Next")) and kind != "NemotronH"
+            gemma = (
+                kind.startswith(("Gemma", "VaultGemma", "Nemotron", "Qwen3Next"))
+                and kind != "NemotronH"
+            )
             _fill(parameter_name, parameter, generator, gemma=gemma)
+            if kind == "Zamba2" and _AMPLIFIES.search(parameter_name):
+                parameter.mul_(0.3)
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             with torch.no_grad():

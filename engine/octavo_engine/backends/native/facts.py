@@ -97,7 +97,8 @@ _NAMES = {
     g.SelectRows: "select_rows",
     g.PoolRows: "pool", g.FeaturesNode: "features", g.ShiftRows: "shift_rows",
     g.StoreCross: "store_cross", g.CrossAttentionNode: "cross_attention",
-    g.PoolRows: "pool", g.Columns: "columns", g.Multiply: "multiply", g.GroupNorm: "group_norm",
-    g.ShortConv: "short_conv", g.SsdScan: "ssd_scan", g.DeltaRule: "delta_rule",
+    g.PoolRows: "pool", g.Columns: "columns", g.Join: "join", g.Multiply: "multiply",
+    g.GroupNorm: "group_norm", g.ShortConv: "short_conv", g.SsdScan: "ssd_scan",
+    g.DeltaRule: "delta_rule",
     g.SelectiveScan: "selective_scan",
 }  # fmt: skip

@@ -239,6 +239,13 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    out: Value
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, slots=True)
 class Multiply:
     """out = x * activation(y)."""
 
@@ -365,6 +372,7 @@ Instruction: TypeAlias = (
     | StoreCross
     | CrossAttentionNode
     | Columns
+    | Join
     | Multiply
     | GroupNorm
     | ShortConv

@@ -21,6 +21,7 @@ from octavo_engine.backends.native.graph import (
     Graph,
     GroupNorm,
     InputRows,
+    Join,
     LatentAttentionNode,
     LayerNorm,
     Linear,
@@ -203,6 +204,9 @@ class Recorder:
 
     def columns(self, x: Value, first: int, count: int) -> Value:
         return self._add(Columns(self._value(count, x), x, first))
+
+    def join(self, x: Value, y: Value) -> Value:
+        return self._add(Join(self._value(x.cols + y.cols, x), x, y))
 
     def multiply(self, x: Value, y: Value, activation: Activation | None = None) -> Value:
         return self._add(Multiply(self._value(x.cols, x), x, y, activation))

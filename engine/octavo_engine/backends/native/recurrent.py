@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from octavo_engine import _native
 
 RecurrentNode: TypeAlias = (
-    g.Columns | g.Multiply | g.GroupNorm | g.ShortConv | g.SsdScan | g.SelectiveScan | g.DeltaRule
+    g.Columns
+    | g.Join
+    | g.Multiply
+    | g.GroupNorm
+    | g.ShortConv
+    | g.SsdScan
+    | g.SelectiveScan
+    | g.DeltaRule
 )
 
 
@@ -31,6 +38,8 @@ def emit_recurrent(
     match instruction:
         case g.Columns(x=x, first=first):
             program.columns(out, buffers[x], first)
+        case g.Join(x=x, y=y):
+            program.join(out, buffers[x], buffers[y])
         case g.Multiply(x=x, y=y, activation=activation):
             program.multiply(out, buffers[x], buffers[y], activation or "")
         case g.GroupNorm(x=x, weight=weight, eps=eps, size=size):

@@ -57,6 +57,9 @@ class ReferenceRecurrentOps(ReferenceOps):
     def columns(self, x: Tensor, first: int, count: int) -> Tensor:
         return x[:, first : first + count]
 
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat((x, y), dim=1)
+
     def multiply(self, x: Tensor, y: Tensor, activation: Activation | None = None) -> Tensor:
         return x * (y if activation is None else self.activation(y, activation))
 
