@@ -133,7 +133,7 @@ def encoding(server: ServeProcess) -> Encoding:
 
 
 def test_it_says_what_colour_a_square_has_beside_texts_of_others(platform: Platform) -> None:
-    """By chance one of eight is right: ten of 24 happens once in five thousand times.
+    """By chance one of eight is right: ten of 24 happens once in three thousand times.
     Whole and streamed, in one batch with text or alone, the answers are the same."""
     engine = platform.engines[0]
     contents = [content(about) for about in SQUARES]
