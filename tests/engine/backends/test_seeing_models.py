@@ -125,7 +125,7 @@ def test_rows_of_pictures_of_any_size_are_those_of_transformers(
 
 @pytest.mark.parametrize("dtype", ["torch", "f32"])
 def test_what_layers_add_of_a_picture_is_at_its_placeholders_only(dtype: str) -> None:
-    """Rows that are all zero but for what the second layer adds change what follows them alone."""
+    """What the first layer adds changes them and what follows, through the layers behind it."""
     model = seeing_model("qwen3vl")
     backend = model.backend(dtype)
     prompt = prompt_of(model.media, [5, 6, 7], tile(model.media, 1), [8, 9])
@@ -134,7 +134,8 @@ def test_what_layers_add_of_a_picture_is_at_its_placeholders_only(dtype: str) ->
 
     def changed(item: MediaItem) -> NDArray[np.float32]:
         rows = encode(item)
-        rows[:, 2 * model.media.text_size :] += 1.0
+        size = model.media.text_size  # of the picture's own rows, which are the first columns
+        rows[:, size : 2 * size] += 1.0
         return rows
 
     backend.media.encode = changed  # type: ignore[method-assign, union-attr]
