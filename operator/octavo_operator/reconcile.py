@@ -120,12 +120,13 @@ class Reconciler:
             return await self._fail(key, error)
 
     async def _reconcile(self, body: Object, memory: _Memory) -> KeyOutcome:
+        before = memory.decision
         try:
             accepted = accept(body, self._world.taken_names(memory.key), self.settings)
             snapshot = self._decide(body, accepted, memory)
         except SpecInvalid as error:
             return await self._refuse(body, error, memory)
-        snapshot = await self._confirm(body, snapshot, memory)
+        snapshot = await self._confirm(body, snapshot, memory, before)
         # Decisions are stored before they are executed: a restart between the two finds them, and
         # comes to the same conclusions.
         faults = [_conflict(error) for error in snapshot.plan.conflicts]
@@ -188,10 +189,11 @@ class Reconciler:
         )
 
     async def _confirm(
-        self, body: Object, snapshot: ReconcileSnapshot, memory: _Memory
+        self, body: Object, snapshot: ReconcileSnapshot, memory: _Memory, before: DecisionMemory
     ) -> ReconcileSnapshot:
         """The snapshot to execute: watches may lag, so that a write is checked against the API
-        server before, and a deletion decided again on objects read anew. Raises _Outdated."""
+        server before, and a deletion decided again on objects read anew. `before`: what the first
+        decision knew of earlier ones; the second one takes its place. Raises _Outdated."""
         if snapshot.plan.is_empty:
             return snapshot
         newest = await reread_deployment(self._cluster, self._world, body)
@@ -200,6 +202,7 @@ class Reconciler:
         if not snapshot.plan.is_destructive:
             return snapshot
         await reread_children(self._cluster, self._world, memory.key)
+        memory.decision = before
         return self._decide(body, snapshot.accepted, memory)
 
     async def _execute(self, snapshot: ReconcileSnapshot, memory: _Memory) -> Report:
