@@ -100,6 +100,21 @@ def test_a_reconcile_scales_once():
     assert decision.memory.scale == first.memory.scale
 
 
+def test_a_reconcile_scales_each_side_once_and_remembers_it():
+    calm = LoadSignals(serving=2, queued_tokens=0, is_known=True, is_complete=True)
+    prefill = {"secretRef": {"name": "kv"}, "replicas": 3, "autoscaling": {"maxReplicas": 4}}
+    given = replace(inputs(replicas=2, prefill=prefill), prefill_signals=calm)
+    first = decide(given)
+    assert (first.snapshot.target.replicas, first.snapshot.wanted_prefill) == (2, 3)
+    stored = replace(
+        given, prefill_scaling=first.snapshot.prefill_scaling, memory=first.memory, now=700.0
+    )
+    assert decide(stored).snapshot.wanted_prefill == 2
+    again = decide(replace(stored, has_scaled=True))
+    assert again.snapshot.wanted_prefill == 3
+    assert again.memory.prefill_scale == first.memory.prefill_scale
+
+
 class TestSlots:
     def test_a_rollout_without_a_free_slot_waits_and_says_so(self):
         given = of_bench(running_operator(), engine={"maxModelLen": 512})

@@ -145,9 +145,9 @@ def test_a_decision_is_stored_before_it_is_carried_out():
 
 
 def test_none_runs_while_nothing_answers_and_then_they_start_anew():
-    bench = running()
-    later(bench, 5, prefill=2000)
-    assert numbers(bench) == (2, 2)
+    bench = running(prefill={**SCALED, "replicas": 2})
+    later(bench, 5, prefill=4000)
+    assert numbers(bench) == (2, 4)
     bench.edit(suspend=True)
     bench.settle()
     assert numbers(bench) == (0, 0)
@@ -160,7 +160,7 @@ def test_none_runs_while_nothing_answers_and_then_they_start_anew():
     assert bench.cluster.calls == []
     bench.edit(suspend=False)
     bench.settle()
-    assert numbers(bench) == (2, 1)
+    assert numbers(bench) == (2, 2)
 
 
 def test_they_sleep_and_wake_with_the_pods_that_answer():
