@@ -293,16 +293,15 @@ class TestPrefill:
         assert deployment.component == "engine"
         assert deployment.most_pods == 6
 
-    def test_their_autoscaler_has_defaults_of_its_own(self):
-        scaling = {"maxReplicas": 4, "behavior": {"scaleDown": {"step": 1}}}
-        for beside in ({}, {"targets": None}, {"targets": {}}):
-            body = {"prefill": {**self.KV, "autoscaling": {**scaling, **beside}}}
-            deployment = make_deployment(body)
-            assert deployment.prefill is not None
-            assert deployment.prefill.autoscaling == AutoscalingSpec(
-                max_replicas=4, targets=Targets(queued_tokens=8192), down=Behavior(300.0, 1)
-            )
-            assert deployment.most_pods == 5
+    @pytest.mark.parametrize("beside", [{}, {"targets": None}, {"targets": {}}])
+    def test_their_autoscaler_has_defaults_of_its_own(self, beside: dict[str, Any]):
+        scaling = {"maxReplicas": 4, "behavior": {"scaleDown": {"step": 1}}, **beside}
+        deployment = make_deployment({"prefill": {**self.KV, "autoscaling": scaling}})
+        assert deployment.prefill is not None
+        assert deployment.prefill.autoscaling == AutoscalingSpec(
+            max_replicas=4, targets=Targets(queued_tokens=8192), down=Behavior(300.0, 1)
+        )
+        assert deployment.most_pods == 5
 
     @pytest.mark.parametrize(
         ("scaling", "problem"),
