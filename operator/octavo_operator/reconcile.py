@@ -211,11 +211,12 @@ class Reconciler:
     ) -> ReconcileSnapshot:
         """The snapshot to execute: watches may lag, so that a write is checked against the API
         server before, and a deletion decided again on objects read anew. `before`: what the first
-        decision knew of earlier ones; the second one takes its place. Raises _Outdated."""
+        decision knew of earlier ones, since it is not carried out then. Raises _Outdated."""
         if snapshot.plan.is_empty:
             return snapshot
         newest = await reread_deployment(self._cluster, self._world, body)
         if newest is None or _version(newest) != _version(body):
+            memory.decision = before
             raise _Outdated(is_gone=newest is None)
         if not snapshot.plan.is_destructive:
             return snapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -142,6 +143,18 @@ def test_a_decision_is_stored_before_it_is_carried_out():
     scaled = next(at for at, (_, kind) in enumerate(written) if kind == kinds.DEPLOYMENT.name)
     assert stored < scaled
     assert decision(bench)["replicas"] == 2
+
+
+def test_a_decision_about_a_spec_that_was_edited_meanwhile_counts_for_nothing():
+    bench = running()
+    bench.clock.advance(5.0)
+    report(bench, prefill=2000)
+    bench.edit(routing={"holdTimeout": "90s"})  # the watch has not reported it yet
+    outcome = asyncio.run(bench.reconciler.reconcile(KEY))
+    assert outcome.again_after_s == 0.0
+    assert decision(bench)["replicas"] == 1
+    bench.reconcile()
+    assert decision(bench)["replicas"] == 2  # within the step of this minute
 
 
 def test_none_runs_while_nothing_answers_and_then_they_start_anew():
