@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from octavo_operator.cluster.execute import execute, set_gates
 from octavo_operator.cluster.guard import NotLeader
-from octavo_operator.decide import autoscale, readiness_gate
+from octavo_operator.decide import autoscale, prefill, readiness_gate
 from octavo_operator.decide.accepted_spec import accept
 from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.decide.decision import DecisionInputs, DecisionMemory, decide
@@ -29,7 +29,11 @@ from octavo_operator.reasons import Reason
 from octavo_operator.report.events import by_verb
 from octavo_operator.report.faults import Fault, refusal
 from octavo_operator.report.reporter import Reported, Reporter
-from octavo_operator.report.status import rollout_from_status, scaling_from_status
+from octavo_operator.report.status import (
+    prefill_scaling_from_status,
+    rollout_from_status,
+    scaling_from_status,
+)
 from octavo_operator.requeue import again_after, retry_of
 from octavo_operator.watch.reread import reread_children, reread_deployment
 from octavo_operator.watch.work_queue import KeyOutcome
@@ -40,13 +44,14 @@ if TYPE_CHECKING:
     from octavo_operator.cluster.api import Cluster
     from octavo_operator.cluster.execute import Report
     from octavo_operator.decide.accepted_spec import Accepted
-    from octavo_operator.decide.observed import DeploymentKey
+    from octavo_operator.decide.observed import DeploymentKey, Observed
     from octavo_operator.errors import NameConflict
     from octavo_operator.objects.kinds import Kind, Object
     from octavo_operator.report.events import EventRecorder
     from octavo_operator.routers.poller import RouterDemand
     from octavo_operator.settings import OperatorSettings
     from octavo_operator.snapshot import ReconcileSnapshot
+    from octavo_operator.spec import LLMDeployment
     from octavo_operator.watch.world import World
 
 logger = logging.getLogger("octavo.operator.reconcile")
@@ -120,12 +125,13 @@ class Reconciler:
             return await self._fail(key, error)
 
     async def _reconcile(self, body: Object, memory: _Memory) -> KeyOutcome:
+        before = memory.decision
         try:
             accepted = accept(body, self._world.taken_names(memory.key), self.settings)
             snapshot = self._decide(body, accepted, memory)
         except SpecInvalid as error:
             return await self._refuse(body, error, memory)
-        snapshot = await self._confirm(body, snapshot, memory)
+        snapshot = await self._confirm(body, snapshot, memory, before)
         # Decisions are stored before they are executed: a restart between the two finds them, and
         # comes to the same conclusions.
         faults = [_conflict(error) for error in snapshot.plan.conflicts]
@@ -162,10 +168,7 @@ class Reconciler:
         status = (self._world.deployment(key) or body).get("status") or {}
         observed = self._world.observe(key)
         rollout = rollout_from_status(status)
-        signals = LoadSignals()
-        if autoscale.reads_signals(accepted.deployment):
-            prefill = frozenset(map(kinds.uid_of, observed.prefill.engine_pods))
-            signals = demand.signals(pool, serving=observed.num_serving, without=prefill)
+        signals, prefill_signals = self._signals(accepted.deployment, observed)
         return DecisionInputs(
             accepted=accepted,
             settings=self.settings,
@@ -173,11 +176,13 @@ class Reconciler:
             status=status,
             rollout=rollout,
             scaling=scaling_from_status(status),
+            prefill_scaling=prefill_scaling_from_status(status),
             observed=observed,
             adapters=self._world.adapter_claims(key),
             slot=self._slots.slot(key, most=self.settings.max_rollouts),
             in_flight=demand.in_flight(pool),
             signals=signals,
+            prefill_signals=prefill_signals,
             canary_totals=demand.canary_totals(pool, rollout),
             memory=memory.decision,
             settled=memory.settled,
@@ -187,19 +192,36 @@ class Reconciler:
             now_text=self._now_text(),
         )
 
+    def _signals(
+        self, deployment: LLMDeployment, observed: Observed
+    ) -> tuple[LoadSignals, LoadSignals]:
+        """The load of the pods that answer, and of the prefill pods, where it decides."""
+        pool, side = deployment.pool, observed.prefill
+        pods = frozenset(map(kinds.uid_of, side.engine_pods))
+        answering, prefilling = LoadSignals(), LoadSignals()
+        if autoscale.reads_signals(deployment):
+            serving = observed.num_serving
+            answering = self._demand.signals(pool, serving=serving, without=pods)
+        if prefill.reads_signals(deployment):
+            prefilling = self._demand.prefill_signals(pool, serving=side.num_serving, pods=pods)
+        return answering, prefilling
+
     async def _confirm(
-        self, body: Object, snapshot: ReconcileSnapshot, memory: _Memory
+        self, body: Object, snapshot: ReconcileSnapshot, memory: _Memory, before: DecisionMemory
     ) -> ReconcileSnapshot:
         """The snapshot to execute: watches may lag, so that a write is checked against the API
-        server before, and a deletion decided again on objects read anew. Raises _Outdated."""
+        server before, and a deletion decided again on objects read anew. `before`: what the first
+        decision knew of earlier ones, since it is not carried out then. Raises _Outdated."""
         if snapshot.plan.is_empty:
             return snapshot
         newest = await reread_deployment(self._cluster, self._world, body)
         if newest is None or _version(newest) != _version(body):
+            memory.decision = before
             raise _Outdated(is_gone=newest is None)
         if not snapshot.plan.is_destructive:
             return snapshot
         await reread_children(self._cluster, self._world, memory.key)
+        memory.decision = before
         return self._decide(body, snapshot.accepted, memory)
 
     async def _execute(self, snapshot: ReconcileSnapshot, memory: _Memory) -> Report:
@@ -283,7 +305,10 @@ def _has_new_decision(snapshot: ReconcileSnapshot, status: Object) -> bool:
     """A step of the rollout or a number of replicas that is not stored yet."""
     if snapshot.capacity.state != rollout_from_status(status):
         return True
-    return snapshot.scaling is not None and snapshot.scaling != scaling_from_status(status)
+    scaling, prefill_scaling = snapshot.scaling, snapshot.prefill_scaling
+    return (scaling is not None and scaling != scaling_from_status(status)) or (
+        prefill_scaling is not None and prefill_scaling != prefill_scaling_from_status(status)
+    )
 
 
 def _conflict(error: NameConflict) -> Fault:

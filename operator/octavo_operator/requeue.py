@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_operator.decide import autoscale, prefill
 from octavo_operator.decide.observed import waits_for_gate
 from octavo_operator.reasons import Reason
 from octavo_operator.report.faults import unexplained
@@ -48,8 +49,9 @@ def _next_tick(snapshot: ReconcileSnapshot, loading: LoadingState | None) -> flo
         return 0.0
     if snapshot.is_queued:
         return TICK_S
-    scaling = snapshot.deployment.autoscaling
-    if snapshot.capacity.state.revision or (scaling is not None and scaling.provider == "octavo"):
+    deployment = snapshot.deployment
+    is_scaled = autoscale.reads_signals(deployment) or prefill.reads_signals(deployment)
+    if snapshot.capacity.state.revision or is_scaled:
         return TICK_S
     if not snapshot.is_done:
         observed = snapshot.observed

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_operator.decide.prefill import wanted_prefill
-
 if TYPE_CHECKING:
     from octavo_operator.decide.accepted_spec import Accepted
     from octavo_operator.decide.adapters import AdapterDecision
-    from octavo_operator.decide.autoscale import Scaling
+    from octavo_operator.decide.autoscale import ReplicaCount, Scaling
     from octavo_operator.decide.observed import Observed
     from octavo_operator.decide.plan import CapacityPlan, ReconcilePlan, SideStep, Target
     from octavo_operator.decide.rollout import RevisionReplica
@@ -30,6 +28,7 @@ class ReconcileSnapshot:
     prefill: SideStep
     plan: ReconcilePlan
     scaling: Scaling | None
+    prefill_count: ReplicaCount | None  # None: the spec has no prefill pods
     adapters: AdapterDecision
 
     @property
@@ -45,7 +44,12 @@ class ReconcileSnapshot:
     @property
     def wanted_prefill(self) -> int | None:
         """None: the spec has no prefill pods."""
-        return wanted_prefill(self.deployment.prefill, self.target)
+        return None if self.prefill_count is None else self.prefill_count.replicas
+
+    @property
+    def prefill_scaling(self) -> Scaling | None:
+        """The autoscaler's decision about prefill pods, where it makes one."""
+        return None if self.prefill_count is None else self.prefill_count.scaling
 
     @property
     def is_queued(self) -> bool:

@@ -594,6 +594,36 @@ CASES = [
         "ReadWriteOnce is for the pods of one node",
     ),
     Case(
+        "nor has its autoscaler more for it",
+        {**claim(existingClaim="mine"), **prefill(replicas=0, autoscaling={"maxReplicas": 1})},
+        {**claim(), **prefill(replicas=0, autoscaling={"maxReplicas": 1})},
+        "ReadWriteOnce is for the pods of one node",
+    ),
+    Case(
+        "bounds of prefill pods",
+        prefill(autoscaling={"minReplicas": 2, "maxReplicas": 2}),
+        prefill(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
+        "must be at most maxReplicas",
+    ),
+    Case(
+        "an upper bound of prefill pods",
+        prefill(autoscaling=None),
+        prefill(autoscaling={"minReplicas": 1}),
+        "maxReplicas",
+    ),
+    Case(
+        "prefill pods do not sleep while others answer",
+        prefill(autoscaling={"maxReplicas": 2}),
+        prefill(autoscaling={"minReplicas": 0, "maxReplicas": 2}),
+        "minReplicas",
+    ),
+    Case(
+        "steps of prefill pods",
+        prefill(autoscaling={"maxReplicas": 2, "behavior": {"scaleDown": {"step": 1}}}),
+        prefill(autoscaling={"maxReplicas": 2, "behavior": {"scaleDown": {"step": 0}}}),
+        "must be above 0; to stand still set minReplicas = maxReplicas",
+    ),
+    Case(
         "requests of prefill pods", prefill(resources={"requests": {"cpu": 1}}),
         prefill(resources={"requests": {"cpu": 2}, "limits": {"cpu": 1}}),
         "requests must be at most limits",
@@ -651,5 +681,11 @@ TRANSITIONS = [
         scaling(minReplicas=2),
         {"replicas": 3},
         "replicas is only the start while autoscaling decides",
+    ),
+    (
+        prefill(autoscaling={"maxReplicas": 4}),
+        prefill(autoscaling={"maxReplicas": 5}),
+        {"prefill": {"replicas": 3}},
+        "prefill.replicas is only the start while autoscaling decides",
     ),
 ]

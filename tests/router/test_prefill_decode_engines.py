@@ -7,15 +7,20 @@ import os
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import msgspec
 import pytest
 
-from octavo_engine.protocol.endpoints import KV_PORT
+from octavo_engine.protocol.endpoints import KV_PORT, STATE_PATH
+from octavo_engine.protocol.state import State
+from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.desired import kv_transfer
+from octavo_operator.routers.poller import RouterDemand
 from tests.fakes.deployments import make_deployment
 from tests.fakes.process import serving
 from tests.fakes.router_process import routing
@@ -102,6 +107,45 @@ def test_prompts_are_computed_by_one_engine_and_answered_by_another(tmp_path: Pa
                     httpx.post(alone.url + CHAT, json=asked, timeout=30)
                 )
             assert peer_blocks(decode) == blocks
+
+
+def test_prompts_that_wait_for_the_prefill_engine_are_the_operators_signal(tmp_path: Path):
+    """And after them there is none, whatever the engine that answers still generates."""
+    file = tmp_path / "router.yaml"
+    with (
+        serving(*FLAGS, *transfer("kv_producer"), "--sim-prefill-token-ms", "2") as prefill,
+        serving(*FLAGS, *transfer("kv_consumer")) as decode,
+    ):
+        file.write_text(
+            "routing: {policy: prefill-decode}\n"
+            "discovery:\n  upstreams:\n"
+            f'    - {{url: "{prefill.url}", role: prefill}}\n'
+            f'    - {{url: "{decode.url}", role: decode}}\n'
+        )
+        with routing("--config", str(file)) as router, ThreadPoolExecutor(4) as clients:
+            router.until(lambda: set(router.states().values()) == {"ready"})
+            answers = [
+                clients.submit(router.client.post, CHAT, json=body(number)) for number in range(4)
+            ]
+            router.until(lambda: prefill_load(router, prefill).in_flight == 4)
+            router.until(lambda: (prefill_load(router, prefill).queued_tokens or 0) > 1000)
+            assert [answer.result().status_code for answer in answers] == [200] * 4
+            assert prompts(router) == {"ok": 4}
+            router.until(lambda: prefill_load(router, prefill) == idle())
+
+
+def prefill_load(router: RouterProcess, prefill: ServeProcess) -> LoadSignals:
+    """As the operator reads it from this router."""
+    state = msgspec.json.decode(router.client.get(STATE_PATH).content, type=State)
+    demand = RouterDemand(time.monotonic)
+    demand.expect(["router"])
+    demand.learn("router", state)
+    (engine,) = (one for one in state.endpoints if one.url == prefill.url)
+    return demand.prefill_signals(engine.pool, serving=1, pods={engine.id})
+
+
+def idle() -> LoadSignals:
+    return LoadSignals(serving=1, queued_tokens=0, in_flight=0, is_known=True, is_complete=True)
 
 
 def test_pods_of_an_llmdeployment_are_a_pair_within_one_revision(tmp_path: Path):

@@ -111,9 +111,27 @@ def wanted_replicas(
     if rules.provider != "octavo":  # it writes spec.replicas through the scale subresource
         replicas = rules.clamp(deployment.replicas) if deployment.replicas else 0
         return ReplicaCount(replicas, None, history)
+    start = deployment.replicas
+    return follow(
+        rules, start, last, history, signals, now=now, now_text=now_text, is_decided=is_decided
+    )
+
+
+def follow(
+    rules: AutoscalingSpec,
+    start: int,
+    last: Scaling | None,
+    history: ScaleHistory,
+    signals: LoadSignals,
+    *,
+    now: float,
+    now_text: str,
+    is_decided: bool = False,
+) -> ReplicaCount:
+    """By the built-in autoscaler, from its `last` decision, or from `start` where it made none."""
     if last is not None and is_decided:
         return ReplicaCount(last.replicas, last, history)
-    current = rules.clamp(deployment.replicas) if last is None else last.replicas
+    current = rules.clamp(start) if last is None else last.replicas
     decision = decide(rules, signals, current, history, now)
     if last is not None and decision.replicas == current:
         return ReplicaCount(current, last, decision.history)  # its reason still explains the number

@@ -13,7 +13,7 @@ from octavo_operator.decide import adopt, autoscale, canary
 from octavo_operator.decide.adapters import decide_adapters
 from octavo_operator.decide.autoscale import ScaleHistory
 from octavo_operator.decide.plan import SideStep, Target, plan_capacity, plan_changes
-from octavo_operator.decide.prefill import plan_prefill
+from octavo_operator.decide.prefill import plan_prefill, wanted_prefill
 from octavo_operator.decide.rollout_slots import admit
 from octavo_operator.desired import Traffic, desired_objects
 from octavo_operator.snapshot import ReconcileSnapshot
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from octavo_operator.decide.accepted_spec import Accepted
     from octavo_operator.decide.adapters import AdapterClaim
-    from octavo_operator.decide.autoscale import LoadSignals, Scaling
+    from octavo_operator.decide.autoscale import LoadSignals, ReplicaCount, Scaling
     from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryTotals
     from octavo_operator.decide.observed import Observed
     from octavo_operator.decide.rollout_slots import RolloutSlot
@@ -37,6 +37,7 @@ class DecisionMemory:
     """What a decision needs of the earlier ones. Losing it costs a window, no more."""
 
     scale: ScaleHistory = field(default_factory=ScaleHistory)
+    prefill_scale: ScaleHistory = field(default_factory=ScaleHistory)
     baseline: CanaryBaseline | None = None
 
 
@@ -51,6 +52,7 @@ class DecisionInputs:
     status: Object
     rollout: CanaryState
     scaling: Scaling | None
+    prefill_scaling: Scaling | None
     # What there is in the cluster.
     observed: Observed
     adapters: Sequence[AdapterClaim]
@@ -58,11 +60,12 @@ class DecisionInputs:
     # What routers report.
     in_flight: Mapping[str, int]  # requests by pod UID
     signals: LoadSignals
+    prefill_signals: LoadSignals  # of the prefill pods alone
     canary_totals: CanaryTotals
     # What this process remembers.
     memory: DecisionMemory
     settled: Mapping[tuple[Kind, str], tuple[str, str]]
-    has_scaled: bool  # the autoscaler has decided in this reconcile already
+    has_scaled: bool  # the autoscalers have decided in this reconcile already
     now: float  # monotonic
     epoch_now: float
     now_text: str  # RFC 3339
@@ -105,9 +108,8 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
         verdict=trial.verdict,
         now=inputs.epoch_now,
     )
-    side = observed.prefill
-    step = plan_prefill(deployment.prefill, target, side.groups(in_flight), capacity.state)
-    prefill = SideStep(step, side, side.replicas(in_flight))
+    prefill_count = _count_prefill(inputs, answering=count.replicas)
+    prefill = _step_of_prefill(inputs, prefill_count, target, capacity.state)
     adapters = decide_adapters(deployment, inputs.adapters)
     traffic = Traffic(
         replicas=count.replicas,
@@ -131,8 +133,31 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
     )
     snapshot = ReconcileSnapshot(
         inputs.accepted, revision, target, observed, replicas, capacity, prefill, plan,
-        count.scaling, adapters,
+        count.scaling, prefill_count, adapters,
     )  # fmt: skip
-    return ReconcileDecision(
-        snapshot, DecisionMemory(count.history, trial.baseline), admission.holds_slot
+    prefill_scale = prefill_count.history if prefill_count is not None else ScaleHistory()
+    memory = DecisionMemory(count.history, prefill_scale, trial.baseline)
+    return ReconcileDecision(snapshot, memory, admission.holds_slot)
+
+
+def _count_prefill(inputs: DecisionInputs, *, answering: int) -> ReplicaCount | None:
+    return wanted_prefill(
+        inputs.deployment,
+        answering,
+        inputs.prefill_scaling,
+        inputs.memory.prefill_scale,
+        inputs.prefill_signals,
+        now=inputs.now,
+        now_text=inputs.now_text,
+        is_decided=inputs.has_scaled,
     )
+
+
+def _step_of_prefill(
+    inputs: DecisionInputs, count: ReplicaCount | None, answering: Target, state: CanaryState
+) -> SideStep:
+    """`answering` and `state`: the pods that answer and their rollout, after its step."""
+    side, in_flight = inputs.observed.prefill, inputs.in_flight
+    wanted = None if count is None else count.replicas
+    step = plan_prefill(wanted, answering, side.groups(in_flight), state)
+    return SideStep(step, side, side.replicas(in_flight))

@@ -1,7 +1,8 @@
-"""The prefill pods' next step: in the revisions of the pods that answer, at their own number.
+"""The prefill pods: how many there should be, and their next step in the revisions of the others.
 
 KV blocks go between pods of one revision only, so both sides roll out together, and a canary has
-prefill pods of its own. A side that lags costs computations on the other one, and no request.
+prefill pods of its own. A side that lags costs computations on the other one, and no request. How
+many prefill pods there are is decided as for the pods that answer, by what they have to do alone.
 """
 
 from __future__ import annotations
@@ -10,35 +11,71 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo_operator.decide import canary
+from octavo_operator.decide.autoscale import ReplicaCount, ScaleHistory, Scaling, follow
 from octavo_operator.decide.rollout import next_step, recreate_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from octavo_operator.decide.autoscale import LoadSignals
     from octavo_operator.decide.canary import CanaryState
     from octavo_operator.decide.plan import Target
     from octavo_operator.decide.rollout import RevisionGroup, RolloutStep
-    from octavo_operator.spec.prefill import PrefillSpec
+    from octavo_operator.spec import LLMDeployment
+
+ASLEEP = "NothingAnswers: prefill pods run while there are pods that answer"
 
 
-def wanted_prefill(spec: PrefillSpec | None, answering: Target) -> int | None:
-    """Zero where no pod answers; None where the spec has none."""
+def reads_signals(deployment: LLMDeployment) -> bool:
+    """Whether prefill pods follow what they have to do."""
+    spec = deployment.prefill
+    return spec is not None and spec.autoscaling is not None and not deployment.suspend
+
+
+def wanted_prefill(
+    deployment: LLMDeployment,
+    answering: int,
+    last: Scaling | None,
+    history: ScaleHistory,
+    signals: LoadSignals,
+    *,
+    now: float,
+    now_text: str,
+    is_decided: bool = False,
+) -> ReplicaCount | None:
+    """By the spec, or by what the prefill pods have to do: `signals`. Zero while no pod answers, of
+    which there are to be `answering`; None where the spec has no prefill pods. `last` and
+    `is_decided` as in `autoscale.wanted_replicas`."""
+    spec = deployment.prefill
     if spec is None:
         return None
-    return spec.replicas if answering.replicas else 0
+    rules = spec.autoscaling
+    if rules is None:
+        return ReplicaCount(spec.replicas if answering else 0, None, ScaleHistory())
+    was_asleep = last is not None and last.replicas == 0
+    if not answering:
+        asleep = last if was_asleep else Scaling(0, ASLEEP, now_text)
+        return ReplicaCount(0, asleep, ScaleHistory())
+    if was_asleep:
+        last = None  # what they had to do then says nothing about now
+    return follow(
+        rules, spec.replicas, last, history, signals,
+        now=now, now_text=now_text, is_decided=is_decided,
+    )  # fmt: skip
 
 
 def plan_prefill(
-    spec: PrefillSpec | None, answering: Target, groups: Sequence[RevisionGroup], state: CanaryState
+    wanted: int | None, answering: Target, groups: Sequence[RevisionGroup], state: CanaryState
 ) -> RolloutStep:
     """`answering`: the pods that answer, and `state` their rollout after its own step. Prefill pods
-    leave where `spec` has none, and wait at zero where nothing answers."""
-    target = replace(answering, replicas=wanted_prefill(spec, answering) or 0)
-    if spec is not None and target.rollout.strategy == "Recreate":
+    leave where the spec has none (`wanted` is None), and wait at zero where nothing answers."""
+    is_wanted = wanted is not None
+    target = replace(answering, replicas=wanted or 0)
+    if is_wanted and target.rollout.strategy == "Recreate":
         step = recreate_step(target.limits, target.revision, groups)
     else:
         is_awake = answering.replicas > 0
-        shares = _shares(target, groups, state, is_wanted=spec is not None, is_awake=is_awake)
+        shares = _shares(target, groups, state, is_wanted=is_wanted, is_awake=is_awake)
         limits = replace(target.limits, replicas=min(target.replicas, sum(shares.values())))
         step = next_step(limits, shares, groups)
     return replace(step, waiting_for=step.waiting_for.replace("replicas of", "prefill replicas of"))

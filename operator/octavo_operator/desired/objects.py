@@ -74,7 +74,11 @@ def desired_objects(
     objects.append(disruption_budget(deployment))
     objects += monitors(deployment, settings)
     if deployment.prefill is not None:
-        number = 0 if deployment.suspend else deployment.prefill.replicas
+        number: int | None = deployment.prefill.replicas
+        if deployment.suspend:
+            number = 0
+        elif deployment.prefill.autoscaling is not None:
+            number = None
         objects.append(
             engine_deployment(deployment, settings, revision, replicas=number, is_prefill=True)
         )

@@ -82,7 +82,8 @@ def _prefill(deployment: LLMDeployment) -> dict[str, Any]:
     if deployment.prefill is None:
         return {}
     changed = _changed(deployment.prefill)
-    changed.pop("replicas", None)
+    for number in ("replicas", "autoscaling"):
+        changed.pop(number, None)
     return changed
 
 

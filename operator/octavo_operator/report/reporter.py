@@ -132,6 +132,7 @@ class Reporter:
             stalled_s=stalled_s,
             progress_deadline_s=snapshot.deployment.rollout.progress_deadline_s,
             scaling=snapshot.scaling,
+            prefill_scaling=snapshot.prefill_scaling,
             accepted=snapshot.accepted.to_status(),
             refusal=refusal,
             unknown=snapshot.deployment.unknown,

@@ -47,6 +47,7 @@ class Facts:
     stalled_s: float = 0.0  # without progress of an unfinished rollout
     progress_deadline_s: float = 900.0
     scaling: Scaling | None = None
+    prefill_scaling: Scaling | None = None
     accepted: Mapping[str, object] = field(default_factory=dict)  # the spec that is carried out
     refusal: Fault | None = None  # why the written spec is not the one
     unknown: Sequence[str] = ()  # its fields that this version leaves out
@@ -86,6 +87,8 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
     prefill = [replica for replica in facts.prefill if not replica.is_leaving]
     if prefill or facts.wanted_prefill is not None:
         status["prefill"] = _counts(prefill, facts.revision)
+        if facts.prefill_scaling is not None:
+            status["prefill"]["autoscaling"] = _scaling_to_status(facts.prefill_scaling)
     if facts.accepted:
         status["accepted"] = dict(facts.accepted)
     if facts.loading is not None:
@@ -98,11 +101,7 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
     if rollout:
         status["rollout"] = rollout
     if facts.scaling is not None:
-        status["autoscaling"] = {
-            "replicas": facts.scaling.replicas,
-            "reason": facts.scaling.reason[:512],
-            "changedAt": facts.scaling.changed_at,
-        }
+        status["autoscaling"] = _scaling_to_status(facts.scaling)
     return status
 
 
@@ -192,7 +191,21 @@ def rollout_from_status(status: Mapping[str, object]) -> CanaryState:
     )
 
 
+def _scaling_to_status(scaling: Scaling) -> Object:
+    return {
+        "replicas": scaling.replicas,
+        "reason": scaling.reason[:512],
+        "changedAt": scaling.changed_at,
+    }
+
+
+def prefill_scaling_from_status(status: Mapping[str, object]) -> Scaling | None:
+    stored = status.get("prefill")
+    return scaling_from_status(stored) if isinstance(stored, dict) else None
+
+
 def scaling_from_status(status: Mapping[str, object]) -> Scaling | None:
+    """Tolerant, as above. `status`: the whole, or what it says of one side."""
     stored = status.get("autoscaling")
     replicas = stored.get("replicas") if isinstance(stored, dict) else None
     if not isinstance(stored, dict) or not isinstance(replicas, int) or replicas < 0:

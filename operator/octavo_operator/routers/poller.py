@@ -245,6 +245,29 @@ class RouterDemand:
             is_complete=len(fresh) == len(self._replicas),
         )
 
+    def prefill_signals(self, pool: str, *, serving: int, pods: Collection[str]) -> LoadSignals:
+        """What the prefill pods have to do: prompts that routers have there, and the tokens of
+        them that are still to be computed. `pods`: their UIDs.
+
+        While no router has one that is ready, the pods that answer compute all prompts, and how
+        many there would be is not known."""
+        fresh = self._fresh()
+        if not fresh:
+            return LoadSignals(serving=serving)
+        endpoints = [e for e in self._endpoints(pool) if e.id in pods and e.state != "down"]
+        queued_tokens: dict[str, int] = {}  # engines report the same to every router
+        for endpoint in endpoints:
+            known = queued_tokens.get(endpoint.id, 0)
+            queued_tokens[endpoint.id] = max(known, endpoint.queued_tokens)
+        is_used = any(e.state == "ready" for e in endpoints)
+        return LoadSignals(
+            serving=serving,
+            queued_tokens=sum(queued_tokens.values()) if is_used else None,
+            in_flight=sum(e.in_flight for e in endpoints) if is_used else None,
+            is_known=True,
+            is_complete=len(fresh) == len(self._replicas),
+        )
+
     def total(self, pool: str, revision: str) -> Sample:
         """What clients got from a revision since this operator began to listen."""
         tally = self._tallies.get((pool, revision))

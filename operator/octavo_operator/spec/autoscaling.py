@@ -1,4 +1,7 @@
-"""spec.autoscaling: between which bounds replicas follow the demand, by which signals, by whom."""
+"""spec.autoscaling: between which bounds replicas follow the demand, by which signals, by whom.
+
+spec.prefill.autoscaling is the part of it that prefill pods have.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class Targets:
 
 
 DEFAULT_TARGETS = Targets(queued_tokens=8192, kv_usage=0.85)
+DEFAULT_PREFILL_TARGETS = Targets(queued_tokens=8192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,7 @@ def read_autoscaling(fields: FieldReader) -> AutoscalingSpec:
     )
     behavior.end()
     fields.end()
-    if autoscaling.min_replicas > autoscaling.max_replicas:
-        raise fields.fail(
-            "minReplicas", f"must be at most maxReplicas ({most}); got {autoscaling.min_replicas}"
-        )
+    _check_bounds(fields, autoscaling)
     if autoscaling.provider == "hpa" and to_zero is not None:
         raise fields.fail("scaleToZero", "needs provider: octavo or keda; an HPA keeps one pod")
     if autoscaling.provider == "keda" and not autoscaling.prometheus_url:
@@ -86,6 +87,41 @@ def read_autoscaling(fields: FieldReader) -> AutoscalingSpec:
     if autoscaling.provider != "octavo" and autoscaling.targets.ttft_s is not None:
         raise fields.fail("targets.ttft", "needs provider: octavo; a percentile is no pod metric")
     return autoscaling
+
+
+def read_prefill_autoscaling(fields: FieldReader) -> AutoscalingSpec:
+    """spec.prefill.autoscaling: always by the operator itself, by what prefill pods have to do.
+    They never sleep by themselves: they do with the pods that answer."""
+    most = fields.maybe_integer("maxReplicas", least=1, most=1000)
+    if most is None:
+        raise fields.fail("maxReplicas", "is required")
+    targets, behavior = fields.section("targets"), fields.section("behavior")
+    autoscaling = AutoscalingSpec(
+        max_replicas=most,
+        min_replicas=fields.integer("minReplicas", 1, least=1, most=1000),
+        targets=_read_totals(targets),
+        up=_read_behavior(behavior.section("scaleUp"), UP),
+        down=_read_behavior(behavior.section("scaleDown"), DOWN),
+    )
+    targets.end()
+    behavior.end()
+    fields.end()
+    _check_bounds(fields, autoscaling)
+    return autoscaling
+
+
+def _read_totals(fields: FieldReader) -> Targets:
+    targets = Targets(
+        queued_tokens=fields.maybe_integer("queuedTokens", least=1, most=1_000_000_000),
+        in_flight=fields.maybe_integer("inFlight", least=1, most=1_000_000),
+    )
+    return DEFAULT_PREFILL_TARGETS if targets == Targets() else targets
+
+
+def _check_bounds(fields: FieldReader, autoscaling: AutoscalingSpec) -> None:
+    least, most = autoscaling.min_replicas, autoscaling.max_replicas
+    if least > most:
+        raise fields.fail("minReplicas", f"must be at most maxReplicas ({most}); got {least}")
 
 
 def _read_targets(fields: FieldReader | None) -> Targets:

@@ -126,7 +126,7 @@ class LLMDeployment:
         """The most that the spec allows, an autoscaler's included."""
         most = max(self.replicas, self.autoscaling.max_replicas if self.autoscaling else 0)
         most *= 1 if self.group is None else self.group.size
-        return most + (self.prefill.replicas if self.prefill is not None else 0)
+        return most + (self.prefill.most_replicas if self.prefill is not None else 0)
 
     @property
     def num_ranks(self) -> int:

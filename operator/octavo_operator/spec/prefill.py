@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo_operator.errors import SpecInvalid
+from octavo_operator.spec.autoscaling import AutoscalingSpec, read_prefill_autoscaling
 from octavo_operator.spec.engine import DATA_ARG, ResourcesSpec, read_args, read_resources
 from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.model import OBJECT_NAME
@@ -29,12 +30,17 @@ class PrefillSpec:
 
     secret: str  # name of the Secret by which both sides know each other
     replicas: int = 1
+    autoscaling: AutoscalingSpec | None = None  # while it is set, replicas is only the start
     resources: ResourcesSpec | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_memory: str | None = None  # a quantity
     args: Mapping[str, str] = field(default_factory=dict)  # beside those of the engine
     node_selector: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def most_replicas(self) -> int:
+        return max(self.replicas, self.autoscaling.max_replicas if self.autoscaling else 0)
 
 
 def read_prefill(fields: FieldReader, *, most_replicas: int) -> PrefillSpec:
@@ -45,12 +51,13 @@ def read_prefill(fields: FieldReader, *, most_replicas: int) -> PrefillSpec:
             f"is required: a Secret whose key {SECRET_KEY} has 16 bytes or more, by which engines "
             "know whom they give KV blocks to",
         )
-    resources = fields.optional("resources")
+    autoscaling, resources = fields.optional("autoscaling"), fields.optional("resources")
     prefill = PrefillSpec(
         secret=secret.required_text(
             "name", longest=253, pattern=OBJECT_NAME, form="the name of a Secret"
         ),
         replicas=fields.integer("replicas", 1, least=0, most=most_replicas),
+        autoscaling=None if autoscaling is None else read_prefill_autoscaling(autoscaling),
         resources=None if resources is None else read_resources(resources),
         max_num_seqs=fields.maybe_integer("maxNumSeqs", least=1, most=65536),
         max_num_batched_tokens=fields.maybe_integer(

@@ -62,6 +62,15 @@ AROUND: dict[str, dict[str, Any]] = {
         ]
     },
     "prefill": {"prefill": {"secretRef": {"name": "kv"}}},
+    "prefill.autoscaling": {
+        "prefill": {
+            "secretRef": {"name": "kv"},
+            "autoscaling": {"maxReplicas": 8, "targets": {"queuedTokens": 1000}},
+        }
+    },
+    "prefill.autoscaling.targets": {
+        "prefill": {"secretRef": {"name": "kv"}, "autoscaling": {"maxReplicas": 8}}
+    },
     "group": {"group": {"size": 2, "secretRef": {"name": "between"}}},
     "cache.kind": {"cache": {"accessMode": "ReadWriteMany"}},
     "cache.size": {"cache": {"kind": "PersistentVolumeClaim", "accessMode": "ReadWriteMany"}},
@@ -74,6 +83,7 @@ AROUND: dict[str, dict[str, Any]] = {
 }
 # Leaf → two of its values, and what differs between them.
 PODS, OBJECTS, PLAN, SCALE = "revision objects", "objects", "rollout", "autoscaling"
+PREFILL = "prefill-autoscaling"
 CHANGES: dict[str, tuple[str, Any, Any]] = {
     "model.uri": (PODS, "hf://org/name", "hf://org/other"),
     "model.revision": (PODS, "main", "v1.0"),
@@ -152,6 +162,14 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "cache.existingClaim": (PODS, "mine", "yours"),
     "cache.hostPath": (PODS, "/var/models", "/srv/models"),
     "prefill.replicas": (OBJECTS, 1, 2),  # and no other pods
+    "prefill.autoscaling.minReplicas": (PREFILL, 1, 3),
+    "prefill.autoscaling.maxReplicas": (PREFILL, 8, 5),
+    "prefill.autoscaling.targets.queuedTokens": (PREFILL, 1000, 3000),
+    "prefill.autoscaling.targets.inFlight": (PREFILL, 5, 15),
+    "prefill.autoscaling.behavior.scaleUp.window": (PREFILL, "0s", "30s"),
+    "prefill.autoscaling.behavior.scaleUp.step": (PREFILL, 1, "100%"),
+    "prefill.autoscaling.behavior.scaleDown.window": (PREFILL, "0s", "1m"),
+    "prefill.autoscaling.behavior.scaleDown.step": (PREFILL, 1, "100%"),
     "prefill.secretRef.name": (PODS, "kv", "other"),
     "prefill.resources.requests.{}": (PODS, "1Gi", "2Gi"),
     "prefill.resources.limits.{}": (PODS, "1Gi", "2Gi"),
@@ -237,12 +255,14 @@ def placed(leaf: str, value: Any, base: dict[str, Any] = BASE) -> dict[str, Any]
 
 def consequences(spec: dict[str, Any]) -> dict[str, str]:
     deployment = make_deployment(spec)
-    scaling = deployment.autoscaling
+    scaling, prefill = deployment.autoscaling, deployment.prefill
+    prefill_scaling = None if prefill is None else prefill.autoscaling
     return {
         "revision": revision_of(deployment, SETTINGS),
         "objects": json.dumps(desired_objects(deployment, SETTINGS)),
         "rollout": "\n".join(next_steps(deployment.rollout)),
-        "autoscaling": "" if scaling is None else "\n".join(replicas_of_a_day(scaling)),
+        SCALE: "" if scaling is None else "\n".join(replicas_of_a_day(scaling)),
+        PREFILL: ("" if prefill_scaling is None else "\n".join(replicas_of_a_day(prefill_scaling))),
     }
 
 

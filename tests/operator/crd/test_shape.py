@@ -174,7 +174,11 @@ EVERYTHING = {
             ],
             "kvTiers": {"hostMemory": "1Gi", "disk": {"size": "1Gi"}},
         },
-        "prefill": {"secretRef": {"name": "kv"}, "resources": {"limits": {"cpu": "1"}}},
+        "prefill": {
+            "secretRef": {"name": "kv"},
+            "resources": {"limits": {"cpu": "1"}},
+            "autoscaling": {"maxReplicas": 2},
+        },
         "lora": {"maxLoras": 4},
         "adapters": [
             {"name": "law", "uri": "hf://org/law"},

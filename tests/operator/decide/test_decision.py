@@ -40,11 +40,13 @@ def inputs(observed: Observed | None = None, **spec: Any) -> DecisionInputs:
         status={},
         rollout=CanaryState(),
         scaling=None,
+        prefill_scaling=None,
         observed=observed or Observed(),
         adapters=(),
         slot=RolloutSlot(is_held=False, is_free=True, most=10),
         in_flight={},
         signals=LoadSignals(),
+        prefill_signals=LoadSignals(),
         canary_totals=CanaryTotals(),
         memory=DecisionMemory(),
         settled={},
@@ -96,6 +98,21 @@ def test_a_reconcile_scales_once():
     decision = decide(again)
     assert decision.snapshot.target.replicas == 2
     assert decision.memory.scale == first.memory.scale
+
+
+def test_a_reconcile_scales_each_side_once_and_remembers_it():
+    calm = LoadSignals(serving=2, queued_tokens=0, is_known=True, is_complete=True)
+    prefill = {"secretRef": {"name": "kv"}, "replicas": 3, "autoscaling": {"maxReplicas": 4}}
+    given = replace(inputs(replicas=2, prefill=prefill), prefill_signals=calm)
+    first = decide(given)
+    assert (first.snapshot.target.replicas, first.snapshot.wanted_prefill) == (2, 3)
+    stored = replace(
+        given, prefill_scaling=first.snapshot.prefill_scaling, memory=first.memory, now=700.0
+    )
+    assert decide(stored).snapshot.wanted_prefill == 2
+    again = decide(replace(stored, has_scaled=True))
+    assert again.snapshot.wanted_prefill == 3
+    assert again.memory.prefill_scale == first.memory.prefill_scale
 
 
 class TestSlots:

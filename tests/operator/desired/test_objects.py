@@ -83,6 +83,15 @@ def test_replicas_are_left_out_where_an_autoscaler_decides():
     assert "replicas" not in objects({"autoscaling": scaling})["Deployment"]["spec"]
     suspended = objects({"autoscaling": scaling, "suspend": True})
     assert suspended["Deployment"]["spec"]["replicas"] == 0
+    prefill = {"prefill": {**KV, "autoscaling": scaling}}
+    assert [body["spec"].get("replicas") for body in deployments(prefill)] == [None, 1]
+    slept = deployments({**prefill, "suspend": True})
+    assert [body["spec"].get("replicas") for body in slept] == [0, 0]
+
+
+def deployments(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of its prefill pods, and of the pods that answer."""
+    return [body for body in made(spec) if body["kind"] == "Deployment"]
 
 
 # --- revisions
@@ -98,6 +107,11 @@ SAME_POD = [
 ]
 ADAPTER = {"name": "law", "uri": "hf://org/law"}
 KV = {"secretRef": {"name": "kv"}}
+PREFILL_SCALING = (
+    "minReplicas", "maxReplicas", "targets.queuedTokens", "targets.inFlight",
+    "behavior.scaleUp.window", "behavior.scaleUp.step", "behavior.scaleDown.window",
+    "behavior.scaleDown.step",
+)  # fmt: skip
 GROUP = {"size": 3, "secretRef": {"name": "between"}}
 WITH_LORA = [
     {"adapters": [ADAPTER]},
@@ -195,6 +209,7 @@ def test_every_leaf_of_the_spec_changes_something():
         "rollout.canary.analysis.maxITLRatio", "rollout.canary.analysis.minRequests",
         "autoscaling.targets.ttft",
     }  # fmt: skip
+    decided_elsewhere |= {f"prefill.autoscaling.{name}" for name in PREFILL_SCALING}
     all_leaves = {".".join(path) for path in leaves(spec_schema())}
     moved = {leaf for leaf, (before, after) in CHANGES.items() if made(before) != made(after)}
     assert moved == set(CHANGES)

@@ -187,3 +187,23 @@ class TestScaleToZero:
         bench.demand.learn("router-1", replace(idle, replica="router-1"))
         bench.settle()
         assert sum(bench.engines().values()) == 0
+
+
+def test_a_fall_in_load_takes_one_pod_a_minute_where_the_step_is_one():
+    """A deletion is decided again on objects read anew: that is no second step of its minute."""
+    scaling = {
+        "maxReplicas": 6,
+        "targets": {"inFlight": 4},
+        "behavior": {"scaleDown": {"window": "10s", "step": 1}},
+    }
+    bench = running_operator(replicas=4, autoscaling=scaling)
+    bench.demand.expect(["router-0"])
+    counts = []
+    for _ in range(30):
+        ready = tuple(kinds.uid_of(pod) for pod in bench.pods())
+        bench.demand.learn("router-0", make_state(ready=ready))
+        bench.settle()
+        counts.append(sum(bench.engines().values()))
+        bench.clock.advance(5.0)
+    assert [counts.count(number) for number in (3, 2)] == [12, 12]
+    assert counts[-1] == 1

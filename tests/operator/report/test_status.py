@@ -15,6 +15,7 @@ from octavo_operator.report.status import (
     Facts,
     StatusCondition,
     merge_conditions,
+    prefill_scaling_from_status,
     refused,
     rollout_from_status,
     rollout_to_status,
@@ -112,14 +113,19 @@ def test_what_must_survive_a_restart_is_read_back():
     state = CanaryState("a", "b", 1, 17.5, "", "m")
     assert rollout_from_status({"rollout": rollout_to_status(state, 50)}) == state
     scaling = Scaling(0, "ScaledToZero: idle", "t")
-    status = summarize(replace(FACTS, scaling=scaling), {}, "now")
+    prefill = Scaling(3, "ScaledUp: 20000 queued tokens; the target is 8192 per replica", "t")
+    facts = replace(FACTS, scaling=scaling, wanted_prefill=3, prefill_scaling=prefill)
+    status = summarize(facts, {}, "now")
     assert scaling_from_status(status) == scaling
+    assert prefill_scaling_from_status(status) == prefill
 
 
 @pytest.mark.parametrize("junk", [None, 7, [], {"step": -1}, {"step": "x", "stable": None}])
 def test_an_edited_status_breaks_nothing(junk):
     assert rollout_from_status({"rollout": junk}) == CanaryState()
     assert scaling_from_status({"autoscaling": junk}) is None
+    assert prefill_scaling_from_status({"prefill": junk}) is None
+    assert prefill_scaling_from_status({"prefill": {"autoscaling": junk}}) is None
     merge_conditions([], {"conditions": junk}, 1, "t")
 
 

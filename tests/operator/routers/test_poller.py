@@ -97,6 +97,30 @@ class TestSignals:
         assert (signals.queued_tokens, signals.kv_usage) == (100, 0.2)
         assert (signals.in_flight, signals.running) == (4, 1)
 
+    def test_prefill_pods_have_what_is_left_of_the_prompts_there(self):
+        demand, _ = make_demand("a", "b")
+        for name, in_flight in (("a", 3), ("b", 4)):
+            engines = [
+                EndpointState("u", POOL, "r", "", "ready", in_flight=9, queued_tokens=5_000),
+                EndpointState("p", POOL, "r", "", "ready", in_flight=in_flight, queued_tokens=900),
+                EndpointState("gone", POOL, "r", "", "down", in_flight=0, queued_tokens=7_000),
+            ]
+            state = dataclasses.replace(make_state(replica=name), endpoints=engines)
+            demand.learn(name, state)
+        signals = demand.prefill_signals(POOL, serving=2, pods={"p", "gone"})
+        assert signals == LoadSignals(
+            serving=2, queued_tokens=900, in_flight=7, is_known=True, is_complete=True
+        )
+
+    def test_without_a_ready_prefill_pod_nothing_is_known_of_what_they_would_have_to_do(self):
+        demand, clock = make_demand("a", "b")
+        engine = EndpointState("p", POOL, "r", "", "connecting", queued_tokens=900)
+        demand.learn("a", dataclasses.replace(make_state(), endpoints=[engine]))
+        signals = demand.prefill_signals(POOL, serving=0, pods={"p"})
+        assert signals == LoadSignals(is_known=True, is_complete=False)
+        clock.advance(6.0)
+        assert demand.prefill_signals(POOL, serving=0, pods={"p"}) == LoadSignals()
+
     def test_one_silent_router_makes_the_sums_partial(self):
         demand, clock = make_demand("a", "b")
         demand.learn("a", make_state(last_request_age_s=900.0))

@@ -15,6 +15,7 @@ from octavo_operator.spec import (
     RolloutSpec,
     Targets,
 )
+from octavo_operator.spec.autoscaling import Behavior
 from octavo_operator.spec.traffic import DEFAULT_STEPS
 from tests.fakes.deployments import make_body, make_deployment
 
@@ -284,6 +285,36 @@ class TestPrefill:
         assert side.resources.limits == {"cpu": "9"}
         assert deployment.component == "engine"
         assert deployment.most_pods == 6
+
+    @pytest.mark.parametrize("beside", [{}, {"targets": None}, {"targets": {}}])
+    def test_their_autoscaler_has_defaults_of_its_own(self, beside: dict[str, Any]):
+        scaling = {"maxReplicas": 4, "behavior": {"scaleDown": {"step": 1}}, **beside}
+        deployment = make_deployment({"prefill": {**self.KV, "autoscaling": scaling}})
+        assert deployment.prefill is not None
+        assert deployment.prefill.autoscaling == AutoscalingSpec(
+            max_replicas=4, targets=Targets(queued_tokens=8192), down=Behavior(300.0, 1)
+        )
+        assert deployment.most_pods == 5
+
+    @pytest.mark.parametrize(
+        ("scaling", "problem"),
+        [
+            ({}, "maxReplicas is required"),
+            (
+                {"maxReplicas": 2, "minReplicas": 3},
+                r"minReplicas must be at most maxReplicas \(2\)",
+            ),
+            ({"maxReplicas": 2, "provider": "hpa"}, "provider is not a field of this version"),
+            (
+                {"maxReplicas": 2, "targets": {"kvUsage": 0.5}},
+                "targets.kvUsage is not a field of this version of Octavo; known: queuedTokens",
+            ),
+            ({"maxReplicas": 2, "scaleToZero": {}}, "scaleToZero is not a field of this version"),
+        ],
+    )
+    def test_what_their_autoscaler_cannot_do_is_named(self, scaling: dict[str, Any], problem: str):
+        with pytest.raises(SpecInvalid, match=rf"^spec\.prefill\.autoscaling\.{problem}"):
+            make_deployment({"prefill": {**self.KV, "autoscaling": scaling}})
 
     @pytest.mark.parametrize(
         ("args", "problem"),
