@@ -38,9 +38,10 @@ class Web:
         path = unquote(parts.path)
         if is_single(path):
             name = path.rpartition("/")[2]
-            if len(names := all_parts(name)) == 1:
+            if len(parts_of_model := all_parts(name)) == 1:
                 return SourceListing((self._file(name, self._uri),))
-            return SourceListing(tuple(self._file(each, self._beside(each)) for each in names))
+            found = (self._file(each, self._beside(each)) for each in parts_of_model)
+            return SourceListing(tuple(found))
         names = ["config.json", *self._weights()]
         files = [self._file(name, self._url(name)) for name in names]
         files += [self._file(name, self._url(name), is_optional=True) for name in _OPTIONAL]
