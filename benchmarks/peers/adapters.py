@@ -40,7 +40,7 @@ from benchmarks.peers.adapter_files import (
     write_gguf_adapters,
 )
 from benchmarks.peers.contenders import FOLDER, Contender
-from benchmarks.peers.models import BF16_GGUF, SAFETENSORS
+from benchmarks.peers.models import FORMS
 from benchmarks.peers.run import VOCAB_SIZE, Standing, start_all
 from benchmarks.servers import end_cleanly_on_sigterm, warn_if_busy
 from octavo.bench import load
@@ -103,7 +103,7 @@ def main() -> int:
     warn_if_busy()
     limits = measure_limits()
     print(limits.describe(), file=sys.stderr, flush=True)
-    config_file = args.peers / "models" / SAFETENSORS / "config.json"
+    config_file = args.peers / "models" / FORMS[BASE].safetensors / "config.json"
     if not config_file.exists():
         sys.exit(f"{config_file} is not there; benchmarks/peers/setup.sh models writes it")
     config = json.loads(config_file.read_text())
@@ -169,7 +169,7 @@ def contenders(
 
 def is_llama(contender: Contender) -> bool:
     """It has its adapters from the start, and requests name them by number."""
-    return any(BF16_GGUF in word for word in contender.command)
+    return "{bf16}" in contender.command
 
 
 def can_load(contender: Contender) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from benchmarks.peers.run import Scenario, Standing
     from octavo.measure.machine_limits import MachineLimits
+    from octavo_engine.config import Quantization
 
 Bounds = dict[str, dict[str, float]]  # tokens a second, by form of weights and scenario
 
@@ -60,7 +61,7 @@ def best_rate(scenario: Scenario, work: ModelWork, limits: MachineLimits) -> flo
             return scenario.num_requests * scenario.output_len / best.seconds
 
 
-def _work(path: Path, quantization: str) -> ModelWork:
+def _work(path: Path, quantization: Quantization) -> ModelWork:
     config = EngineConfig(model=str(path), device="cpu", quantization=quantization)
     files = resolve_model(str(path))
     shape = files.config

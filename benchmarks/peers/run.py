@@ -125,8 +125,9 @@ def main() -> int:
             sys.exit(
                 f"--only {args.only}: names are {', '.join(c.name for c in all_of.CONTENDERS)}"
             )
-    scenarios = LARGE_SCENARIOS if args.large else SCENARIOS
-    scenarios = [_shorter(one) for one in scenarios] if args.quick else list(scenarios)
+    scenarios = list(LARGE_SCENARIOS if args.large else SCENARIOS)
+    if args.quick:
+        scenarios = [_shorter(one) for one in scenarios]
     model = "large" if args.large else "smollm2"
 
     end_cleanly_on_sigterm()
@@ -183,7 +184,7 @@ def start_all(
     peers: Path,
     stack: ExitStack,
     failures: dict[str, str],
-    model: str,
+    model: str = "smollm2",
 ) -> list[Standing]:
     """One after the other; each stands still once it is ready. Who does not get so far is named."""
     standings = []

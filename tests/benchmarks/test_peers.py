@@ -240,7 +240,7 @@ def test_the_large_model_is_the_same_in_all_forms_and_runs(tmp_path):
     for name in models.FORMS["large"][:2]:
         with LLM(str(tmp_path / name), device="cpu", kv_cache_memory_bytes=1 << 20) as llm:
             (output,) = llm.generate(
-                [{"prompt_token_ids": [5, 6, 7]}],
+                [[5, 6, 7]],
                 SamplingParams(max_tokens=8, temperature=0, ignore_eos=True),
                 use_tqdm=False,
             )
