@@ -100,7 +100,7 @@ def test_a_rank_that_cannot_start_ends_the_start(tmp_path: Any) -> None:
     processes.close()
     missing = config.replace(model=str(tmp_path))
     processes = RankProcesses(missing, 10.0)
-    with pytest.raises(ModelError, match="is no model"):
+    with pytest.raises(ModelError, match="is not a model"):
         processes.expect(object)  # type: ignore[arg-type]
     processes.close()
     assert not workers_of()

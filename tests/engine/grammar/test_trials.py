@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -41,9 +42,12 @@ def trials(changed: str = "", **settings: Any) -> Iterator[GrammarTrials]:
 
 
 def children() -> list[psutil.Process]:
-    return [
-        child for child in psutil.Process().children() if "trial_process" in str(child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # of another test, and a zombie by now
+            if "trial_process" in str(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def refusal(found: GrammarTrials, spec: Any) -> InvalidRequest:
