@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from octavo_operator.cluster import rbac
+from octavo_operator.desired import desired_objects
+from octavo_operator.desired.group import worker_deployment
 from octavo_operator.process import LEASE_NAME
 from tests.charts.combinations import COMBINATIONS
 from tests.fakes.apiserver import ApiError
 from tests.fakes.chart import one
+from tests.fakes.deployments import make_deployment, with_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -353,6 +356,19 @@ def refusal(server: ApiServer, body: Object) -> ApiError | None:
     return None
 
 
+def a_worker() -> Object:
+    """As the operator makes it: it belongs to a pod of an LLMDeployment."""
+    spec = {"group": {"size": 2, "secretRef": {"name": "between"}}}
+    (engine,) = (
+        each
+        for each in desired_objects(make_deployment(spec), with_images())
+        if each["kind"] == "Deployment"
+    )
+    engine["metadata"]["namespace"] = "team-a"
+    leader = {"metadata": {"name": "leader", "uid": "u"}, "status": {"podIP": "10.0.0.7"}}
+    return worker_deployment(engine, leader, 1)
+
+
 def test_the_operator_may_change_only_what_belongs_to_an_llmdeployment(
     apiserver: ApiServer, chart: Chart
 ):
@@ -366,6 +382,8 @@ def test_the_operator_may_change_only_what_belongs_to_an_llmdeployment(
              "controller": True, "blockOwnerDeletion": False}  # fmt: skip
     ours = {**theirs, "metadata": {**theirs["metadata"], "name": "ours"}}
     ours["metadata"]["ownerReferences"] = [owner]
+    worker = a_worker()
+    unmarked = {**worker, "metadata": {**worker["metadata"], "labels": {}}}
     with Rights(apiserver, objects):
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = apiserver.request("POST", account, asked)["status"]["token"]
@@ -399,6 +417,11 @@ def test_the_operator_may_change_only_what_belongs_to_an_llmdeployment(
             apiserver.request("POST", apiserver.path_of(ours, named=False), ours, token=token)
             change(ours, "PATCH")
             change(ours, "DELETE")
+            workers = apiserver.path_of(worker, named=False)
+            with pytest.raises(ApiError, match="only what belongs"):
+                apiserver.request("POST", workers, unmarked, token=token)
+            apiserver.request("POST", workers, worker, token=token)
+            apiserver.request("DELETE", apiserver.path_of(worker), token=token)
             apiserver.delete(theirs)  # by others
         finally:
             for body in policy:
