@@ -181,6 +181,7 @@ def test_nothing_that_octavo_up_writes_has_a_secret(tmp_path: Path):
     assert canaries.find(written) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [200, 401, 500])
 def test_nothing_that_a_download_writes_has_its_token(tmp_path: Path, status: int):
     canaries = Canaries()

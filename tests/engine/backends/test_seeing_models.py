@@ -102,6 +102,7 @@ def test_bf16_is_as_close_as_it_is_for_text(name: str) -> None:
     assert error(found, rounded) < 2 * BF16_AGAINST_ROUNDED_REFERENCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2vl", "qwen2.5vl", "qwen3vl"])
 @pytest.mark.parametrize("size", [(14, 14), (28, 28), (14, 700), (280, 294), (322, 350)])
 def test_rows_of_pictures_of_any_size_are_those_of_transformers(

@@ -64,6 +64,7 @@ def test_what_can_be_served_passes_and_what_cannot_is_refused_by_its_reason():
         assert found.num_lost == 0
 
 
+@pytest.mark.slow
 def test_a_grammar_that_takes_too_long_is_its_author_s_to_mend():
     with trials("t.CPU_S, t.GROWTH_BYTES = 1, 8 << 30") as found:
         error = refusal(found, BOMB)
@@ -122,6 +123,7 @@ def test_a_process_that_hangs_is_ended_and_the_client_may_try_again():
         assert not children()
 
 
+@pytest.mark.slow
 def test_one_that_computes_until_its_time_is_over_is_the_grammar_s_fault():
     """On a machine so busy that it never gets the processor time that would end it."""
     spins = "t.CPU_S = 1000\ndef spin(spec):\n    while True: pass\nt.check = spin"
@@ -130,6 +132,7 @@ def test_one_that_computes_until_its_time_is_over_is_the_grammar_s_fault():
         assert not children()
 
 
+@pytest.mark.slow
 def test_who_waits_too_long_for_a_process_may_try_again():
     with trials("t.check = lambda spec: time.sleep(1)", num_processes=1, queue_s=0.1) as found:
         found.check(HARMLESS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+import pytest
+
 from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.objects import kinds
 from octavo_operator.process import RunSettings
@@ -27,6 +29,7 @@ def platform() -> tuple[OperatorBench, list[DeploymentKey]]:
     return bench, keys
 
 
+@pytest.mark.slow
 def test_at_rest_nothing_is_written_and_little_is_computed_and_a_change_is_quick():
     bench, keys = platform()
     writes, began_at = len(bench.cluster.events), time.process_time()

@@ -136,6 +136,7 @@ def test_a_picture_of_several_tiles_is_computed_as_transformers_does(tmp_path: P
         rig.close()
 
 
+@pytest.mark.slow
 def test_tiles_that_suit_a_pictures_shape_are_computed_as_transformers_does(
     tmp_path: Path,
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_picture_whose_tokens_see_each_other_is_computed_as_transformers_does(
         rig.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2vl", "qwen2.5vl", "qwen3vl"])
 def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(
     tmp_path: Path, name: str
