@@ -159,6 +159,7 @@ def test_verdicts_come_from_a_process_too_and_are_unknown_where_it_ends():
         assert found.verdicts(["3", "4"], "{}") == [None, None]
 
 
+@pytest.mark.slow
 def test_processes_end_with_their_parent():
     code = (
         "from octavo_engine.grammar.trials import *\n"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo_operator.spec import AutoscalingSpec
     from tests.fakes.autoscaled import Answer
 
+pytestmark = pytest.mark.slow
 # An engine that is busy with about one request and a half a second.
 MODEL = EngineModel(
     "small",
@@ -122,6 +123,7 @@ def test_it_costs_less_than_half_of_what_the_peak_needs_all_day(whole_day):
     assert whole_day.replica_s < 0.5 * MOST * END
 
 
+@pytest.mark.slow
 def test_it_does_not_flap(whole_day):
     # Up for the day and the burst, down to none, up for the next morning.
     assert num_turns(whole_day) <= 4

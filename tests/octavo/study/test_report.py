@@ -113,6 +113,7 @@ def test_a_picture_needs_matplotlib_and_a_name_that_says_what_it_is(tmp_path, mo
         plotting.require(tmp_path / "x.png")
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     path = tmp_path / "study.png"

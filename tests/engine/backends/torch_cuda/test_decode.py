@@ -74,6 +74,7 @@ def test_sixteen_bits_stay_close_to_the_reference(dtype, device):
         assert (result - expected).norm() / expected.norm() < 1e-2
 
 
+@pytest.mark.slow
 def test_who_arrives_last_changes_no_bit(device):
     paged = Paged(LENGTHS, make_spec(), device)
     first, _ = run(paged, 32)
