@@ -61,7 +61,7 @@ def record(port: int) -> list[ShownLine]:
             terminal.watch(until=lambda: any("Octavo serves at" in line for line in terminal.texts))
             url = f"http://localhost:{port}"
             terminal.run(f'octavo chat --url {url} --temperature 0 --prompt "{QUESTION}"')
-            terminal.run("octavo status")
+            terminal.run("octavo status --wait 10")
             terminal.run("octavo down")
             terminal.watch(until=lambda: up.is_closed)
         finally:
