@@ -39,9 +39,8 @@ from benchmarks.peers.adapter_files import (
     write_adapters,
     write_gguf_adapters,
 )
-from benchmarks.peers.contenders import FOLDER, Contender
 from benchmarks.peers.models import FORMS
-from benchmarks.peers.run import VOCAB_SIZE, Standing, start_all
+from benchmarks.peers.run import VOCAB_SIZE, Standing, add_common_arguments, start_all
 from benchmarks.servers import end_cleanly_on_sigterm, warn_if_busy
 from octavo.bench import load
 from octavo.bench.report import random_prompts
@@ -51,6 +50,7 @@ from octavo.measure.limits import measure_limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from benchmarks.peers.contenders import Contender
     from octavo.measure.machine_limits import MachineLimits
 
 BF16_BYTES = 2
@@ -135,12 +135,7 @@ def _arguments() -> argparse.Namespace:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="a few requests: does it run?")
-    parser.add_argument("--rounds", type=int, metavar="N", help="default: 3")
-    parser.add_argument("--only", metavar="NAMES", help="parts of names, separated by commas")
-    parser.add_argument(
-        "--peers", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
+    add_common_arguments(parser, rounds=3)
     return parser.parse_args()
 
 

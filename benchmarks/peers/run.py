@@ -65,11 +65,9 @@ class Scenario:
 
     @property
     def shown(self) -> str:
-        """The rate among them, of which the machine's limit is known."""
-        return next(figure for figure in self.figures if figure in RATES)
+        return picture.shown_rate(self.figures)
 
 
-RATES = ("tok_s", "prompt_tok_s", "out_tok_s")
 # What a bigger model is worth where memory binds: fewer requests, for the slowest of the servers.
 LARGE_SCENARIOS = (
     Scenario("one stream, 32 in, 64 out", 1, 2, 32, 64, ("tok_s", "tpot_ms")),
@@ -170,13 +168,18 @@ def _arguments() -> argparse.Namespace:
         "--plot", type=Path, default=LOGS / "peers.png", metavar="FILE",
         help=f"the picture (default: {LOGS}/peers.png)",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, metavar="N", help="default: 2")
+    add_common_arguments(parser, rounds=2)
+    return parser.parse_args()
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> None:
+    """Of all comparisons with the peers."""
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"default: {rounds}")
     parser.add_argument("--only", metavar="NAMES", help="parts of names, separated by commas")
     parser.add_argument(
         "--peers", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}"
     )
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
-    return parser.parse_args()
 
 
 def start_all(

@@ -106,6 +106,14 @@ class OperatorBench:
                 return
         raise AssertionError(f"not settled after {rounds} rounds: {self.cluster.calls[-10:]}")
 
+    def calls_at_rest(self) -> list[Call]:
+        """What this operator, and one that has just started, call after an hour of nothing."""
+        self.cluster.calls.clear()
+        self.clock.advance(3600)
+        self.reconcile()
+        OperatorBench(self.cluster, clock=self.clock).reconcile()
+        return self.cluster.calls
+
     def create(self, **spec: Any) -> Object:
         self.cluster.put(make_deployment(**spec))
         return self.deployment()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL, WORKER_COMPONENT
 from octavo_operator.decide.observed import component_of
-from octavo_operator.desired.group import address_of, worker_deployment
+from octavo_operator.desired.group import address_of, worker_deployment, worker_name
 from octavo_operator.objects import kinds, labels
 
 if TYPE_CHECKING:
@@ -18,11 +18,12 @@ def missing_workers(observed: Observed) -> list[Object]:
     """Deployments to apply. One that exists is changed where its leader has moved only: pods that
     run keep the template they were made by, as leaders do."""
     return [
-        body
+        worker_deployment(engine, leader, rank)
         for leader in observed.engine_pods
         if address_of(leader) and not leader["metadata"].get("deletionTimestamp")
-        for body in _workers(leader, observed)
-        if not _is_there(body, observed)
+        if (engine := observed.engines.get(kinds.labels_of(leader)[REVISION_LABEL])) is not None
+        for rank in range(1, _group_size(leader))
+        if not _is_there(worker_name(engine, leader, rank), leader, observed)
     ]
 
 
@@ -39,19 +40,13 @@ def orphaned_workers(observed: Observed) -> list[Object]:
     ]
 
 
-def _workers(leader: Object, observed: Observed) -> list[Object]:
-    size = kinds.annotations_of(leader).get(labels.GROUP_SIZE_ANNOTATION, "1")
-    engine = observed.engines.get(kinds.labels_of(leader)[REVISION_LABEL])
-    if engine is None or not size.isdecimal():
-        return []
-    return [worker_deployment(engine, leader, rank) for rank in range(1, int(size))]
+def _group_size(leader: Object) -> int:
+    size = kinds.annotations_of(leader).get(labels.GROUP_SIZE_ANNOTATION, "")
+    return int(size) if size.isdecimal() else 1
 
 
-def _is_there(body: Object, observed: Observed) -> bool:
-    found = observed.children.get((kinds.DEPLOYMENT, kinds.name_of(body)))
+def _is_there(name: str, leader: Object, observed: Observed) -> bool:
+    found = observed.children.get((kinds.DEPLOYMENT, name))
     if found is None:
         return False
-    there, wanted = (
-        kinds.annotations_of(each)[labels.ADDRESS_ANNOTATION] for each in (found, body)
-    )
-    return there == wanted
+    return kinds.annotations_of(found)[labels.ADDRESS_ANNOTATION] == address_of(leader)

@@ -19,8 +19,9 @@ from octavo_engine.protocol.kubernetes import (
     REVISION_LABEL,
     WORKER_COMPONENT,
 )
+from octavo_operator.desired.between_pods import own_address, secret_mount, secret_volume
 from octavo_operator.objects import kinds, labels, names
-from octavo_operator.spec.group import SECRET_KEY
+from octavo_operator.spec.shared_secret import SECRET_KEY
 
 if TYPE_CHECKING:
     from octavo_operator.objects.kinds import Object
@@ -30,7 +31,7 @@ _VOLUME = "group-secret"
 _MOUNT = "/run/octavo/group"
 _LEADER_RANK = "--node-rank=0"
 _LEADER_ADDRESS = f"--master-addr=$({POD_IP_ENV})"
-# A worker holds no request of its own: it ends when it is asked to.
+# A worker holds no request of its own: it ends at the signal.
 _GRACE_S = 30
 # What only a pod that serves has.
 _OF_LEADERS = ("ports", "lifecycle", "startupProbe", "livenessProbe", "readinessProbe")
@@ -50,9 +51,7 @@ def arguments(deployment: LLMDeployment) -> list[str]:
 
 
 def variables(deployment: LLMDeployment) -> list[dict[str, Any]]:
-    if deployment.group is None:
-        return []
-    return [{"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    return [] if deployment.group is None else [own_address()]
 
 
 def ports(deployment: LLMDeployment) -> list[dict[str, Any]]:
@@ -62,24 +61,23 @@ def ports(deployment: LLMDeployment) -> list[dict[str, Any]]:
 def volumes(deployment: LLMDeployment) -> list[dict[str, Any]]:
     if deployment.group is None:
         return []
-    secret = {
-        "secretName": deployment.group.secret,
-        "items": [{"key": SECRET_KEY, "path": SECRET_KEY}],  # a pod without it says so
-        "defaultMode": 0o440,
-    }
-    return [{"name": _VOLUME, "secret": secret}]
+    return [secret_volume(_VOLUME, deployment.group.secret)]
 
 
 def mounts(deployment: LLMDeployment) -> list[dict[str, Any]]:
-    if deployment.group is None:
-        return []
-    return [{"name": _VOLUME, "mountPath": _MOUNT, "readOnly": True}]
+    return [] if deployment.group is None else [secret_mount(_VOLUME, _MOUNT)]
 
 
 def pod_annotations(deployment: LLMDeployment) -> dict[str, str]:
     if deployment.group is None:
         return {}
     return {labels.GROUP_SIZE_ANNOTATION: str(deployment.group.size)}
+
+
+def worker_name(engine: Object, leader: Object, rank: int) -> str:
+    owned = kinds.labels_of(engine)
+    uid = kinds.uid_of(leader)
+    return names.worker_deployment(owned[DEPLOYMENT_LABEL], owned[REVISION_LABEL], uid, rank)
 
 
 def worker_deployment(engine: Object, leader: Object, rank: int) -> Object:
@@ -96,7 +94,7 @@ def worker_deployment(engine: Object, leader: Object, rank: int) -> Object:
         "apiVersion": kinds.DEPLOYMENT.api_version,
         "kind": kinds.DEPLOYMENT.name,
         "metadata": {
-            "name": names.worker_deployment(owner, revision, uid, rank),
+            "name": worker_name(engine, leader, rank),
             "namespace": kinds.namespace_of(engine),
             "labels": {**labels.common(owner), REVISION_LABEL: revision, **own},
             "annotations": {labels.ADDRESS_ANNOTATION: address_of(leader)},

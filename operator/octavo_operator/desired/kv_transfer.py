@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import KV_PORT
 from octavo_engine.protocol.kubernetes import POD_IP_ENV
-from octavo_operator.spec.prefill import SECRET_KEY
+from octavo_operator.desired.between_pods import own_address, secret_mount, secret_volume
+from octavo_operator.spec.shared_secret import SECRET_KEY
 
 if TYPE_CHECKING:
     from octavo_operator.spec import LLMDeployment
@@ -29,9 +30,7 @@ def arguments(deployment: LLMDeployment) -> list[str]:
 
 
 def variables(deployment: LLMDeployment) -> list[dict[str, Any]]:
-    if not deployment.is_prefill:
-        return []
-    return [{"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    return [own_address()] if deployment.is_prefill else []
 
 
 def ports(deployment: LLMDeployment) -> list[dict[str, Any]]:
@@ -41,15 +40,8 @@ def ports(deployment: LLMDeployment) -> list[dict[str, Any]]:
 def volumes(deployment: LLMDeployment) -> list[dict[str, Any]]:
     if deployment.prefill is None:
         return []
-    secret = {
-        "secretName": deployment.prefill.secret,
-        "items": [{"key": SECRET_KEY, "path": SECRET_KEY}],  # a pod without it says so
-        "defaultMode": 0o440,
-    }
-    return [{"name": _VOLUME, "secret": secret}]
+    return [secret_volume(_VOLUME, deployment.prefill.secret)]
 
 
 def mounts(deployment: LLMDeployment) -> list[dict[str, Any]]:
-    if deployment.prefill is None:
-        return []
-    return [{"name": _VOLUME, "mountPath": _MOUNT, "readOnly": True}]
+    return [] if deployment.prefill is None else [secret_mount(_VOLUME, _MOUNT)]

@@ -9,12 +9,11 @@ from octavo_operator.errors import SpecInvalid
 from octavo_operator.spec.autoscaling import AutoscalingSpec, read_prefill_autoscaling
 from octavo_operator.spec.engine import DATA_ARG, ResourcesSpec, read_args, read_resources
 from octavo_operator.spec.fields import FieldReader, show
-from octavo_operator.spec.model import OBJECT_NAME
+from octavo_operator.spec.shared_secret import read_shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SECRET_KEY = "secret"  # of the Secret that both sides have
 # Flags by which the tokens of a prompt or the bits of its KV blocks differ: an engine refuses
 # blocks of another one that was started otherwise.
 SHARED_ARGS = (
@@ -44,18 +43,10 @@ class PrefillSpec:
 
 
 def read_prefill(fields: FieldReader, *, most_replicas: int) -> PrefillSpec:
-    secret = fields.optional("secretRef")
-    if secret is None:
-        raise fields.fail(
-            "secretRef",
-            f"is required: a Secret whose key {SECRET_KEY} has 16 bytes or more, by which engines "
-            "know whom they give KV blocks to",
-        )
+    secret = read_shared_secret(fields, "engines know whom they give KV blocks to")
     autoscaling, resources = fields.optional("autoscaling"), fields.optional("resources")
     prefill = PrefillSpec(
-        secret=secret.required_text(
-            "name", longest=253, pattern=OBJECT_NAME, form="the name of a Secret"
-        ),
+        secret=secret,
         replicas=fields.integer("replicas", 1, least=0, most=most_replicas),
         autoscaling=None if autoscaling is None else read_prefill_autoscaling(autoscaling),
         resources=None if resources is None else read_resources(resources),
@@ -67,7 +58,6 @@ def read_prefill(fields: FieldReader, *, most_replicas: int) -> PrefillSpec:
         args=read_args(fields),
         node_selector=fields.mapping("nodeSelector", _label_value, most=16),
     )
-    secret.end()
     for name in prefill.args:
         path = f"{fields.at('args')}.{name[:80]}"
         plain = name.removeprefix("no-")

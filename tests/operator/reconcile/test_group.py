@@ -72,11 +72,7 @@ def test_each_pod_that_serves_has_workers_of_its_own():
 
 def test_nothing_is_written_when_nothing_has_changed():
     bench = running()
-    bench.cluster.calls.clear()
-    bench.clock.advance(3600)
-    bench.reconcile()
-    OperatorBench(bench.cluster, clock=bench.clock).reconcile()
-    assert bench.cluster.calls == []
+    assert bench.calls_at_rest() == []
 
 
 def test_a_worker_that_dies_is_replaced_without_the_operator():

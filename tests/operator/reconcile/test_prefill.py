@@ -59,11 +59,7 @@ def test_both_sides_run_in_one_revision_and_are_counted_apart():
 
 def test_nothing_is_written_when_nothing_has_changed():
     bench = running()
-    bench.cluster.calls.clear()
-    bench.clock.advance(3600)
-    bench.reconcile()
-    OperatorBench(bench.cluster, clock=bench.clock).reconcile()
-    assert bench.cluster.calls == []
+    assert bench.calls_at_rest() == []
 
 
 def test_it_serves_without_prefill_pods_and_says_that_it_waits_for_them():
