@@ -27,18 +27,20 @@ class QueueForecast:
         self._step_time = step_time
         self._forecast = Forecast()
         self._num_running = 0
+        self._num_rows = 1  # that run or wait
 
     # -- what it learns from
 
     def after_schedule(self, waiting: WaitingQueue, num_running: int, now: float) -> None:
         """A step was planned. Hot path: once per step."""
         self._num_running = num_running
+        self._num_rows = num_running + waiting.num_foreground
         self._forecast.rate.waits(now, is_waiting=waiting.num_foreground > 0)
 
     def started(self, sequence: Sequence, now: float) -> None:
         """It went from the queue to a row."""
         if not sequence.is_background:
-            work_s = self._work_s(sequence.num_tokens, _num_allowed(sequence))
+            work_s = self._work_s(sequence.num_tokens, _num_allowed(sequence), self._num_rows)
             self._forecast.rate.took(work_s, now)
 
     def ended(self, sequence: Sequence, now: float) -> None:
@@ -122,17 +124,25 @@ class QueueForecast:
         return self._forecast.is_overdue(now, since=sequence.added_at)
 
     def _work_ahead_s(self, waiting: WaitingQueue, ahead: list[Sequence] | None) -> float:
+        num_rows = self._num_running + waiting.num_foreground
         if ahead is None:
-            return self._work_s(waiting.num_foreground_tokens, waiting.num_foreground_allowed)
-        num_tokens = sum(sequence.num_tokens for sequence in ahead)
-        return self._work_s(num_tokens, sum(map(_num_allowed, ahead)))
+            num_tokens, num_allowed = waiting.num_foreground_tokens, waiting.num_foreground_allowed
+        else:
+            num_tokens = sum(sequence.num_tokens for sequence in ahead)
+            num_allowed = sum(map(_num_allowed, ahead))
+        return self._work_s(num_tokens, num_allowed, num_rows)
 
-    def _work_s(self, num_tokens: int, num_allowed: int) -> float:
-        """Of prompts of so many tokens, and answers of at most so many."""
-        step_time, num_rows = self._step_time, max(self._num_running, 1)
-        token_s = step_time.decode_s(num_rows) / num_rows
+    def _work_s(self, num_tokens: int, num_allowed: int, num_rows: int) -> float:
+        """Of prompts of so many tokens, and answers of at most so many.
+
+        `num_rows`: sequences that run or wait, since those that wait will be rows of the same steps.
+        Counted as if the few that run now were all, a burst on an idle engine looked as long as its
+        answers one after the other.
+        """
+        num_rows = min(max(num_rows, 1), self._config.max_num_seqs)
+        token_s = self._step_time.decode_s(num_rows) / num_rows
         usual = self._forecast.service.usual_tokens(num_allowed)
-        return step_time.prefill_s(num_tokens) + usual * token_s
+        return self._step_time.prefill_s(num_tokens) + usual * token_s
 
 
 def _num_allowed(sequence: Sequence) -> int:

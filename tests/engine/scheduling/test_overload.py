@@ -38,10 +38,12 @@ class World:
     has_deadline: bool = True
     is_whole: bool = True
     queue_timeout_s: float = 30.0
+    seats: int = SEATS
+    sim: SimConfig = SIM
     timeline: Timeline = field(default_factory=Timeline)
 
     def __post_init__(self) -> None:
-        config = SchedulerConfig(max_num_seqs=SEATS, queue_timeout_s=self.queue_timeout_s)
+        config = SchedulerConfig(max_num_seqs=self.seats, queue_timeout_s=self.queue_timeout_s)
         self.scheduler = Scheduler(config, num_blocks=4096, now=self.timeline.clock)
         self.clients: dict[str, Client] = {}
         self._rng = random.Random(1)
@@ -101,7 +103,7 @@ class World:
             self._is_busy = False
             return
         step_s = step_seconds(
-            SIM, num_decodes=batch.num_decodes,
+            self.sim, num_decodes=batch.num_decodes,
             num_prefill_tokens=batch.num_tokens - batch.num_decodes,
         )  # fmt: skip
 
@@ -209,3 +211,21 @@ def test_background_work_is_neither_refused_nor_in_the_way():
     assert world.scheduler.waiting.num_foreground < len(world.scheduler.waiting)
     before = world.scheduler.stats().queue_wait_s
     assert 0.0 < before < PATIENCE_S
+
+
+def test_a_burst_that_has_room_is_not_refused():
+    """Long answers after short ones, on an idle engine whose steps are slow: they share steps."""
+    slow = SimConfig(step_base_ms=90.0, decode_token_ms=5.0, prefill_token_ms=15.0)
+    world = World(has_deadline=False, is_whole=False, seats=128, sim=slow)
+    world._leave = lambda name: None  # type: ignore[method-assign]
+
+    def burst(start: float, max_tokens: int) -> None:
+        for number in range(8):
+            at = start + 0.05 * number
+            world.timeline.at(at, lambda: world.arrive(max_tokens=max_tokens))
+
+    burst(0.0, 8)
+    burst(60.0, 64)
+    world.run(180.0)
+    assert {client.ending for client in world.clients.values()} == {"length"}
+    assert max(client.ended_at - client.sent_at for client in world.clients.values()) < 30.0
