@@ -217,6 +217,7 @@ def _unscheduled(pod: Object) -> Found | None:
 
 
 _PLACES = (
+    (r"scheduling gate", Reason.SCHEDULING_GATED),
     (r"unbound immediate persistentvolumeclaims|persistentvolumeclaim .*not found",
      Reason.VOLUME_PENDING),
     (r"insufficient \S*(gpu|/mig-|neuron|tpu|gaudi)", Reason.GPU_INSUFFICIENT),

@@ -71,6 +71,7 @@ def test_each_pod_that_serves_has_workers_of_its_own():
     # What is counted, scaled and routed to are those that serve.
     status = bench.deployment()["status"]
     assert (status["replicas"], status["routableReplicas"]) == (2, 2)
+    assert "app.kubernetes.io/component=engine" in status["selector"]  # an HPA's
     assert bench.conditions()["Progressing"][:2] == ("False", "Complete")
 
 
