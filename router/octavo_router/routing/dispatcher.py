@@ -151,8 +151,8 @@ class Dispatcher:
 
     __slots__ = (
         "_clock", "_index", "decisions", "health", "locality", "num_picks", "observer",
-        "on_adapter_idle", "on_result", "on_room", "policies", "registry", "sample_every", "shadows",
-        "token_rates", "underway",
+        "on_adapter_idle", "on_result", "on_room", "policies", "registry", "sample_every",
+        "shadows", "token_rates", "underway",
     )  # fmt: skip
 
     def __init__(
