@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import DELETION_COST_ANNOTATION
+from octavo_engine.protocol.state import AdapterState, EndpointState, PoolState, State
 from octavo_operator.errors import ApiRefused
 from octavo_operator.objects import kinds, labels
 from octavo_operator.settings import OperatorSettings
@@ -326,6 +328,41 @@ def test_the_loading_state_names_the_slowest_rank():
     assert loading()["pod"] == kinds.name_of(leader)
     bench.workloads.set_status(leader, {"containerStatuses": [{**runs, "ready": True}]})
     assert loading()["phase"] == "Ready"
+
+
+def test_adapters_come_and_go_and_no_pod_of_a_group_is_replaced():
+    bench = running(lora={})
+    before = {kinds.uid_of(pod) for pod in bench.pods()}
+    adapter = {"name": "law", "uri": "file:///adapters/law"}
+
+    def routed() -> list[Object]:
+        service = bench.cluster.one(kinds.SERVICE, "default", "smollm2")
+        text = service["metadata"]["annotations"]["octavo.dev/routing"]
+        return list(json.loads(text).get("adapters", ()))
+
+    bench.edit(adapters=[adapter])
+    bench.settle()
+    assert routed() == [{"name": "law", "uri": "/adapters/law"}]
+    leaders = {kinds.uid_of(pod): kinds.name_of(pod) for pod in pods_of(bench, "engine")}
+    bench.clock.now += 60.0
+    bench.demand.expect(["router-0"])
+    endpoints = [
+        EndpointState(uid, "default/smollm2", "", "http://x", "ready", adapters=["law"])
+        for uid in leaders
+    ]
+    states = [AdapterState("law", "loaded")]
+    pool = PoolState("default/smollm2", adapters=states)
+    bench.demand.learn("router-0", State("epoch", "router-0", [pool], endpoints))
+    bench.reconcile()
+    (listed,) = bench.deployment()["status"]["adapters"]
+    assert (listed["phase"], set(listed["pods"])) == ("Loaded", set(leaders.values()))
+    bench.edit(adapters=[])
+    bench.settle()
+    assert routed() == []
+    assert {kinds.uid_of(pod) for pod in bench.pods()} == before
+    # Each pod of a group has room for them, and the folders that the template mounts.
+    maps = bench.cluster.all(kinds.CONFIG_MAP)
+    assert all("enable-lora = true" in "".join(body["data"].values()) for body in maps)
 
 
 def test_workers_are_no_rollout_of_their_own():
