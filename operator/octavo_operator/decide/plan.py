@@ -285,14 +285,9 @@ def plan_changes(
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
     hold += filter(None, [*(side.step.waiting_for for side in sides), waiting_for])
     return ReconcilePlan(
-        apply=tuple(applies),
-        label=tuple(unlabelled_leaders(observed)),
-        scale=tuple(scales),
-        delete=tuple(deletes),
-        hold=tuple(hold),
-        conflicts=tuple(conflicts),
-        details=tuple(details),
-    )
+        tuple(applies), tuple(unlabelled_leaders(observed)), tuple(scales), tuple(deletes),
+        tuple(hold), tuple(conflicts), tuple(details),
+    )  # fmt: skip
 
 
 def _plan_groups(

@@ -189,7 +189,5 @@ def _is_synced(namespace: _Namespace) -> bool:
 
 def _is_forbidden(namespace: _Namespace) -> bool:
     """For zones alone no right is needed: without it they are not known."""
-    mirrors = [namespace.pods, namespace.services]
-    if namespace.needs_slices:
-        mirrors.append(namespace.slices)
-    return any(mirror.is_forbidden for mirror in mirrors)
+    slices = namespace.needs_slices and namespace.slices.is_forbidden
+    return namespace.pods.is_forbidden or namespace.services.is_forbidden or slices
