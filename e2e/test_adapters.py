@@ -67,15 +67,21 @@ def is_served(platform: Platform, name: str) -> bool:
         return True
 
 
-def adapter_files() -> dict[str, Any]:
-    """A ConfigMap with an adapter of rank 1 of one layer."""
+def adapter_files(width: int = 16) -> dict[str, Any]:
+    """A ConfigMap with an adapter of rank 1 of one layer of that many columns and outputs."""
     prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    size = 4 * width
     tensors = {
-        f"{prefix}.lora_A.weight": {"dtype": "F32", "shape": [1, 16], "data_offsets": [0, 64]},
-        f"{prefix}.lora_B.weight": {"dtype": "F32", "shape": [16, 1], "data_offsets": [64, 128]},
-    }
+        f"{prefix}.lora_A.weight": {
+            "dtype": "F32", "shape": [1, width], "data_offsets": [0, size]
+        },
+        f"{prefix}.lora_B.weight": {
+            "dtype": "F32", "shape": [width, 1], "data_offsets": [size, 2 * size]
+        },
+    }  # fmt: skip
     header = json.dumps(tensors).encode()
-    weights = struct.pack("<Q", len(header)) + header + struct.pack("<32f", *[0.5] * 32)
+    values = struct.pack(f"<{2 * width}f", *[0.5] * (2 * width))
+    weights = struct.pack("<Q", len(header)) + header + values
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "bias": "none",
               "target_modules": ["q_proj"]}  # fmt: skip
     return {

@@ -91,6 +91,8 @@ def launch_of(
         fetch = tuple(fetch_arguments(model, path))
     folder = models.with_name("kv") / deployment.namespace / deployment.name
     options = {**engine_options(deployment, model=path, kv_disk_path=str(folder)), **options}
+    if deployment.group is not None:
+        options |= _of_all_pods(options, deployment.group.size)
     arguments = tuple(extra_arguments(deployment))
     variables = {
         each.name: value
@@ -136,6 +138,12 @@ def _shared(options: Mapping[str, Option], share: ThreadShare) -> dict[str, Opti
         # Each would take the default share of the memory that is free when it starts.
         shared["memory-fraction"] = round(HOST_MEMORY_FRACTION / share.replicas, 4)
     return shared
+
+
+def _of_all_pods(options: Mapping[str, Option], size: int) -> dict[str, Option]:
+    """What the spec gives each pod of a group, for one engine with a process in place of each."""
+    each = {name: options.get(name) for name in ("num-threads", "kv-cache-memory-bytes")}
+    return {name: value * size for name, value in each.items() if isinstance(value, int)}
 
 
 def _value_of(

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     RESOURCES_INSUFFICIENT = "InsufficientResources"
     NO_MATCHING_NODE = "NoMatchingNode"
     UNSCHEDULABLE = "Unschedulable"
+    SCHEDULING_GATED = "SchedulingGated"
     # the pod cannot start
     IMAGE_NOT_FOUND = "ImageNotFound"
     IMAGE_UNAUTHORIZED = "ImageUnauthorized"
@@ -210,6 +211,10 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.UNSCHEDULABLE: Advice(
         "The scheduler finds no node for the pod.", "Change what the message names."
+    ),
+    R.SCHEDULING_GATED: Advice(
+        "The pod waits in a queue, such as one of Kueue.",
+        "Wait for quota, or look at what the queue says (kubectl get workloads).",
     ),
     R.IMAGE_NOT_FOUND: Advice(
         "The image does not exist in its registry.", "Correct spec.engine.image, or push the image."

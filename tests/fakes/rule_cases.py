@@ -517,8 +517,6 @@ CASES = [
             ("stages", engine(executor="mp", pipelineParallelSize=2), "one process in each pod"),
             ("cores", engine(dataParallelSize=2), "one process in each pod"),
             ("cores by a flag", engine(args={"data-parallel-size": 2}), "one process in each pod"),
-            ("adapters", adapter("hf://org/lora"), "group cannot be combined with adapters"),
-            ("room for adapters", {"lora": {}}, "group cannot be combined with adapters"),
             ("KV tiers", engine(kvTiers={"hostMemory": "1Gi"}), "cannot be combined with group"),
             ("prefill pods", prefill(), "cannot be combined with group"),
         )

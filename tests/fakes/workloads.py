@@ -19,18 +19,21 @@ class Workloads:
     def sync(self) -> None:
         """What the Deployment controller does at once: as many pods as asked for; the unready
         leave first, then those of the lowest deletion cost."""
+        owned: dict[str, list[Object]] = {}
+        for pod in self._cluster.all(kinds.POD):
+            for uid in kinds.owner_uids(pod):
+                owned.setdefault(uid, []).append(pod)
         for deployment in self._cluster.all(kinds.DEPLOYMENT):
-            if kinds.uid_of(deployment) not in map(
-                kinds.uid_of, self._cluster.all(kinds.DEPLOYMENT)
-            ):
+            place = kinds.namespace_of(deployment), kinds.name_of(deployment)
+            if not self._cluster.has(kinds.DEPLOYMENT, *place):
                 continue  # it went with the pod that it belonged to
-            pods = self.pods(deployment)
+            pods = owned.get(kinds.uid_of(deployment), [])
             wanted = int(deployment["spec"].get("replicas", 1))
             for _ in range(wanted - len(pods)):
                 self._create(deployment)
             for pod in sorted(pods, key=_leaves_first)[: max(0, len(pods) - wanted)]:
                 self._cluster.remove(kinds.POD, kinds.namespace_of(pod), kinds.name_of(pod))
-            self._count(deployment)
+            self._count(deployment, wanted)
 
     def pods(self, deployment: Object) -> list[Object]:
         uid = kinds.uid_of(deployment)
@@ -106,13 +109,12 @@ class Workloads:
             }
         )
 
-    def _count(self, deployment: Object) -> None:
-        pods = self.pods(deployment)
+    def _count(self, deployment: Object, num_pods: int) -> None:
         self._cluster.merge(
             kinds.DEPLOYMENT,
             kinds.namespace_of(deployment),
             kinds.name_of(deployment),
-            {"status": {"replicas": len(pods), "observedGeneration": _generation(deployment)}},
+            {"status": {"replicas": num_pods, "observedGeneration": _generation(deployment)}},
         )
 
 

@@ -70,6 +70,7 @@ IN_FORCE: dict[str, Callable[[App, Server], Any]] = {
     "routing.profiles": lambda app, server: app.config.routing.profiles,
     "routing.shadows": lambda app, server: tuple(_there(app.dispatcher.shadows)._policies),
     "routing.sample_every": lambda app, server: app.dispatcher.sample_every,
+    "routing.zone_cost_s": lambda app, server: _there(app.dispatcher.locality).cost_s,
     "routing.balance_factor": lambda app, server: _default(app)._factor,
     "routing.balance_slack": lambda app, server: _default(app)._slack,
     "routing.prefill_min_tokens": lambda app, server: (

@@ -74,6 +74,8 @@ async def execute(
         cache.keep(kind, stored)
         mark = kinds.annotations_of(body)[FINGERPRINT_ANNOTATION]
         report.settled[(kind, kinds.name_of(body))] = (mark, stamp(stored))
+    for pod, wanted in plan.label:
+        await _label(cluster, cache, pod, wanted, report)
     for order in plan.scale:
         await _mark_leaving(cluster, namespace, order, pods)
         cache.keep(kinds.DEPLOYMENT, await _scale(cluster, namespace, order))
@@ -105,6 +107,20 @@ async def _apply(cluster: Cluster, body: Object) -> Object:
         seen = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
         body = {**body, "metadata": {**body["metadata"], **seen}}
     return await cluster.apply(body)
+
+
+async def _label(
+    cluster: Cluster, cache: ObjectCache, pod: Object, wanted: dict[str, str], report: Report
+) -> None:
+    patch = {"metadata": {"uid": kinds.uid_of(pod), "labels": wanted}}
+    try:
+        stored = await cluster.patch(kinds.POD, kinds.namespace_of(pod), kinds.name_of(pod), patch)
+    except (NotFound, Conflict):
+        return  # it has left already
+    except ApiRefused as error:
+        report.refused.append(({**pod, "kind": kinds.POD.name}, error))
+        return
+    cache.keep(kinds.POD, stored)
 
 
 async def _scale(cluster: Cluster, namespace: str, order: ScaleOrder) -> Object:

@@ -130,6 +130,7 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
         prefill=prefill,
         settled=inputs.settled,
         waiting_for=admission.waiting_for,
+        isolates_groups=inputs.settings.network_policy,
     )
     snapshot = ReconcileSnapshot(
         inputs.accepted, revision, target, observed, replicas, capacity, prefill, plan,

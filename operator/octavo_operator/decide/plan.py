@@ -20,7 +20,12 @@ from octavo_engine.protocol.kubernetes import (
 )
 from octavo_operator.decide import canary
 from octavo_operator.decide.canary import HOLD, CanaryState, CanaryVerdict
-from octavo_operator.decide.group import missing_workers, orphaned_workers
+from octavo_operator.decide.group import (
+    group_policies,
+    missing_workers,
+    orphans,
+    unlabelled_leaders,
+)
 from octavo_operator.decide.observed import component_of
 from octavo_operator.decide.rollout import (
     RevisionGroup,
@@ -102,6 +107,7 @@ class ReconcilePlan:
     """In the order in which it is carried out; every prefix leaves what was promised."""
 
     apply: tuple[Object, ...] = ()
+    label: tuple[tuple[Object, dict[str, str]], ...] = ()  # pods, and what they lack
     scale: tuple[ScaleOrder, ...] = ()
     delete: tuple[Object, ...] = ()
     hold: tuple[str, ...] = ()  # what has to happen elsewhere first
@@ -111,7 +117,7 @@ class ReconcilePlan:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.apply or self.scale or self.delete)
+        return not (self.apply or self.label or self.scale or self.delete)
 
     @property
     def is_destructive(self) -> bool:
@@ -224,12 +230,13 @@ def plan_changes(
     prefill: SideStep | None = None,
     settled: Mapping[tuple[Kind, str], tuple[str, str]] | None = None,
     waiting_for: str = "",
+    isolates_groups: bool = True,
 ) -> ReconcilePlan:
     """Everything to write, in order. `settled` names objects that came back from the server
     unchanged after an apply: (fingerprint, generation), so that what the server stores in another
     form is not written for ever. No engine is made or changed while an object that comes before it
     is not ours; those that run are still scaled. `waiting_for`: what its rollout waits for, if it
-    may not begin."""
+    may not begin. `isolates_groups`: a NetworkPolicy for each group."""
     sides = [SideStep(capacity.step, observed, replicas), *([prefill] if prefill else [])]
     targets = {side.observed.component: side.step.targets for side in sides}
     applies: list[Object] = []
@@ -269,18 +276,40 @@ def plan_changes(
         applies.append(body)
         details.append(f"Updated {kind.name} {name}")
     if not conflicts:
-        for worker in map(marked, missing_workers(observed)):
-            applies.append(worker)
-            leader = worker["metadata"]["ownerReferences"][0]["name"]
-            details.append(f"Created worker {kinds.name_of(worker)} of pod {leader}")
+        of_groups = _plan_groups(observed, settled, isolates_groups=isolates_groups)
+        applies += of_groups
+        details += map(_detail_of_group, of_groups)
     scales = _plan_scales(sides, owner_uid)
     details += [order.detail for order in scales]
-    deletes = _plan_deletes(desired, observed, sides, owner_uid) + orphaned_workers(observed)
+    deletes = _plan_deletes(desired, observed, sides, owner_uid) + orphans(observed)
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
     hold += filter(None, [*(side.step.waiting_for for side in sides), waiting_for])
     return ReconcilePlan(
-        tuple(applies), tuple(scales), tuple(deletes), tuple(hold), tuple(conflicts), tuple(details)
-    )
+        tuple(applies), tuple(unlabelled_leaders(observed)), tuple(scales), tuple(deletes),
+        tuple(hold), tuple(conflicts), tuple(details),
+    )  # fmt: skip
+
+
+def _plan_groups(
+    observed: Observed,
+    settled: Mapping[tuple[Kind, str], tuple[str, str]] | None,
+    *,
+    isolates_groups: bool,
+) -> list[Object]:
+    """What belongs to leaders, to apply: policies before the workers that need them."""
+    policies = map(marked, group_policies(observed) if isolates_groups else ())
+    stale = []
+    for policy in policies:
+        found = observed.children.get((kinds.NETWORK_POLICY, kinds.name_of(policy)))
+        if found is None or not is_current(policy, found, settled):
+            stale.append(policy)
+    return stale + [marked(worker) for worker in missing_workers(observed)]
+
+
+def _detail_of_group(body: Object) -> str:
+    leader = body["metadata"]["ownerReferences"][0]["name"]
+    what = "worker" if body["kind"] == kinds.DEPLOYMENT.name else body["kind"]
+    return f"Created {what} {kinds.name_of(body)} of pod {leader}"
 
 
 def marked(wanted: Object) -> Object:

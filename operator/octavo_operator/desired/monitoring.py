@@ -22,7 +22,9 @@ def monitors(deployment: LLMDeployment, settings: OperatorSettings) -> list[dict
     """One at most: two would count everything twice."""
     name = names.monitor(deployment.name)
     extra = settings.monitor_labels
-    selector = {"matchLabels": labels.pods(deployment.name)}
+    # Workers of groups have no metrics of their own.
+    scraped = labels.pods if deployment.group is None else labels.engines
+    selector = {"matchLabels": scraped(deployment.name)}
     targets = [DEPLOYMENT_LABEL, REVISION_LABEL]
     if deployment.prefill is not None:
         targets.append(COMPONENT_LABEL)

@@ -1,7 +1,7 @@
 """The NetworkPolicy: routers and monitoring reach engines; engines reach their weights' source.
 
-Pods that answer also reach the KV blocks of prefill pods, and workers the pod that they compute
-for, and nobody else does.
+Pods that answer also reach the KV blocks of prefill pods, and nobody else does. The pods of a group
+reach each other by a policy of their own: see group.py.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.protocol.endpoints import KV_PORT, LEADER_PORT
+from octavo_engine.protocol.endpoints import KV_PORT
 from octavo_engine.protocol.kubernetes import (
     COMPONENT_LABEL,
     PREFILL_COMPONENT,
     ROUTER_COMPONENT,
-    WORKER_COMPONENT,
 )
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.probes import PORT_NAME
@@ -64,12 +63,6 @@ def network_policy(deployment: LLMDeployment, settings: OperatorSettings) -> dic
         kv_port = [{"port": KV_PORT, "protocol": "TCP"}]
         ingress.append({"from": [{"podSelector": answering}], "ports": kv_port})
         egress.append({"to": [{"podSelector": prefill}], "ports": kv_port})
-    if deployment.group is not None:
-        leaders = {"matchLabels": labels.engines(deployment.name)}
-        workers = {"matchLabels": labels.engines(deployment.name, WORKER_COMPONENT)}
-        port = [{"port": LEADER_PORT, "protocol": "TCP"}]
-        ingress.append({"from": [{"podSelector": workers}], "ports": port})
-        egress.append({"to": [{"podSelector": leaders}], "ports": port})
     spec: dict[str, Any] = {
         # All pods: none may be without a policy for as long as it outlives spec.prefill.
         "podSelector": {"matchLabels": labels.pods(deployment.name)},

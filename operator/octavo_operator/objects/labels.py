@@ -23,8 +23,8 @@ PART_OF_LABEL = "app.kubernetes.io/part-of"
 APP = "octavo"
 
 MODEL_ANNOTATION = "octavo.dev/model"  # on engine pods: what they serve, for people
-LEADER_LABEL = "octavo.dev/leader"  # on workers: the UID of the pod that they compute for
-RANK_LABEL = "octavo.dev/rank"  # on workers: from 1 on; their leader is 0
+LEADER_LABEL = "octavo.dev/leader"  # on all pods of a group: the UID of the one that serves
+RANK_LABEL = "octavo.dev/rank"  # on the same: 0 serves, workers are 1 and above
 GROUP_SIZE_ANNOTATION = "octavo.dev/group-size"  # on pods that have workers: pods, themselves too
 ADDRESS_ANNOTATION = "octavo.dev/leader-address"  # on workers' Deployments: where it was
 HEADLESS = MappingProxyType({"octavo.dev/service": "engines"})  # on the headless Service

@@ -50,8 +50,13 @@ def engine_deployment(deployment_name: str, revision: str, *, is_prefill: bool =
 
 
 def worker_deployment(deployment_name: str, revision: str, leader_uid: str, rank: int) -> str:
+    return f"{group(deployment_name, revision, leader_uid)}-{rank}{_WORKER}"
+
+
+def group(deployment_name: str, revision: str, leader_uid: str) -> str:
+    """Of what all pods of one group share."""
     of_leader = short_hash(leader_uid.encode(), _HASH_CHARS)
-    return f"{base(deployment_name)}-{revision}-{of_leader}-{rank}{_WORKER}"
+    return f"{base(deployment_name)}-{revision}-{of_leader}"
 
 
 def config_map(deployment_name: str, revision: str, *, is_prefill: bool = False) -> str:

@@ -10,9 +10,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_engine.protocol.kubernetes import ROUTABLE_CONDITION
+from octavo_engine.protocol.kubernetes import (
+    COMPONENT_LABEL,
+    ROUTABLE_CONDITION,
+    WORKER_COMPONENT,
+)
 from octavo_operator.decide.observed import condition_of, waits_for_gate
-from octavo_operator.objects import kinds
+from octavo_operator.objects import kinds, labels
 from octavo_operator.objects.names import FETCH_CONTAINER
 from octavo_operator.reasons import Reason, explain
 
@@ -145,7 +149,7 @@ def pod_faults(
     pod: Object, warnings: Sequence[Object] = (), *, has_routers: bool = True
 ) -> Iterator[Fault]:
     """At most one that stops the pod, and then what its warnings add."""
-    subject, uid = f"pod {kinds.name_of(pod)}", kinds.uid_of(pod)
+    subject, uid = f"pod {kinds.name_of(pod)}{_place(pod)}", kinds.uid_of(pod)
     if pod["metadata"].get("deletionTimestamp") and condition_of(pod, "DisruptionTarget") != "True":
         return  # it is being deleted by the operator itself
     for look in (_lost, _unscheduled, _containers):
@@ -161,6 +165,13 @@ def pod_faults(
         yield Fault(found[0], found[1], subject, uid)
     elif has_routers and waits_for_gate(pod):
         yield Fault(Reason.NOT_ROUTABLE, _gate_fact(pod), subject, uid)
+
+
+def _place(pod: Object) -> str:
+    """In its group, where it is a worker of one."""
+    own = kinds.labels_of(pod)
+    is_worker = own.get(COMPONENT_LABEL) == WORKER_COMPONENT
+    return f", rank {own.get(labels.RANK_LABEL, '')} of its group" if is_worker else ""
 
 
 Found = tuple[Reason, str]
@@ -206,6 +217,7 @@ def _unscheduled(pod: Object) -> Found | None:
 
 
 _PLACES = (
+    (r"scheduling gate", Reason.SCHEDULING_GATED),
     (r"unbound immediate persistentvolumeclaims|persistentvolumeclaim .*not found",
      Reason.VOLUME_PENDING),
     (r"insufficient \S*(gpu|/mig-|neuron|tpu|gaudi)", Reason.GPU_INSUFFICIENT),

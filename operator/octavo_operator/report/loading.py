@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from octavo_engine.protocol.loading import FETCHING, LoadProgress
 from octavo_operator.errors import ApiRefused, ClusterError
-from octavo_operator.objects import kinds
+from octavo_operator.objects import kinds, labels
 from octavo_operator.objects.names import ENGINE_CONTAINER, FETCH_CONTAINER
 
 if TYPE_CHECKING:
@@ -73,22 +73,36 @@ class LoadingReader:
         self._last: dict[str, tuple[float, tuple[Phase, str], LoadingState]] = {}
         self._denied_at = float("-inf")
 
-    async def read(self, uid: str, pods: Sequence[Object]) -> LoadingState | None:
-        """`pods`: those of the new revision. None where there are none."""
-        found = most_advanced(pods, self._demand.loading)
+    async def read(
+        self,
+        uid: str,
+        pods: Sequence[Object],
+        workers: Mapping[str, Sequence[Object]] | None = None,
+    ) -> LoadingState | None:
+        """`pods`: those of the new revision that serve; `workers` of groups, by the UID of the pod
+        that they compute for. None where there are none."""
+        groups = [(pod, (workers or {}).get(kinds.uid_of(pod), ())) for pod in pods]
+        found = most_advanced(groups, self._demand.loading)
         if found is None:
             self._last.pop(uid, None)
             return None
         phase, pod = found
+        rank = kinds.labels_of(pod).get(labels.RANK_LABEL, "0")
         if phase in ("Pending", "Ready"):
             self._last.pop(uid, None)
-            return LoadingState(phase=phase, percent=100 if phase == "Ready" else None)
+            percent = 100 if phase == "Ready" else None
+            if rank == "0":
+                return LoadingState(phase=phase, percent=percent)
+            text = f"Its group waits for rank {rank}, which does not run yet."
+            return LoadingState(phase=phase, pod=kinds.name_of(pod), message=text)
         now = self._clock()
         subject = (phase, kinds.name_of(pod))
         last = self._last.get(uid)
         if last is not None and last[1] == subject and now - last[0] < EVERY_S:
             return last[2]
         loading = await self._look(phase, pod)
+        if rank != "0":
+            loading = replace(loading, message=f"Rank {rank}: {loading.message}".rstrip(": "))
         self._last[uid] = (now, subject, loading)
         return loading
 
@@ -124,14 +138,27 @@ class LoadingReader:
 
 
 def most_advanced(
-    pods: Sequence[Object], loading: Callable[[str], float | None]
+    groups: Sequence[tuple[Object, Sequence[Object]]], loading: Callable[[str], float | None]
 ) -> tuple[Phase, Object] | None:
-    """Of equals the one that has loaded most, else the first by name."""
+    """Of equals the one that has loaded most, else the first by name. A group, which is a pod that
+    serves and its workers, is where the slowest of its pods is."""
     return max(
-        ((_phase(pod), pod) for pod in sorted(pods, key=kinds.name_of)),
+        (slowest(*group) for group in sorted(groups, key=lambda group: kinds.name_of(group[0]))),
         key=lambda found: (_ORDER.index(found[0]), loading(kinds.uid_of(found[1])) or 0.0),
         default=None,
     )
+
+
+def slowest(leader: Object, workers: Sequence[Object]) -> tuple[Phase, Object]:
+    """Of equals the leader, which reports most, then the lowest rank. A worker reports nothing: it
+    counts until its engine runs."""
+    first = _phase(leader)
+    if first == "Ready":
+        return first, leader
+    ranked = sorted(workers, key=lambda pod: int(kinds.labels_of(pod)[labels.RANK_LABEL]))
+    behind = [(_phase(pod), pod) for pod in ranked]
+    late = [found for found in behind if found[0] in ("Pending", "Fetching")]
+    return min([(first, leader), *late], key=lambda found: _ORDER.index(found[0]))
 
 
 def loaded(pod: str, share: float | None, progress: LoadProgress | None) -> LoadingState:

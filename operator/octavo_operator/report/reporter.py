@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator.cluster.guard import TokenBucket
 from octavo_operator.decide.adapters import RefusedAdapter
+from octavo_operator.decide.group import workers_by_leader
 from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import Conflict, NotFound
 from octavo_operator.objects import kinds, labels
@@ -107,7 +108,8 @@ class Reporter:
         previous = body.get("status") or {}
         warnings = await self._warnings(snapshot, last)
         pods = _of_revision(snapshot.observed, snapshot.revision)
-        last.loading = await self._loading.read(last.uid, pods)
+        workers = workers_by_leader(snapshot.observed)
+        last.loading = await self._loading.read(last.uid, pods, workers)
         has_routers = self._demand.has_routers
         stalled_s = self._stalled_s(snapshot, last)
         found = find_faults(snapshot.observed, warnings, has_routers=has_routers)

@@ -290,10 +290,9 @@ def _check_group(deployment: LLMDeployment) -> None:
         raise _unsupported(
             "spec.group",
             "has one process in each pod, with some of the layers: leave out tensorParallelSize, "
-            "pipelineParallelSize and dataParallelSize",
+            "pipelineParallelSize, dataParallelSize and expertParallel, and use more replicas in "
+            "place of data-parallel ranks",
         )
-    if deployment.room_for_adapters is not None:
-        raise _unsupported("spec.group", "cannot be combined with adapters; leave it out")
 
 
 def _check_device(deployment: LLMDeployment) -> None:

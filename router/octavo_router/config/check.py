@@ -45,6 +45,7 @@ SCORER_NAMES = (
     "prefix",
     "wait",
     "adapter",
+    "zone",
     "session",
 )
 

@@ -245,6 +245,7 @@ class UpstreamConfig:
         "", "Of a plain server: where it publishes KV events (tcp://host:5557)."
     )
     kv_replay: str = setting("", "Where it replays them.")
+    zone: str = setting("", "Zone it runs in; default: not known.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +257,10 @@ class DiscoveryConfig:
         "", "YAML file with a list `upstreams`, read again when it changes.", flag="upstreams-file"
     )
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
+    zone: str = setting(
+        "", "Zone that this router runs in: of equal engines it takes those of the same zone "
+        "(routing.zone_cost_s); default: not known.", flag="zone",
+    )  # fmt: skip
     engine_key: str = setting(
         "", "API key that the router shows each engine that has none of its own in `upstreams`.",
         flag="engine-key",
@@ -355,6 +360,10 @@ class RoutingConfig:
     balance_slack: int = setting(
         8, "Requests in flight at an endpoint before balance_factor applies.", low=1
     )
+    zone_cost_s: float = setting(
+        0.001, "Price of an engine in another zone than discovery.zone, beside its wait; 0: none.",
+        unit="s", low=0.0, flag="zone-cost",
+    )  # fmt: skip
     prefill_min_tokens: int = setting(
         256, "Uncached tokens from which another engine computes a prompt (prefill-decode).", low=1
     )

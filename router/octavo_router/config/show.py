@@ -36,6 +36,7 @@ RESTART_ONLY = (
     "server.debug_endpoints",
     "discovery.file",
     "discovery.kubernetes.",
+    "discovery.zone",
     "discovery.engine_key",
     "discovery.tls_",
     "discovery.dns_interval_s",

@@ -61,6 +61,7 @@ def make_sources(
                 config.kubernetes.namespaces,
                 label_selector=config.kubernetes.label_selector,
                 counts=metrics.discovery("kubernetes"),
+                reads_zones=bool(config.zone),
             )
         )
     return sources

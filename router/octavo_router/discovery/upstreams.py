@@ -149,6 +149,7 @@ def _spec(config: UpstreamConfig, address: Address, id_: str, key: str) -> Endpo
         role=_ROLES[config.role],
         key=key,
         is_foreign=config.is_foreign,
+        zone=config.zone,
         labels=tuple(label for label in _labels(config) if label[1]),
     )
 

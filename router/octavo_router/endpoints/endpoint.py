@@ -54,6 +54,7 @@ class EndpointSpec:
     key: str = field(default="", repr=False)  # that it asks for; "": the router's for all
     is_foreign: bool = False  # no key is sent there but its own
     is_ready: bool = True  # as its platform says; False: keep what is known, send nothing
+    zone: str = ""  # where it runs; "": not known
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +103,8 @@ class Endpoint:
     counts_from: int = 0  # work placed in this generation and after is in own_tokens
     recent_tokens: int = 0  # of own_tokens, that of the current generation
     turned_at: float = 0.0  # when the generation began
+    zone_s: float = 0.0  # what another zone than the router's costs: routing.locality keeps these
+    is_near: bool | None = None  # in the router's zone; None: one of both is not known
     priced: Load | None = None  # the report that base_tokens comes from
     last_pick: int = 0  # the number of the pick it got last; ties go to the oldest
 

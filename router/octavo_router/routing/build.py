@@ -13,6 +13,7 @@ from octavo_router.routing.dispatcher import Dispatcher, DispatchObserver, Prefi
 from octavo_router.routing.filters import FILTERS
 from octavo_router.routing.hashing import ConsistentHash, SessionHash
 from octavo_router.routing.health import EndpointHealth
+from octavo_router.routing.locality import Locality
 from octavo_router.routing.plain_policies import LeastLoad, PowerOfTwo, RandomChoice, RoundRobin
 from octavo_router.routing.plugins import load_policy
 from octavo_router.routing.policies import Policies, Policy
@@ -56,6 +57,7 @@ def build_dispatcher(
         underway=underway,
         clock=clock,
         health=EndpointHealth(config.health),
+        locality=Locality(registry, config.discovery.zone, config.routing.zone_cost_s),
         shadows=build_shadows(config.routing, underway, rng),
         observer=observer,
         sample_every=config.routing.sample_every,
@@ -72,6 +74,8 @@ def reconfigure(dispatcher: Dispatcher, config: RouterConfig, rng: Random) -> No
     dispatcher.sample_every = config.routing.sample_every
     if dispatcher.health is not None:
         dispatcher.health.config = config.health
+    if dispatcher.locality is not None:
+        dispatcher.locality.configure(config.routing.zone_cost_s)
 
 
 def build_policies(config: RoutingConfig, underway: api.Underway, rng: Random) -> Policies:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.registry import Change, Registry
     from octavo_router.residency.api import Underway
     from octavo_router.routing.health import EndpointHealth
+    from octavo_router.routing.locality import Locality
     from octavo_router.routing.policies import Policies
     from octavo_router.routing.request import RouteRequest
     from octavo_router.routing.shadow import Shadows
@@ -149,9 +150,9 @@ class Dispatcher:
     """See the module. Built by routing.build; `tick` wants to be called about once a second."""
 
     __slots__ = (
-        "_clock", "_index", "decisions", "health", "num_picks", "observer", "on_adapter_idle",
-        "on_result", "on_room", "policies", "registry", "sample_every", "shadows", "token_rates",
-        "underway",
+        "_clock", "_index", "decisions", "health", "locality", "num_picks", "observer",
+        "on_adapter_idle", "on_result", "on_room", "policies", "registry", "sample_every",
+        "shadows", "token_rates", "underway",
     )  # fmt: skip
 
     def __init__(
@@ -163,6 +164,7 @@ class Dispatcher:
         underway: Underway,
         clock: Callable[[], float],
         health: EndpointHealth | None = None,
+        locality: Locality | None = None,
         shadows: Shadows | None = None,
         observer: DispatchObserver | None = None,
         sample_every: int = 64,
@@ -171,6 +173,7 @@ class Dispatcher:
         self.registry = registry
         self.policies = policies  # may be replaced at any time
         self.health = health
+        self.locality = locality
         self.shadows = shadows
         self.observer = observer
         self.on_result: Callable[[str, AttemptResult], None] | None = (

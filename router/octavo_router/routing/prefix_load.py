@@ -64,7 +64,7 @@ class PrefixLoad:
             if uncached < 1:
                 uncached = 1
             work = endpoint.base_tokens + endpoint.own_tokens + UNCACHED_WEIGHT * uncached
-            price = work * endpoint.token_s
+            price = work * endpoint.token_s + endpoint.zone_s
             if price < best:
                 best = price
                 at = i
@@ -98,6 +98,7 @@ class PrefixLoad:
                 "own_work_tokens": endpoint.own_tokens,
                 "uncached_tokens": max(1, request.prompt_tokens - tokens),
                 "token_s": endpoint.token_s,
+                "zone_s": endpoint.zone_s,
                 "max_in_flight": self._limit(endpoint, total, len(candidates)),
             }
             for endpoint, tokens in zip(candidates, matched, strict=True)
@@ -135,7 +136,7 @@ class PrefixLoad:
                 work -= min(endpoint.pending_tokens, most)
             unique = prompt_tokens - (tokens if tokens > most else most)
             work += UNCACHED_WEIGHT * (unique if unique > 1 else 1)
-            price = work * endpoint.token_s
+            price = work * endpoint.token_s + endpoint.zone_s
             if price < best:
                 best, at = price, i
             elif price == best and endpoint.last_pick < candidates[at].last_pick:

@@ -1,13 +1,14 @@
 """What a request would cost at an endpoint, in seconds: its wait, and the work it brings there.
 
-    price(endpoint, request) = (base + own + UNCACHED_WEIGHT * uncached) * token_s
+    price(endpoint, request) = (base + own + UNCACHED_WEIGHT * uncached) * token_s + zone_s
 
 *base* is the work that the engine reported last: prompt tokens queued there, `SEQUENCE_TOKENS` for
 each sequence (it takes a share of every step until it ends), and what a nearly full KV pool costs.
 *own* is what this router placed there and the engine cannot have counted yet; it is exact, so a
 burst spreads although no report comes in between. *uncached* is this prompt's part that is not in
 the engine's memory. It counts more than once: the request waits for it, and so does half of a
-request behind it. Hence of two equal waits the one that computes less is better.
+request behind it. Hence of two equal waits the one that computes less is better. *zone_s* is what
+the way to another zone costs (routing.locality).
 
 An engine's report covers what we placed some milliseconds before it. So our work counts as own for
 one or two *turns* of `TURN_S`, and is the engine's to tell from then on:
@@ -79,7 +80,8 @@ def seconds(endpoint: Endpoint, uncached_tokens: float) -> float:
     if endpoint.load is not endpoint.priced:
         note_report(endpoint)
     own_part = UNCACHED_WEIGHT * max(uncached_tokens, 1)
-    return (endpoint.base_tokens + endpoint.own_tokens + own_part) * endpoint.token_s
+    work = endpoint.base_tokens + endpoint.own_tokens + own_part
+    return work * endpoint.token_s + endpoint.zone_s
 
 
 def wait_s(endpoint: Endpoint, uncached_tokens: float) -> float:

@@ -119,6 +119,17 @@ class AdapterScorer:
         ]
 
 
+class ZoneScorer:
+    """In the router's own zone. Needs a load scorer beside it."""
+
+    name = "zone"
+
+    def score(
+        self, request: RouteRequest, candidates: Sequence[Endpoint], matched: Sequence[int]
+    ) -> list[float]:
+        return [UNKNOWN if e.is_near is None else float(e.is_near) for e in candidates]
+
+
 class SessionAffinity:
     """The endpoint that the session hashes to. Moves a share of all sessions with each change."""
 
@@ -145,6 +156,7 @@ SCORERS: dict[str, Callable[[], Scorer]] = {
         PrefixScorer,
         WaitScorer,
         AdapterScorer,
+        ZoneScorer,
         SessionAffinity,
     )
 }

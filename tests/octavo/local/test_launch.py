@@ -70,6 +70,24 @@ def test_replicas_share_cores_and_memory():
     assert told(deployment(resources={"limits": {"cpu": "64"}}), share)["num-threads"] == 2
 
 
+def test_the_pods_of_a_group_are_processes_of_one_engine():
+    asked = deployment(
+        engine={"device": "cpu", "kvCacheMemory": "64Mi"},
+        group={"size": 3, "secretRef": {"name": "between"}},
+        resources={"limits": {"cpu": "2", "memory": "1Gi"}},  # of each pod
+        adapters=[{"name": "law", "uri": "file:///adapters/law"}],
+    )
+    options = told(asked)
+    assert options["pipeline-parallel-size"] == 3
+    assert options["distributed-executor-backend"] == "mp"
+    assert options["num-threads"] == 6
+    assert options["kv-cache-memory-bytes"] == 3 * 64 * 2**20
+    assert options["enable-lora"] is True
+    # Neither other hosts nor a secret: all is on this one.
+    assert not [each for each in launch(asked).arguments if "node" in each or "master" in each]
+    assert told(asked, ThreadShare(num_threads=2, replicas=4))["num-threads"] == 2
+
+
 def test_a_revision_changes_with_what_makes_a_process_and_nothing_else():
     first = launch(deployment()).revision
     assert launch(deployment(replicas=5, routing={"policy": "session"})).revision == first

@@ -60,6 +60,23 @@ spec:
 """
 
 
+DIVIDED = """
+apiVersion: octavo.dev/v1alpha1
+kind: LLMDeployment
+metadata: {{name: divided}}
+spec:
+  model: {{uri: "file://{model}"}}
+  engine:
+    device: cpu
+    maxModelLen: 128
+    kvCacheMemory: 16Mi
+    args: {{load-format: dummy, tokenizer: "{tokenizer}"}}
+  group:
+    size: 2
+    secretRef: {{name: between}}
+"""
+
+
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -359,5 +376,23 @@ def test_a_mixture_of_experts_on_two_ranks_one_of_which_is_killed(tmp_path):
         assert answer() == first
         assert [each.pid for each in ranks()] != [rank.pid]
         assert len(up.replicas(1, 0)) == 1, "the server lived on"
+        assert up.run("down").returncode == 0
+        assert up.wait() == 0
+
+
+def test_a_group_of_pods_is_one_engine_with_a_process_for_each(tmp_path):
+    """From the same document as in a cluster, whose Secret need not be there."""
+    model, tokenizer = tmp_path / "model", resolve_model("demo://smollm2").path
+    model.mkdir()
+    config = {**tiny_model("llama").config, "vocab_size": 49152}
+    (model / "config.json").write_text(json.dumps(config))
+    body = {"model": "divided", "prompt": "a b c", "max_tokens": 4, "ignore_eos": True}
+    with running(tmp_path, text=DIVIDED.format(model=model, tokenizer=tokenizer)) as up:
+        found = httpx.post(f"{up.url}/v1/completions", json=body, timeout=TIMEOUT_S)
+        assert found.status_code == 200, found.text
+        name = "octavo_engine.executor.worker"
+        stages = [each for each in up.processes() if name in " ".join(each.cmdline())]
+        assert len(stages) == 1  # beside the engine core, which is the other one
+        assert len(up.replicas(1, 0)) == 1
         assert up.run("down").returncode == 0
         assert up.wait() == 0

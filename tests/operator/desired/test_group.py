@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
+from octavo_engine.protocol.endpoints import LEADER_PORT
 from octavo_operator.desired import desired_objects
-from octavo_operator.desired.group import worker_deployment
+from octavo_operator.desired.group import group_policy, leader_labels, worker_deployment
 from octavo_operator.objects import kinds, labels
+from octavo_operator.settings import POD_MONITOR, SCALED_OBJECT
 from tests.fakes.deployments import make_deployment, with_images
 
 SPEC = {
@@ -85,3 +89,91 @@ def test_the_longest_name_still_fits():
     pod = {"metadata": {"name": "p" * 63, "uid": "u" * 36}, "status": {"podIP": "10.1.2.3"}}
     # A ReplicaSet adds eleven characters; beyond 63 Kubernetes cuts pods' names.
     assert len(kinds.name_of(worker_deployment(engine, pod, 63))) <= 80
+
+
+def test_the_pods_of_one_group_reach_each_other_and_those_of_no_other_one():
+    one, other = ({"metadata": {"name": f"pod-{n}", "uid": f"u-{n}"}} for n in range(2))
+    policy = group_policy(leader_deployment(), one)
+    assert kinds.name_of(policy) != kinds.name_of(group_policy(leader_deployment(), other))
+    assert kinds.controller_uid(policy) == "u-0"
+    selected = policy["spec"]["podSelector"]["matchLabels"]
+    workers = worker_deployment(leader_deployment(), {**one, "status": {"podIP": "10.1.2.3"}}, 1)
+    assert selected.items() <= workers["spec"]["template"]["metadata"]["labels"].items()
+    template = leader_deployment()["spec"]["template"]["metadata"]["labels"]
+    assert selected.items() <= (template | leader_labels(one)).items()
+    assert not selected.items() <= (template | leader_labels(other)).items()
+    port = [{"port": LEADER_PORT, "protocol": "TCP"}]
+    same = [{"podSelector": {"matchLabels": selected}}]
+    assert policy["spec"]["ingress"] == [{"from": same, "ports": port}]
+    assert policy["spec"]["egress"] == [{"to": same, "ports": port}]
+    own = next(
+        each for each in desired_objects(make_deployment(SPEC), with_images())
+        if each["kind"] == "NetworkPolicy"
+    )  # fmt: skip
+    assert str(LEADER_PORT) not in json.dumps(own)  # nobody else reaches it
+
+
+def queued(labels_: dict[str, str]) -> dict[str, Any]:
+    spec = {**SPEC, "podTemplate": {"metadata": {"labels": labels_}}}
+    objects = desired_objects(make_deployment(spec), with_images())
+    (engine,) = (each for each in objects if each["kind"] == "Deployment")
+    pod = {"metadata": {"name": "a-pod", "uid": "u-1"}, "status": {"podIP": "10.1.2.3"}}
+    metadata: dict[str, Any] = worker_deployment(engine, pod, 2)["spec"]["template"]["metadata"]
+    return metadata
+
+
+def test_the_workers_of_a_group_leave_a_queue_together():
+    metadata = queued({"kueue.x-k8s.io/queue-name": "large"})
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "large"
+    assert metadata["labels"]["kueue.x-k8s.io/pod-group-name"] == "octavo-u-1"
+    assert metadata["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    # The template of the pod that serves has the queue alone: it is there before they are.
+    assert "kueue.x-k8s.io/pod-group-name" not in leader_deployment()["spec"]["template"]
+    assert "kueue" not in json.dumps(queued({}))
+
+
+def kinds_of(kind: str, **spec: Any) -> list[dict[str, Any]]:
+    settings = replace(with_images(), capabilities=frozenset({POD_MONITOR, SCALED_OBJECT}))
+    return [
+        each for each in desired_objects(make_deployment({**SPEC, **spec}), settings)
+        if each["kind"] == kind
+    ]  # fmt: skip
+
+
+def test_what_scrapes_counts_and_sends_requests_selects_the_pods_that_serve_alone():
+    (monitor,) = kinds_of("PodMonitor")
+    services = kinds_of("Service")
+    selectors = [monitor["spec"]["selector"]["matchLabels"]]
+    selectors += [each["spec"]["selector"] for each in services]
+    assert len(selectors) == 3
+    own = worker()["spec"]["template"]["metadata"]["labels"]
+    leader = leader_deployment()["spec"]["template"]["metadata"]["labels"]
+    for selector in selectors:
+        assert selector.items() <= leader.items()
+        assert not selector.items() <= own.items()
+
+
+def test_autoscalers_count_groups():
+    for provider, kind in (("hpa", "HorizontalPodAutoscaler"), ("keda", "ScaledObject")):
+        scaling = {"provider": provider, "maxReplicas": 4, "targets": {"inFlight": 8}}
+        if provider == "keda":
+            scaling["prometheusURL"] = "http://prometheus:9090"
+        (scaler,) = kinds_of(kind, autoscaling=scaling)
+        # It scales the LLMDeployment, whose `status.selector` finds those that serve.
+        assert scaler["spec"]["scaleTargetRef"]["kind"] == "LLMDeployment"
+
+
+def test_a_share_of_groups_that_may_be_away_is_no_share_of_their_pods():
+    """Else all groups could lose a pod each."""
+    for replicas, allowed, pods in ((4, "25%", 1), (8, "25%", 2), (2, "50%", 1), (2, 2, 2)):
+        rollout = {"maxUnavailable": allowed}
+        (budget,) = kinds_of("PodDisruptionBudget", replicas=replicas, rollout=rollout)
+        assert budget["spec"]["maxUnavailable"] == pods
+        assert budget["spec"]["selector"]["matchLabels"].items() <= (
+            worker()["spec"]["template"]["metadata"]["labels"].items()
+        )
+    scaling = {"minReplicas": 4, "maxReplicas": 64}
+    (budget,) = kinds_of(
+        "PodDisruptionBudget", autoscaling=scaling, rollout={"maxUnavailable": "50%"}
+    )
+    assert budget["spec"]["maxUnavailable"] == 2

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import DELETION_COST_ANNOTATION
+from octavo_engine.protocol.state import AdapterState, EndpointState, PoolState, State
+from octavo_operator.errors import ApiRefused
 from octavo_operator.objects import kinds, labels
+from octavo_operator.settings import OperatorSettings
 from tests.fakes.operator import OperatorBench, running_operator
 
 if TYPE_CHECKING:
     from octavo_operator.objects.kinds import Object
+    from tests.fakes.cluster import Call
 
 GROUP = {"size": 3, "secretRef": {"name": "between"}}
 
@@ -67,6 +73,7 @@ def test_each_pod_that_serves_has_workers_of_its_own():
     # What is counted, scaled and routed to are those that serve.
     status = bench.deployment()["status"]
     assert (status["replicas"], status["routableReplicas"]) == (2, 2)
+    assert "app.kubernetes.io/component=engine" in status["selector"]  # an HPA's
     assert bench.conditions()["Progressing"][:2] == ("False", "Complete")
 
 
@@ -201,7 +208,161 @@ def test_what_keeps_a_worker_from_starting_is_said_about_the_deployment():
     bench.reconcile()
     _, reason, message = bench.conditions()["Degraded"]
     assert reason == "InsufficientResources"
-    assert kinds.name_of(pod) in message
+    rank = kinds.labels_of(pod)[labels.RANK_LABEL]
+    assert f"pod {kinds.name_of(pod)}, rank {rank} of its group: " in message
+
+
+def policies(bench: OperatorBench) -> list[Object]:
+    return [
+        body
+        for body in bench.cluster.all(kinds.NETWORK_POLICY)
+        if labels.LEADER_LABEL in kinds.labels_of(body)
+    ]
+
+
+def selected_by(bench: OperatorBench, policy: Object) -> set[str]:
+    wanted = policy["spec"]["podSelector"]["matchLabels"].items()
+    return {kinds.name_of(pod) for pod in bench.pods() if wanted <= kinds.labels_of(pod).items()}
+
+
+def group_of(bench: OperatorBench, leader: Object) -> set[str]:
+    uid = kinds.uid_of(leader)
+    workers = (
+        w for w in pods_of(bench, "worker") if kinds.labels_of(w)[labels.LEADER_LABEL] == uid
+    )
+    return {kinds.name_of(leader), *map(kinds.name_of, workers)}
+
+
+def test_each_group_has_a_policy_that_selects_its_pods_and_no_others():
+    bench = running()
+    found = {frozenset(selected_by(bench, policy)) for policy in policies(bench)}
+    assert found == {frozenset(group_of(bench, pod)) for pod in pods_of(bench, "engine")}
+    assert all(len(pods) == 3 for pods in found)
+
+
+def test_a_policy_that_was_changed_and_a_label_that_was_removed_come_back():
+    bench = running()
+    policy, leader = policies(bench)[0], pods_of(bench, "engine")[0]
+    bench.cluster.merge(
+        kinds.NETWORK_POLICY, "default", kinds.name_of(policy), {"spec": {"ingress": [{}]}}
+    )
+    bench.cluster.merge(
+        kinds.POD, "default", kinds.name_of(leader),
+        {"metadata": {"labels": {labels.LEADER_LABEL: None}}},
+    )  # fmt: skip
+    bench.settle()
+    assert policies(bench)[0]["spec"]["ingress"] == policy["spec"]["ingress"]
+    assert all(len(selected_by(bench, each)) == 3 for each in policies(bench))
+    assert bench.calls_at_rest() == []
+
+
+def test_a_group_that_has_left_takes_its_policy_along():
+    bench = running()
+    bench.edit(replicas=1)
+    bench.settle()
+    assert [len(selected_by(bench, policy)) for policy in policies(bench)] == [3]
+    leader = pods_of(bench, "engine")[0]
+    bench.workloads.set_status(leader, {"phase": "Failed", "reason": "Evicted"})
+    bench.reconcile()
+    assert all(kinds.controller_uid(each) != kinds.uid_of(leader) for each in policies(bench))
+
+
+def test_without_network_policies_there_are_none_of_groups():
+    bench = OperatorBench(settings=replace(OperatorSettings(), network_policy=False))
+    bench.create(replicas=1, group=GROUP, engine={"device": "cpu"})
+    bench.settle()
+    assert bench.cluster.all(kinds.NETWORK_POLICY) == []
+    assert len(pods_of(bench, "worker")) == 2
+
+
+def test_a_leader_that_cannot_be_labelled_is_named():
+    bench = OperatorBench()
+    bench.create(replicas=1, group=GROUP, engine={"device": "cpu"})
+    bench.reconcile()
+    bench.workloads.sync()
+    (leader,) = pods_of(bench, "engine")
+
+    def refuse(call: Call) -> None:
+        if (call.verb, call.kind) == ("patch", kinds.POD):
+            raise ApiRefused("cannot patch resource pods", status=403)
+
+    bench.cluster.before = refuse
+    bench.reconcile()
+    assert kinds.name_of(leader) in bench.conditions()["Degraded"][2]
+
+
+def test_the_loading_state_names_the_slowest_rank():
+    bench = OperatorBench()
+    bench.create(replicas=1, group=GROUP, engine={"device": "cpu"})
+    for _ in range(2):
+        bench.reconcile()
+        bench.workloads.sync()
+    runs = {"name": "engine", "ready": False, "state": {"running": {}}}
+    fetches = {"name": "fetch", "state": {"running": {}}}
+    (leader,) = pods_of(bench, "engine")
+    first, second = sorted(
+        pods_of(bench, "worker"), key=lambda pod: kinds.labels_of(pod)[labels.RANK_LABEL]
+    )
+    bench.workloads.set_status(leader, {"containerStatuses": [runs]})
+    bench.workloads.set_status(second, {"initContainerStatuses": [fetches]})
+
+    def loading() -> Object:
+        bench.clock.now += 60.0
+        bench.reconcile()
+        return dict(bench.deployment()["status"]["loading"])
+
+    assert loading() == {
+        "phase": "Pending",
+        "pod": kinds.name_of(first),
+        "message": "Its group waits for rank 1, which does not run yet.",
+    }
+    bench.workloads.set_status(first, {"containerStatuses": [{**runs, "ready": True}]})
+    assert loading() == {"phase": "Fetching", "pod": kinds.name_of(second), "message": "Rank 2"}
+    line = '{"phase": "fetching", "bytes": 512, "total": 1024}'
+    bench.cluster.logs[kinds.name_of(second)] = line
+    assert loading()["message"].startswith("Rank 2: Fetching weights: 0.5 of 1.0 KiB")
+    # All run: from here on the pod that serves says how far it is.
+    bench.workloads.set_status(
+        second, {"initContainerStatuses": [], "containerStatuses": [{**runs, "ready": True}]}
+    )
+    assert loading()["pod"] == kinds.name_of(leader)
+    bench.workloads.set_status(leader, {"containerStatuses": [{**runs, "ready": True}]})
+    assert loading()["phase"] == "Ready"
+
+
+def test_adapters_come_and_go_and_no_pod_of_a_group_is_replaced():
+    bench = running(lora={})
+    before = {kinds.uid_of(pod) for pod in bench.pods()}
+    adapter = {"name": "law", "uri": "file:///adapters/law"}
+
+    def routed() -> list[Object]:
+        service = bench.cluster.one(kinds.SERVICE, "default", "smollm2")
+        text = service["metadata"]["annotations"]["octavo.dev/routing"]
+        return list(json.loads(text).get("adapters", ()))
+
+    bench.edit(adapters=[adapter])
+    bench.settle()
+    assert routed() == [{"name": "law", "uri": "/adapters/law"}]
+    leaders = {kinds.uid_of(pod): kinds.name_of(pod) for pod in pods_of(bench, "engine")}
+    bench.clock.now += 60.0
+    bench.demand.expect(["router-0"])
+    endpoints = [
+        EndpointState(uid, "default/smollm2", "", "http://x", "ready", adapters=["law"])
+        for uid in leaders
+    ]
+    states = [AdapterState("law", "loaded")]
+    pool = PoolState("default/smollm2", adapters=states)
+    bench.demand.learn("router-0", State("epoch", "router-0", [pool], endpoints))
+    bench.reconcile()
+    (listed,) = bench.deployment()["status"]["adapters"]
+    assert (listed["phase"], set(listed["pods"])) == ("Loaded", set(leaders.values()))
+    bench.edit(adapters=[])
+    bench.settle()
+    assert routed() == []
+    assert {kinds.uid_of(pod) for pod in bench.pods()} == before
+    # Each pod of a group has room for them, and the folders that the template mounts.
+    maps = bench.cluster.all(kinds.CONFIG_MAP)
+    assert all("enable-lora = true" in "".join(body["data"].values()) for body in maps)
 
 
 def test_workers_are_no_rollout_of_their_own():

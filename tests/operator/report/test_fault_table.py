@@ -171,6 +171,8 @@ TABLE: dict[str, tuple[Object, R, str, Object]] = {
     "lost-volume": (claim_lost(), R.VOLUME_LOST, "fetched anew", CLAIM),
     "unscheduled": (unscheduled("no nodes available to schedule pods"),
                     R.UNSCHEDULABLE, "no nodes available", {}),
+    "queued": (unscheduled("Scheduling is blocked due to non-empty scheduling gates"),
+               R.SCHEDULING_GATED, "kubectl get workloads", {}),
     "no-platform": (waiting("ErrImagePull", "no match for platform in manifest"),
                     R.IMAGE_ARCHITECTURE, "kubernetes.io/arch", {}),
     "no-registry": (waiting("ErrImagePull", "dial tcp 10.0.0.1:443: i/o timeout"),

@@ -64,6 +64,10 @@ PODS = [
     (unscheduled("0/2 nodes: 2 node(s) had untolerated taint {gpu: true}."), R.NO_MATCHING_NODE),
     (unscheduled("pod has unbound immediate PersistentVolumeClaims."), R.VOLUME_PENDING),
     (unscheduled("no nodes available to schedule pods"), R.UNSCHEDULABLE),
+    (
+        unscheduled("Scheduling is blocked due to non-empty scheduling gates"),
+        R.SCHEDULING_GATED,
+    ),
     (waiting("ImagePullBackOff", "manifest unknown: not found"), R.IMAGE_NOT_FOUND),
     (waiting("ErrImagePull", "pull access denied, authorization failed"), R.IMAGE_UNAUTHORIZED),
     (waiting("ErrImagePull", "no match for platform in manifest"), R.IMAGE_ARCHITECTURE),

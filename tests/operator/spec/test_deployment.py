@@ -363,9 +363,9 @@ class TestGroup:
             ({"group": {**GROUP, "size": 1}}, r"spec\.group\.size must be from 2 to 64"),
             ({"engine": {"device": "sim"}}, "spec.group needs device: cpu"),
             ({"engine": {"pipelineParallelSize": 4, "executor": "mp"}}, "one process in each pod"),
-            ({"engine": {"dataParallelSize": 2}}, "one process in each pod"),
+            ({"engine": {"tensorParallelSize": 2, "executor": "mp"}}, "one process in each pod"),
+            ({"engine": {"dataParallelSize": 2}}, "use more replicas in place of data-parallel"),
             ({"engine": {"args": {"nnodes": 2}}}, "is set by spec.group.size"),
-            ({"lora": {}}, "spec.group cannot be combined with adapters"),
             ({"prefill": {"secretRef": {"name": "kv"}}}, "and no group"),
             ({"engine": {"kvTiers": {"hostMemory": "1Gi"}}}, "and no group"),
         ],
@@ -373,6 +373,10 @@ class TestGroup:
     def test_what_it_cannot_be_combined_with_is_refused(self, spec: dict[str, Any], problem: str):
         with pytest.raises(SpecInvalid, match=problem):
             make_deployment({"group": self.GROUP, **spec})
+
+    def test_adapters_are_for_all_its_pods(self):
+        adapters = [{"name": "a", "uri": "file:///adapters/a"}]
+        assert make_deployment({"group": self.GROUP, "adapters": adapters}).names[-1] == "a"
 
 
 def test_adapters_work_with_ranks_and_stages():

@@ -67,6 +67,7 @@ class SliceEndpoint(Struct):
     addresses: list[str] = []
     conditions: EndpointConditions = msgspec.field(default_factory=EndpointConditions)
     target_ref: TargetRef | None = None
+    zone: str | None = None
 
 
 class SlicePort(Struct):

@@ -40,7 +40,8 @@ class _Namespace:
     services: Mirror[KubernetesService]
     slices: Mirror[EndpointSlice]
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    has_slices: bool = False  # they are mirrored only where a plain Service wants routing
+    has_slices: bool = False  # they are mirrored only where somebody wants them
+    needs_slices: bool = False  # a plain Service wants routing; else they tell zones alone
 
 
 class KubernetesSource:
@@ -56,6 +57,7 @@ class KubernetesSource:
         label_selector: str = "",
         counts: DiscoveryCounts,
         settings: WatchSettings | None = None,
+        reads_zones: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._counts = counts
@@ -63,6 +65,8 @@ class KubernetesSource:
         self._changed = asyncio.Event()
         self._steadiness = Steadiness()
         self._told: set[specs.Problem] = set()
+        self._reads_zones = reads_zones
+        self._zones: dict[str, str] = {}  # by pod UID, kept while a pod is in no slice
         self._account = account
         self._settings = settings or WatchSettings()
         wanted = ["*"] if "*" in namespaces else list(namespaces) or [account.namespace]
@@ -83,7 +87,7 @@ class KubernetesSource:
             await asyncio.gather(*tasks, return_exceptions=True)
             for namespace in self._namespaces:
                 namespace.tasks.clear()
-                namespace.has_slices = False
+                namespace.has_slices = namespace.needs_slices = False
 
     def _mirrors(self, namespace: str, selector: str) -> _Namespace:
         scope = "" if namespace == "*" else f"/namespaces/{namespace}"
@@ -136,17 +140,25 @@ class KubernetesSource:
         wanted, problems = specs.served(services)
         self._complain(problems)
         for namespace in self._namespaces:
-            if not namespace.has_slices and self._wants_slices(namespace):
+            namespace.needs_slices = namespace.needs_slices or self._wants_slices(namespace)
+            if not namespace.has_slices and (namespace.needs_slices or self._reads_zones):
                 namespace.has_slices = True
                 self._start(namespace, namespace.slices)
         if not self._is_synced():
             return
+        pods = [pod for each in self._namespaces for pod in each.pods.objects.values()]
+        slices = [part for each in self._namespaces for part in each.slices.objects.values()]
+        if self._reads_zones:
+            uids = {pod.metadata.uid for pod in pods}
+            known = {**self._zones, **dict(specs.zones_of(slices))}
+            self._zones = {uid: zone for uid, zone in known.items() if uid in uids}
         found = specs.find(
             wanted,
-            [pod for each in self._namespaces for pod in each.pods.objects.values()],
-            [part for each in self._namespaces for part in each.slices.objects.values()],
+            pods,
+            slices,
             steadiness=self._steadiness,
             now=self._now(),
+            zones=self._zones,
         )
         publish(found)
 
@@ -171,10 +183,11 @@ class KubernetesSource:
 
 
 def _is_synced(namespace: _Namespace) -> bool:
-    slices = namespace.slices.is_synced or not namespace.has_slices
+    slices = namespace.slices.is_synced or not namespace.needs_slices
     return namespace.pods.is_synced and namespace.services.is_synced and slices
 
 
 def _is_forbidden(namespace: _Namespace) -> bool:
-    mirrors = (namespace.pods, namespace.services, namespace.slices)
-    return any(mirror.is_forbidden for mirror in mirrors)
+    """For zones alone no right is needed: without it they are not known."""
+    slices = namespace.needs_slices and namespace.slices.is_forbidden
+    return namespace.pods.is_forbidden or namespace.services.is_forbidden or slices

@@ -27,7 +27,7 @@ from octavo_router.discovery.source import Found, PoolRoute
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from octavo_router.discovery.kubernetes.objects import (
         EndpointSlice,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from octavo_router.discovery.kubernetes.readiness_damping import Steadiness
 
 SERVICE_LABEL = "kubernetes.io/service-name"  # on an EndpointSlice
+ZONE_LABEL = "topology.kubernetes.io/zone"  # on pods, from Kubernetes 1.35 on
 
 
 class Problem(NamedTuple):
@@ -82,8 +83,9 @@ def find(
     *,
     steadiness: Steadiness,
     now: float,
+    zones: Mapping[str, str] | None = None,
 ) -> Found:
-    """Everything there is, in a stable order."""
+    """Everything there is, in a stable order. `zones` by pod UID, of pods that do not say it."""
     steadiness.begin()
     routes: dict[str, PoolRoute] = {}
     ports: dict[str, int] = {}
@@ -98,7 +100,7 @@ def find(
         elif isinstance(each.routing.port, int):
             ports.setdefault(pool, each.routing.port)
     specs: dict[str, EndpointSpec] = {}
-    for spec in (*_from_pods(pods, ports), *_from_slices(slices, plain)):
+    for spec in (*_from_pods(pods, ports, zones or {}), *_from_slices(slices, plain)):
         known = specs.get(spec.id)
         # In two slices at once while it moves between them: the livelier word counts.
         if known is None or (spec.is_ready and not known.is_ready):
@@ -108,6 +110,15 @@ def find(
     return Found(tuple(settled), tuple(route for _, route in sorted(routes.items())))
 
 
+def zones_of(slices: Iterable[EndpointSlice]) -> Iterator[tuple[str, str]]:
+    """The zone of each pod, by UID."""
+    for slice_ in slices:
+        for endpoint in slice_.endpoints or []:
+            target = endpoint.target_ref
+            if endpoint.zone and target is not None and target.kind == "Pod":
+                yield target.uid, endpoint.zone
+
+
 def _settled(spec: EndpointSpec, steadiness: Steadiness, now: float) -> EndpointSpec:
     from dataclasses import replace
 
@@ -115,7 +126,9 @@ def _settled(spec: EndpointSpec, steadiness: Steadiness, now: float) -> Endpoint
     return spec if is_ready == spec.is_ready else replace(spec, is_ready=is_ready)
 
 
-def _from_pods(pods: Iterable[Pod], ports: dict[str, int]) -> Iterator[EndpointSpec]:
+def _from_pods(
+    pods: Iterable[Pod], ports: dict[str, int], zones: Mapping[str, str]
+) -> Iterator[EndpointSpec]:
     for pod in pods:
         meta, status = pod.metadata, pod.status
         deployment = meta.labels.get(DEPLOYMENT_LABEL)
@@ -134,6 +147,7 @@ def _from_pods(pods: Iterable[Pod], ports: dict[str, int]) -> Iterator[EndpointS
             labels=(("namespace", meta.namespace), ("pod", meta.name)),
             is_terminating=meta.deletion_timestamp is not None,
             is_ready=status.phase == "Running" and status.is_true("ContainersReady"),
+            zone=meta.labels.get(ZONE_LABEL) or zones.get(meta.uid, ""),
         )
 
 
@@ -172,6 +186,7 @@ def _from_endpoint(endpoint: SliceEndpoint, port: int, each: Served) -> Endpoint
         ),
         is_terminating=endpoint.conditions.terminating is True,
         is_ready=endpoint.conditions.ready is not False,
+        zone=endpoint.zone or "",
     )
 
 

@@ -47,11 +47,15 @@ async def watching(
     *namespaces: str,
     settings: WatchSettings = FAST,
     now: Callable[[], float] = time.monotonic,
+    reads_zones: bool = False,
     **more: Any,
 ) -> AsyncIterator[Told]:
     told = Told()
     account = at_url(api.url, namespace="default", **more)
-    source = KubernetesSource(account, namespaces, counts=told.counts, settings=settings, now=now)
+    source = KubernetesSource(
+        account, namespaces, counts=told.counts, settings=settings, now=now,
+        reads_zones=reads_zones,
+    )  # fmt: skip
     task = asyncio.create_task(source.run(told.history.append))
     try:
         yield told
@@ -101,6 +105,7 @@ def test_prefill_pods_compute_prompts_for_the_pool_and_strangers_are_not_taken()
             api.put("pods", pod("a"))
             api.put("pods", pod("p", ip="10.0.0.2", component="prefill"))
             api.put("pods", pod("x", ip="10.0.0.3", component="notebook"))
+            api.put("pods", pod("w", ip="10.0.0.4", component="worker"))  # of a group
             await until(lambda: len(told.specs) == 2)
             prefill = told.specs["uid-p"]
             assert (prefill.role, prefill.pool, prefill.revision) == (
@@ -159,6 +164,7 @@ def test_a_plain_service_is_served_by_its_endpoint_slices():
             "addresses": ["10.1.0.1"],
             "conditions": {"ready": True},
             "targetRef": {"kind": "Pod", "name": "v-0", "uid": "uid-v-0"},
+            "zone": "north",
         }
         leaving = {
             "addresses": ["10.1.0.2"],
@@ -174,6 +180,7 @@ def test_a_plain_service_is_served_by_its_endpoint_slices():
             assert told.specs["uid-v-0"].address == Address("10.1.0.1", 8000)
             assert told.specs["uid-v-0"].pool == "default/vllm"
             assert told.specs["uid-v-0"].kind is None
+            assert told.specs["uid-v-0"].zone == "north"
             other = told.specs["default/vllm/10.1.0.2:8000"]
             assert (other.is_terminating, other.is_ready) == (True, False)
 
@@ -192,6 +199,52 @@ def test_the_port_is_the_one_that_the_annotation_names():
             await until(lambda: "default/v/10.1.0.1:9000" in told.specs)
             api.put("services", service("v", {"port": "absent"}))
             await until(lambda: told.specs == {})
+
+    run(story())
+
+
+def in_zone(pod_name: str, zone: str | None) -> dict[str, Any]:
+    return {
+        "addresses": ["10.0.0.1"],
+        "targetRef": {"kind": "Pod", "name": pod_name, "uid": f"uid-{pod_name}"},
+        "zone": zone,
+    }
+
+
+def test_zones_of_pods_are_in_their_labels_or_in_slices():
+    async def story() -> None:
+        async with KubeWatch() as api:
+            api.put("services", service("smollm2", ROUTING, deployment="smollm2"))
+            labelled = pod("a", ip="10.0.0.1")
+            labelled["metadata"]["labels"]["topology.kubernetes.io/zone"] = "north"
+            api.put("pods", labelled)
+            for name in "bc":
+                api.put("pods", pod(name, ip=f"10.0.0.{ord(name)}"))
+            parts = [in_zone("b", "south"), in_zone("c", None), in_zone("gone", "south")]
+            api.put("endpointslices", endpoint_slice("s-x", "smollm2-engines", parts))
+            async with watching(api, reads_zones=True) as told:
+                await until(lambda: any(spec.zone == "south" for spec in told.specs.values()))
+                zones = {uid: spec.zone for uid, spec in told.specs.items()}
+                assert zones == {"uid-a": "north", "uid-b": "south", "uid-c": ""}
+                # A pod that is in no slice for a moment has not moved.
+                api.put("endpointslices", endpoint_slice("s-x", "smollm2-engines", None))
+                api.put("pods", pod("d", ip="10.0.0.4"))
+                await until(lambda: "uid-d" in told.specs)
+                assert told.specs["uid-b"].zone == "south"
+
+    run(story())
+
+
+def test_where_slices_may_not_be_read_zones_are_not_known_and_all_else_is():
+    async def story() -> None:
+        async with KubeWatch(denied={"endpointslices"}) as api:
+            api.put("services", service("smollm2", ROUTING, deployment="smollm2"))
+            api.put("pods", pod("a"))
+            async with watching(api, reads_zones=True) as told:
+                await until(lambda: "uid-a" in told.specs)
+                assert told.specs["uid-a"].zone == ""
+                api.put("pods", pod("b", ip="10.0.0.2"))
+                await until(lambda: "uid-b" in told.specs)
 
     run(story())
 
