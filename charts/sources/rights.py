@@ -86,9 +86,9 @@ def table(found: Iterable[Right]) -> str:
         shown = f"`{resource}` named `{name}`" if name else f"`{resource}`"
         rows.setdefault((component, namespace, ", ".join(may)), []).append(shown)
     lines = ["| token of | may | where |", "|---|---|---|"]
-    for (component, namespace, may), resources in rows.items():
+    for (component, namespace, verbs_there), resources in rows.items():
         where = f"`{namespace}`" if namespace else _ALL
-        lines.append(f"| {component} | {may}: {', '.join(resources)} | {where} |")
+        lines.append(f"| {component} | {verbs_there}: {', '.join(resources)} | {where} |")
     lines.append("| engines, `helm test` | nothing: their pods have no token | - |")
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ def tls_name(deployment: LLMDeployment) -> str:
     return f"{names.service(deployment.name)}.{deployment.namespace}.svc"
 
 
-def annotations(deployment: LLMDeployment, settings: OperatorSettings) -> dict[str, str]:
+def pod_annotations(deployment: LLMDeployment, settings: OperatorSettings) -> dict[str, str]:
     return {TLS_NAME_ANNOTATION: tls_name(deployment)} if settings.engine_tls_secret else {}
 
 

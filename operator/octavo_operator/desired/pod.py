@@ -96,7 +96,7 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
         "annotations": {
             labels.MODEL_ANNOTATION: deployment.model.uri,
             **group.pod_annotations(deployment),
-            **engine_access.annotations(deployment, settings),
+            **engine_access.pod_annotations(deployment, settings),
         },
     }
     return {"metadata": metadata, "spec": spec}
