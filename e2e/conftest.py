@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Those that want the cluster for themselves come before the shared installation, its end last.
 FIRST = ("test_images.py", "test_cluster.py", "test_manifests.py", "test_newcomer.py")
-LAST = ("test_upgrade.py", "test_secrets.py")
+LAST = ("test_upgrade.py", "test_secrets.py", "test_production.py")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ lock() {
 }
 
 lock build build.in
-lock engine-cpu ../pyproject.toml --extra kv-events
-lock engine-cuda ../pyproject.toml --extra kv-events --extra cuda
+lock engine-cpu ../pyproject.toml --extra kv-events --extra encryption
+lock engine-cuda ../pyproject.toml --extra kv-events --extra encryption --extra cuda
 lock router router.in
 lock operator operator.in
 lock demo --no-deps demo.in

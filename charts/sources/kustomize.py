@@ -83,7 +83,8 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _PlainDumper.add_representer(str, _represent_text)
 
 
-def _render(helm: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+def render(helm: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The chart's objects for these values."""
     command = [
         helm,
         "template",
@@ -102,8 +103,8 @@ def _render(helm: str, values: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main(helm: str) -> None:
     for folder, files in (
-        (BASE, base_files(_render(helm, VALUES))),
-        (MONITORING, monitoring_files(_render(helm, MONITORED))),
+        (BASE, base_files(render(helm, VALUES))),
+        (MONITORING, monitoring_files(render(helm, MONITORED))),
     ):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -395,6 +395,7 @@ class EngineConfig:
     kv_offloading_size: float = 0.0  # GiB of the host's memory for KV blocks beside the pool
     kv_disk_path: str | None = None  # folder for KV blocks that outlive the engine
     kv_disk_size: float = 10.0  # GiB that files in it may take
+    encryption_key_file: str | None = None  # keys for files that outlive the engine
     kv_transfer_config: str | None = None  # JSON with the fields of KVTransferConfig
     speculative_config: str | None = None  # JSON with the fields of SpeculationConfig and a method
     limit_mm_per_prompt: str | None = None  # JSON or image=4: most pictures of a prompt

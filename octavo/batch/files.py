@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from octavo_engine.errors import DISK_FULL, ConfigError
@@ -54,7 +55,7 @@ def earlier(path: str, *, resume: bool, overwrite: bool) -> FinishedLine:
             "begins anew"
         )
     try:
-        return done_so_far(path)
+        return done_so_far(Path(path))
     except ValueError as error:
         raise ConfigError(f"--output-file {path}: {error}") from None
 

@@ -57,10 +57,12 @@ def _compute(config: EngineConfig, settings: ServerSettings) -> int:
 
 def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     began_at = time.monotonic()
+    from octavo_engine.encryption import read_encryption_keys
     from octavo_engine.server.http.listen import open_port, open_unix_socket
     from octavo_engine.server.openai.chat.dialect import known_formats
 
     known_formats(settings)  # an unknown name is refused before clients can connect
+    keys = read_encryption_keys(config.encryption_key_file)
     if settings.uds:
         listener = open_unix_socket(settings.uds)
         url = f"unix:{settings.uds}"
@@ -85,7 +87,7 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
 
     try:
         with record:
-            _run(serve(start, settings, listener, reporter))
+            _run(serve(start, settings, listener, reporter, keys))
     finally:
         reporter.close()
         listener.close()

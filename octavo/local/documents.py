@@ -196,6 +196,13 @@ def _check_local(deployment: LLMDeployment) -> None:
             f"{model.uri} is a volume of a cluster; on this machine name the folder: file:///PATH",
             reason="Unsupported",
         )
+    if deployment.engine.encryption_secret:
+        raise SpecInvalid(
+            "spec.engine.encryption",
+            "reads a Secret as a volume of a pod; on this machine leave it out, and name a key "
+            "file in spec.engine.args.encryption-key-file: docs/encryption.md",
+            reason="Unsupported",
+        )
     if deployment.prefill is not None:
         raise SpecInvalid(
             "spec.prefill",

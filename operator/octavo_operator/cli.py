@@ -64,6 +64,19 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
         "",
         "more clients of engines, as JSON: a list of `from` entries of a NetworkPolicy",
     ),
+    (
+        "engine-tls-secret",
+        "",
+        "Secret in each LLMDeployment's namespace with tls.crt, tls.key and ca.crt: engines serve "
+        "HTTPS, for the name NAME.NAMESPACE.svc; default: HTTP",
+    ),
+    (
+        "engine-key-secret",
+        "",
+        "Secret in each LLMDeployment's namespace with the API key that its engines require, "
+        "unless the spec sets OCTAVO_API_KEY",
+    ),
+    ("engine-key-name", "key", "key of that Secret"),
     ("engine-user", "65532", "user and group of engine pods; none: assigned by the cluster"),
     ("monitoring-namespace", "monitoring", "namespace whose pods may scrape engines"),
     ("monitor-labels", "", "labels of PodMonitors, as key=value,key=value"),
@@ -141,6 +154,9 @@ def read_settings(
         network_policy=_flag(values, "network-policy"),
         engine_clients=_peers(values["engine-clients"]),
         engine_user=_user(values),
+        engine_tls_secret=values["engine-tls-secret"],
+        engine_key_secret=values["engine-key-secret"],
+        engine_key_name=values["engine-key-name"],
         monitoring_namespace=values["monitoring-namespace"],
         monitor_labels=_pairs(values["monitor-labels"], "monitor-labels"),
     )

@@ -22,6 +22,7 @@ OPTIONAL_KINDS = frozenset((POD_MONITOR, SERVICE_MONITOR, SCALED_OBJECT))
 ENGINE_USER = 65532  # of distroless images: the non-root user
 _PEER = frozenset(("podSelector", "namespaceSelector", "ipBlock"))
 _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,10 @@ class OperatorSettings:
     network_policy: bool = True  # restrict traffic to engines to routers and monitoring
     engine_clients: tuple[Mapping[str, Any], ...] = ()  # others that may, as NetworkPolicyPeers
     engine_user: int | None = ENGINE_USER  # and group, of engine pods; None: the cluster's choice
+    # Secrets in the namespace of each LLMDeployment: with certificate and key, and with an API key.
+    engine_tls_secret: str = ""  # "": engines serve HTTP
+    engine_key_secret: str = ""  # "": as the spec's variables say
+    engine_key_name: str = "key"
     monitoring_namespace: str = "monitoring"  # whose pods may scrape engines
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # that Prometheus selects by
     max_rollouts: int = 10  # LLMDeployments that roll out at once; 0: no limit
@@ -92,6 +97,16 @@ class OperatorSettings:
         if not all(peer and peer.keys() <= _PEER for peer in self.engine_clients):
             raise SettingsInvalid(
                 f"engine_clients must be peers of a NetworkPolicy, with {', '.join(sorted(_PEER))}"
+            )
+        for flag, name in (
+            ("engine_tls_secret", self.engine_tls_secret),
+            ("engine_key_secret", self.engine_key_secret),
+        ):
+            if name and (len(name) > 253 or not _SECRET.fullmatch(name)):
+                raise SettingsInvalid(f"{flag} must be the name of a Secret; got {name}")
+        if not _SECRET_KEY.fullmatch(self.engine_key_name):
+            raise SettingsInvalid(
+                f"engine_key_name must be a key of a Secret; got {self.engine_key_name}"
             )
         if not 0 <= self.pre_stop_s <= 15:
             raise SettingsInvalid(f"pre_stop_s must be from 0 to 15; got {self.pre_stop_s}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fakes.chart import laid_over
+import yaml
+
+from tests.fakes.chart import CHART, laid_over
 
 DIGEST = "sha256:" + "ab" * 32
 KEYS: dict[str, Any] = {"router": {"apiKeys": {"existingSecret": "api-keys"}}}
@@ -44,6 +46,12 @@ PLACED: dict[str, Any] = {
     "resources": {"limits": {"cpu": "2"}},
     "serviceAccount": {"annotations": {"iam": "arn:aws:iam::1:role/a"}},
 }  # fmt: skip
+
+PRODUCTION: dict[str, Any] = yaml.safe_load((CHART / "values-production.yaml").read_text())
+ISSUER: dict[str, Any] = {
+    "certManager": {"issuer": {"name": "authority"}, "routerNames": ["llm.example.com"]},
+    "operator": {"watchNamespaces": ["team-a", "team-b"]},
+}
 
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -169,6 +177,12 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         laid_over(KEYS, TLS), {"test": {"apiKeySecret": "client", "apiKeySecretKey": "k"}}
     ),
     "CRDs by somebody else": {"crds": {"install": False}},
+    "production": PRODUCTION,
+    "production with cert-manager": laid_over(PRODUCTION, ISSUER),
+    "engines of another authority": laid_over(
+        TLS, {"engines": {"tls": {"secretName": "engine-tls"}},
+              "router": {"engineTLS": {"existingSecret": "engine-ca", "caKey": "root.pem"}}},
+    ),
     "everything": laid_over(
         laid_over(laid_over(laid_over(KEYS, TLS), POOLS), laid_over(GATEWAY, MONITORED)),
         {"router": {"autoscaling": {"enabled": True}}, "ingress": {"enabled": True}},

@@ -13,7 +13,16 @@ import yaml
 from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, ROUTER_COMPONENT
 from octavo_operator.cli import PREFIX, add_options, read_settings, read_values
 from octavo_router.config.load import all_flags, load_config
-from tests.charts.combinations import COMBINATIONS, DIGEST, EPP, GATEWAY, KEYS
+from tests.charts.combinations import (
+    COMBINATIONS,
+    DIGEST,
+    EPP,
+    GATEWAY,
+    ISSUER,
+    KEYS,
+    PRODUCTION,
+    TLS,
+)
 from tests.fakes.chart import CHART, NOTES, Chart, RenderError, laid_over, nested, one
 
 if TYPE_CHECKING:
@@ -326,6 +335,15 @@ REFUSED: dict[str, Object] = {
         "monitoring": {"podMonitor": True},
     },
     "router.engineKey.existingSecret": {"router": {"config": {"discovery": {"engine_key": "x"}}}},
+    "engines require a key that routers must show": {
+        "engines": {"apiKey": {"secretName": "engine-key"}}
+    },
+    "set router.engineTLS.existingSecret": {"engines": {"tls": {"secretName": "engine-tls"}}},
+    "with engines.tls.secretName they serve HTTPS": laid_over(
+        COMBINATIONS["endpoint picker"],
+        laid_over(TLS, {"engines": {"tls": {"secretName": "engine-tls"}}}),
+    ),
+    "would make no certificate": {"certManager": {"issuer": {"name": "authority"}}},
 }
 
 
@@ -333,6 +351,86 @@ REFUSED: dict[str, Object] = {
 def test_values_that_cannot_work_are_refused_with_a_sentence(chart: Chart, message: str):
     with pytest.raises(RenderError, match=message):
         chart.files(REFUSED[message])
+
+
+def volume(objects: list[Object], name: str, mounted: str) -> Object:
+    """The Secret's part of a volume of the container `name`, found by where it is mounted."""
+    (spec,) = (spec for _, spec in pods(objects) if spec["containers"][0]["name"] == name)
+    (mount,) = (m for m in spec["containers"][0]["volumeMounts"] if m["mountPath"] == mounted)
+    (found,) = (v for v in spec["volumes"] if v["name"] == mount["name"])
+    assert mount.get("readOnly") and "subPath" not in mount, "it would never be renewed"
+    return dict(found["secret"])
+
+
+def test_in_production_every_connection_is_encrypted_and_every_door_has_a_key(chart: Chart):
+    objects = chart.objects(PRODUCTION)
+    config = _router_config(objects)
+    operator = container(objects, "operator")
+    router = container(objects, "router")
+    # clients to routers
+    assert config.server.tls_cert and config.server.tls_key
+    assert volume(objects, "router", "/etc/octavo/tls")["secretName"] == "octavo-router-tls"
+    assert all(router[p]["httpGet"]["scheme"] == "HTTPS" for p in ("livenessProbe", "startupProbe"))
+    # the operator to routers
+    assert "--router-scheme=https" in operator["args"]
+    assert "--router-tls-ca=/etc/octavo/router-ca/ca.crt" in operator["args"]
+    # routers to engines
+    assert "--engine-tls-secret=octavo-engine-tls" in operator["args"]
+    assert config.discovery.tls_ca == "/etc/octavo/engine-ca/ca.crt"
+    assert volume(objects, "router", "/etc/octavo/engine-ca")["items"] == [
+        {"key": "ca.crt", "path": "ca.crt"}
+    ]
+    # keys: of tenants, of the administrator, of engines, of the operator
+    assert config.flow.keys_file and not config.server.open_state
+    names = {v["name"]: v.get("valueFrom", {}).get("secretKeyRef") for v in router["env"]}
+    assert names["OCTAVO_ROUTER_ADMIN_KEY"] == {"name": "octavo-admin-key", "key": "key"}
+    assert names["OCTAVO_ROUTER_ENGINE_KEY"] == {"name": "octavo-engine-key", "key": "key"}
+    assert names["OCTAVO_ROUTER_STATE_TOKEN"]["optional"] is False
+    assert "--engine-key-secret=octavo-engine-key" in operator["args"]
+    # tenants, and the rest of the defaults that must stay as they are
+    assert config.flow.cache_scope == "tenant"
+    kinds = {body["kind"] for body in objects}
+    assert {"NetworkPolicy", "ValidatingAdmissionPolicy", "PodDisruptionBudget"} <= kinds
+    assert not [body for body in objects if body["kind"] == "Secret"], "made by us, it would change"
+
+
+def test_the_settings_of_production_reach_engine_pods(chart: Chart, tmp_path: Path):
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    args = parser.parse_args(container(chart.objects(PRODUCTION), "operator")["args"])
+    values = read_values(args, {}) | {
+        "router-tls-ca": "", "kubeconfig": str(tmp_path / "kubeconfig"),
+    }  # fmt: skip
+    _, settings, _ = read_settings(values, {})
+    assert settings.engine_tls_secret == "octavo-engine-tls"
+    assert (settings.engine_key_secret, settings.engine_key_name) == ("octavo-engine-key", "key")
+
+
+def test_cert_manager_fills_the_secrets_that_pods_mount(chart: Chart):
+    objects = chart.objects(laid_over(PRODUCTION, ISSUER))
+    certificates = {
+        (body["metadata"]["namespace"], body["spec"]["secretName"]): body["spec"]["dnsNames"]
+        for body in objects
+        if body["kind"] == "Certificate"
+    }
+    assert certificates == {
+        ("octavo-system", "octavo-router-tls"): [
+            "octavo-router.octavo-system.svc",
+            "octavo-router.octavo-system.svc.cluster.local",
+            "octavo-router.octavo-system",
+            "llm.example.com",
+        ],
+        ("team-a", "octavo-engine-tls"): ["*.team-a.svc"],
+        ("team-b", "octavo-engine-tls"): ["*.team-b.svc"],
+    }
+    assert not [body for body in chart.objects(PRODUCTION) if body["kind"] == "Certificate"]
+
+
+def test_the_authority_of_engines_may_be_another_one_than_that_of_routers(chart: Chart):
+    objects = chart.objects(COMBINATIONS["engines of another authority"])
+    secret = volume(objects, "router", "/etc/octavo/engine-ca")
+    assert (secret["secretName"], secret["items"][0]["key"]) == ("engine-ca", "root.pem")
 
 
 def test_two_releases_do_not_meet(chart: Chart):
@@ -402,6 +500,7 @@ def values_full_of(text: str) -> Object:
                 "stateToken": {"existingSecret": text, "secretKey": text},
                 "adminKey": {"existingSecret": text, "secretKey": text},
                 "engineKey": {"existingSecret": text, "secretKey": text},
+                "engineTLS": {"existingSecret": text, "caKey": text},
                 "tls": {"existingSecret": text, "caKey": text}, "epp": {"tlsSecret": text},
                 "service": {"type": "LoadBalancer", "loadBalancerClass": text,
                             "annotations": {"note": text}},

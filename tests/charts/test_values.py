@@ -63,12 +63,15 @@ OTHERS: dict[str, Any] = {
     "alerts.slo.availability": 0.99,
     "alerts.slo.ttftShare": 0.5,
     "alerts.slo.ttftSeconds": 5.0,
+    "certManager.duration": "720h",
     "router.image.digest": DIGEST,
     "operator.image.digest": DIGEST,
     "engines.cpu.image.digest": DIGEST,
     "engines.cuda.image.digest": DIGEST,
 }
 _BALANCED = laid_over(KEYS, nested("router.service.type", "LoadBalancer"))
+_ENGINES = laid_over(TLS, nested("engines.tls.secretName", "engine-tls"))
+_ISSUED = laid_over(TLS, nested("certManager.issuer.name", "authority"))
 # Where a setting only counts together with another one.
 NEEDS: dict[str, dict[str, Any]] = {
     "router.allowUnauthenticated": {"ingress": {"enabled": True}},
@@ -76,6 +79,16 @@ NEEDS: dict[str, dict[str, Any]] = {
     "router.tls.caKey": TLS,
     "router.adminKey.secretKey": nested("router.adminKey.existingSecret", "a"),
     "router.engineKey.secretKey": nested("router.engineKey.existingSecret", "a"),
+    "router.engineTLS.existingSecret": _ENGINES,
+    "router.engineTLS.caKey": laid_over(
+        _ENGINES, nested("router.engineTLS.existingSecret", "authority")
+    ),
+    "engines.apiKey.secretKey": laid_over(
+        nested("engines.apiKey.secretName", "a"), nested("router.engineKey.existingSecret", "a")
+    ),
+    "certManager.issuer.kind": _ISSUED,
+    "certManager.routerNames": _ISSUED,
+    "certManager.duration": _ISSUED,
     "router.service.nodePort": _BALANCED,
     "router.service.loadBalancerClass": _BALANCED,
     "router.service.loadBalancerSourceRanges": _BALANCED,

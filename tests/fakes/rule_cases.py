@@ -277,6 +277,12 @@ CASES = [
         engine(kvTiers={"disk": {"existingClaim": "KV"}}),
         "must be the name of a claim",
     ),
+    Case(
+        "keys of encryption",
+        engine(encryption={"secretRef": {"name": "disk-keys"}}),
+        engine(encryption={"secretRef": {"name": "Disk"}}),
+        "must be the name of a Secret",
+    ),
     Case("lengths", engine(maxModelLen=16), engine(maxModelLen=15), "maxModelLen"),
     Case("devices", engine(device="sim"), engine(device="tpu"), "Unsupported value"),
     Case("known fields", engine(device="sim"), engine(devise="sim"), "engine.devise"),

@@ -391,7 +391,7 @@ def _tier_file(folder: Path) -> Opened:
     def read(data: bytes) -> None:
         path.write_bytes(data)
         with path.open("rb") as opened:
-            for place in read_header(opened, key, 256).values():
+            for place in read_header(opened, key, 256).places.values():
                 assert read_page(opened, place, 256).nbytes == 256
 
     return read, [file.getvalue()], (TierFileError,)

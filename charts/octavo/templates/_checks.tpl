@@ -27,6 +27,15 @@
 {{- fail (printf "httpRoute.inferencePool %q is no name in inferencePools" $pool) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.inferencePools .Values.engines.tls.secretName -}}
+{{- fail "inferencePools have the gateway send plain HTTP to engines, and with engines.tls.secretName they serve HTTPS: set one of the two" -}}
+{{- end -}}
+{{- if and .Values.engines.apiKey.secretName (not $router.engineKey.existingSecret) -}}
+{{- fail "engines.apiKey.secretName has engines require a key that routers must show: set router.engineKey.existingSecret to a Secret with the same key in the namespace of the release" -}}
+{{- end -}}
+{{- if and .Values.certManager.issuer.name (not $router.tls.existingSecret) (not .Values.engines.tls.secretName) -}}
+{{- fail "certManager.issuer would make no certificate: name the Secrets that it shall fill in router.tls.existingSecret and engines.tls.secretName" -}}
+{{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.parentRefs must name a Gateway" -}}
 {{- end -}}

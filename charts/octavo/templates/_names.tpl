@@ -80,6 +80,19 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- default (printf "%s-state" (include "octavo.router" .)) .Values.router.stateToken.existingSecret -}}
 {{- end }}
 
+{{/* The Secret with the authority of engines' certificates, and its key there. */}}
+{{- define "octavo.engineCA" -}}
+{{- $own := .Values.router.engineTLS -}}
+{{- $tls := .Values.router.tls -}}
+{{- if $own.existingSecret -}}
+{{ toJson (dict "secret" $own.existingSecret "key" $own.caKey) }}
+{{- else if and $tls.existingSecret $tls.caKey -}}
+{{ toJson (dict "secret" $tls.existingSecret "key" $tls.caKey) }}
+{{- else -}}
+{{- fail "engines.tls.secretName has engines serve HTTPS, and routers need the authority of their certificates: set router.engineTLS.existingSecret" -}}
+{{- end -}}
+{{- end }}
+
 {{- define "octavo.scheme" -}}{{ ternary "https" "http" (ne .Values.router.tls.existingSecret "") }}{{- end }}
 
 {{/* Where pods of the cluster find the routers, without a path. */}}

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from octavo_engine.backends.backend import MovesKV
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.kv_source import OwnBlocks
+from octavo_engine.encryption import read_encryption_keys
 from octavo_engine.errors import ConfigError
 from octavo_engine.kv.restore import place_blocks, wanted_blocks
 from octavo_engine.protocol.kv_events import DISK_MEDIUM, HOST_MEDIUM
@@ -450,8 +451,9 @@ def make_tiers(
         max_bytes = int(config.kv_disk_size * GIB)
         try:
             disk = DiskStore(
-                Path(config.kv_disk_path), key, page_bytes=page_bytes, max_bytes=max_bytes
-            )
+                Path(config.kv_disk_path), key, page_bytes=page_bytes, max_bytes=max_bytes,
+                encryption=read_encryption_keys(config.encryption_key_file),
+            )  # fmt: skip
         except OSError as error:
             raise ConfigError(
                 f"--kv-disk-path {config.kv_disk_path} cannot be used: {error.strerror or error}"

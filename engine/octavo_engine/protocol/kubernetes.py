@@ -25,6 +25,10 @@ ROUTER_COMPONENT = "router"
 # An adapter with "canary": {"of": "law", "percent": 10} gets that share of the requests for law.
 ROUTING_ANNOTATION = "octavo.dev/routing"
 
+# On an engine pod: it serves HTTPS, and this is the name in its certificate. Of the pod and not of
+# the Service, since during a rollout some pods may serve HTTP yet.
+TLS_NAME_ANNOTATION = "octavo.dev/tls-name"
+
 # On a pod: true once every router replica sends it traffic.
 ROUTABLE_CONDITION = "octavo.dev/Routable"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"

@@ -19,6 +19,7 @@ from octavo_engine.server.app import build_app
 from octavo_engine.server.http.connection import http_protocol
 from octavo_engine.server.http.tls import TlsFiles
 from octavo_engine.server.openai.batches.shelf import FileStore
+from octavo_engine.server.openai.batches.storage import Storage
 from octavo_engine.server.served_adapters import parse_modules
 from octavo_engine.tokenization.threads import return_freed_memory
 from octavo_engine.tracing import make_tracing
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from octavo_engine.core.info import CoreHealth, ModelInfo
+    from octavo_engine.encryption import EncryptionKeys
     from octavo_engine.server.served_adapters import AdapterModule
     from octavo_engine.server.served_engine import ServedEngine
     from octavo_engine.server.service import Service
@@ -55,6 +57,7 @@ async def serve(
     settings: ServerSettings,
     listener: socket.socket,
     observer: LifecycleObserver,
+    keys: EncryptionKeys | None = None,
 ) -> None:
     """Returns when drained after SIGTERM, SIGINT or a call of the drain route; a second signal ends
     the process at once. SIGHUP reads keys and certificates again. Raises the ConfigError or
@@ -68,7 +71,9 @@ async def serve(
         instance=settings.pod_uid,
     )
     tls = TlsFiles(settings) if settings.ssl_certfile else None
-    shelf = FileStore(settings.files_dir, settings.limits) if settings.files_dir else None
+    shelf = None
+    if settings.files_dir:
+        shelf = FileStore(settings.files_dir, settings.limits, storage=Storage(keys))
     engine = await start()
     modules = parse_modules(settings.lora_modules, engine.config.names)
     app = build_app(engine, settings, key_files, tracing, shelf)

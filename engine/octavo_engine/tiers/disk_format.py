@@ -4,6 +4,10 @@
     names of all blocks | checksums of all pages | pages, end to end
 
 The key separates engines whose bytes differ for the same tokens. Numbers are little-endian.
+Encrypted, with `--encryption-key-file`, names are secret too, since they are digests of tokens:
+
+    magic | number of blocks | checksum of the header's rest | head of the cipher
+    sealed: bytes of a page, key of the engine, names of all blocks | sealed pages, end to end
 """
 
 from __future__ import annotations
@@ -15,16 +19,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from octavo_engine.encryption import HEAD_BYTES, TAG_BYTES, DamagedPiece, UnknownKey
 from octavo_engine.tiers.page import NAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import BinaryIO
 
+    from octavo_engine.encryption import EncryptionKeys, FileCipher
     from octavo_engine.tiers.page import BlockName, Page
 
 KEY_BYTES = 16
 _MAGIC = b"OctavKV1"  # with the version
+_SEALED_MAGIC = b"OctavKE1"  # of encrypted files
 _HEAD = struct.Struct("<8sII")
 _REST = struct.Struct(f"<Q{KEY_BYTES}s")
 _MAX_BLOCKS = 1 << 16
@@ -34,57 +41,120 @@ class TierFileError(ValueError):
     """A file is torn, damaged or of another engine; the message says what is wrong."""
 
 
+class NoKeyForFile(Exception):
+    """A file is in order as far as can be seen, and encrypted by a key that is not ours."""
+
+
 class BlockPlace(NamedTuple):
-    """Where a page lies in its file, and its checksum."""
+    """Where a page lies in its file, and its checksum; where that is encrypted, its number."""
 
     offset: int
-    checksum: int
+    check: int
 
 
-def write_run(file: BinaryIO, key: bytes, names: Sequence[BlockName], pages: Sequence[Page]) -> int:
+class RunHeader(NamedTuple):
+    """What a file holds, and how its pages are read."""
+
+    places: dict[BlockName, BlockPlace]
+    cipher: FileCipher | None
+
+
+def write_run(
+    file: BinaryIO,
+    key: bytes,
+    names: Sequence[BlockName],
+    pages: Sequence[Page],
+    encryption: EncryptionKeys | None = None,
+) -> int:
     """Header and pages. Returns the bytes written."""
     rest = [_REST.pack(pages[0].nbytes, key), *names]
-    rest += [struct.pack("<I", zlib.crc32(page.data)) for page in pages]
-    body = b"".join(rest)
-    header = _HEAD.pack(_MAGIC, len(names), zlib.crc32(body)) + body
-    file.write(header)
-    for page in pages:
-        file.write(page.data)
-    return len(header) + sum(page.nbytes for page in pages)
+    if encryption is None:
+        cipher = None
+        rest += [struct.pack("<I", zlib.crc32(page.data)) for page in pages]
+        body = b"".join(rest)
+    else:
+        cipher = encryption.new_cipher()
+        body = cipher.head + cipher.seal(0, b"".join(rest), _context(len(names)))
+    magic = _MAGIC if cipher is None else _SEALED_MAGIC
+    num_bytes = file.write(_HEAD.pack(magic, len(names), zlib.crc32(body)) + body)
+    for number, page in enumerate(pages, 1):
+        num_bytes += file.write(page.data if cipher is None else cipher.seal(number, page.data))
+    return num_bytes
 
 
-def read_header(file: BinaryIO, key: bytes, page_bytes: int) -> dict[BlockName, BlockPlace]:
-    """What a file holds. Raises TierFileError unless all of it is there and of this engine."""
+def read_header(
+    file: BinaryIO, key: bytes, page_bytes: int, encryption: EncryptionKeys | None = None
+) -> RunHeader:
+    """Raises TierFileError unless all of it is there and of this engine, and NoKeyForFile."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         raise TierFileError("the header is cut off")
     magic, count, checksum = _HEAD.unpack(head)
-    if magic != _MAGIC or not 1 <= count <= _MAX_BLOCKS:
+    if magic not in (_MAGIC, _SEALED_MAGIC) or not 1 <= count <= _MAX_BLOCKS:
         raise TierFileError("it is no file of KV blocks of this version")
-    size = _REST.size + count * (NAME_BYTES + 4)
+    is_sealed = magic == _SEALED_MAGIC
+    size = _REST.size + count * NAME_BYTES + (HEAD_BYTES + TAG_BYTES if is_sealed else 4 * count)
     body = file.read(size)
     if len(body) < size:
         raise TierFileError("the header is cut off")
     if zlib.crc32(body) != checksum:
         raise TierFileError("the header is damaged")
+    cipher = None
+    if is_sealed:
+        cipher, body = _open_body(body, count, encryption)
+    elif encryption is not None:
+        raise TierFileError("it is not encrypted")
     if _REST.unpack_from(body) != (page_bytes, key):
         raise TierFileError("it belongs to another model or build")
-    first = _HEAD.size + len(body)
-    if os.fstat(file.fileno()).st_size != first + count * page_bytes:
+    first, step = _HEAD.size + size, page_bytes + (TAG_BYTES if is_sealed else 0)
+    if os.fstat(file.fileno()).st_size != first + count * step:
         raise TierFileError("blocks are cut off")
     names_end = _REST.size + count * NAME_BYTES
-    checksums = struct.unpack_from(f"<{count}I", body, names_end)
-    return {
-        body[start : start + NAME_BYTES]: BlockPlace(first + i * page_bytes, checksums[i])
+    checks = range(1, count + 1) if is_sealed else struct.unpack_from(f"<{count}I", body, names_end)
+    places = {
+        body[start : start + NAME_BYTES]: BlockPlace(first + i * step, checks[i])
         for i, start in enumerate(range(_REST.size, names_end, NAME_BYTES))
     }
+    return RunHeader(places, cipher)
 
 
-def read_page(file: BinaryIO, place: BlockPlace, page_bytes: int) -> Page:
+def read_page(
+    file: BinaryIO, place: BlockPlace, page_bytes: int, cipher: FileCipher | None = None
+) -> Page:
     """One block's bytes. Raises TierFileError if they are not what was written."""
     page = np.empty(page_bytes, np.uint8)
-    if os.preadv(file.fileno(), [page.data], place.offset) != page_bytes:
-        raise TierFileError("blocks are cut off")
-    if zlib.crc32(page.data) != place.checksum:
+    if cipher is not None:
+        sealed = np.empty(page_bytes + TAG_BYTES, np.uint8)
+        _read_whole(file, sealed, place.offset)
+        try:
+            cipher.open_into(page.data, place.check, sealed.data)  # which checks it
+        except DamagedPiece as error:
+            raise TierFileError(f"a block cannot be decrypted: {error}") from None
+        return page
+    _read_whole(file, page, place.offset)
+    if zlib.crc32(page.data) != place.check:
         raise TierFileError("the checksum of a block is wrong")
     return page
+
+
+def _read_whole(file: BinaryIO, target: Page, offset: int) -> None:
+    if os.preadv(file.fileno(), [target.data], offset) != target.nbytes:
+        raise TierFileError("blocks are cut off")
+
+
+def _open_body(
+    body: bytes, count: int, encryption: EncryptionKeys | None
+) -> tuple[FileCipher, bytes]:
+    if encryption is None:
+        raise NoKeyForFile("it is encrypted, and there is no --encryption-key-file")
+    try:
+        cipher = encryption.cipher_of(body[:HEAD_BYTES])
+        return cipher, cipher.open(0, body[HEAD_BYTES:], _context(count))
+    except UnknownKey as error:
+        raise NoKeyForFile(str(error)) from None
+    except DamagedPiece as error:
+        raise TierFileError(f"the header cannot be decrypted: {error}") from None
+
+
+def _context(count: int) -> bytes:
+    return _SEALED_MAGIC + count.to_bytes(4, "little")

@@ -2,6 +2,7 @@
 
 Files are written under another name and renamed when they are whole, so no reader sees half of
 one. What is wrong with a file is logged, and its blocks are forgotten: they are computed again.
+A file of another encryption key is left alone, since an engine that has the key may use it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ import uuid
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo_engine.tiers.disk_format import TierFileError, read_header, read_page, write_run
+from octavo_engine.tiers.disk_format import (
+    NoKeyForFile,
+    TierFileError,
+    read_header,
+    read_page,
+    write_run,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from octavo_engine.encryption import EncryptionKeys, FileCipher
     from octavo_engine.tiers.disk_format import BlockPlace
     from octavo_engine.tiers.page import BlockName, OnChange, Page
 
@@ -38,13 +46,24 @@ class StoredRun(NamedTuple):
     path: Path
     num_bytes: int
     places: dict[BlockName, BlockPlace]
+    cipher: FileCipher | None
 
 
 class DiskStore:
     """`put` and `contains` never wait for the disk; two threads do."""
 
-    def __init__(self, folder: Path, key: bytes, *, page_bytes: int, max_bytes: int) -> None:
-        """Raises OSError if the folder cannot be made or listed."""
+    def __init__(
+        self,
+        folder: Path,
+        key: bytes,
+        *,
+        page_bytes: int,
+        max_bytes: int,
+        encryption: EncryptionKeys | None = None,
+    ) -> None:
+        """With `encryption`, files are encrypted. Raises OSError if the folder cannot be made or
+        listed."""
+        self._encryption = encryption
         self._root, self._folder = folder, folder / key.hex()
         self._key, self._page_bytes, self._max_bytes = key, page_bytes, max_bytes
         self._lock = threading.Lock()  # of the five below
@@ -52,6 +71,7 @@ class DiskStore:
         self._index: dict[BlockName, str] = {}  # the file that has it
         self._pending: dict[BlockName, Page] = {}  # waits to be written
         self._dropped: set[BlockName] = set()  # spoiled while it was being written
+        self._unreadable: set[str] = set()  # files of other encryption keys
         self.on_change: OnChange | None = None  # called on its threads
         self.num_unsaved = 0  # blocks that were not written: too slow, no room or an error
         self._is_closed = False
@@ -155,7 +175,9 @@ class DiskStore:
     def _read_run(self, run: StoredRun, names: list[BlockName]) -> dict[BlockName, Page]:
         try:
             with run.path.open("rb", buffering=0) as file:
-                pages = {n: read_page(file, run.places[n], self._page_bytes) for n in names}
+                pages = {
+                    n: read_page(file, run.places[n], self._page_bytes, run.cipher) for n in names
+                }
             if not self._is_read_only:
                 os.utime(run.path)  # of several engines each sees what the others use
         except FileNotFoundError:
@@ -207,10 +229,12 @@ class DiskStore:
         try:
             self._make_room(len(pages) * self._page_bytes)
             with partial.open("xb") as file:
-                num_bytes = write_run(file, self._key, list(pages), list(pages.values()))
+                num_bytes = write_run(
+                    file, self._key, list(pages), list(pages.values()), self._encryption
+                )
             with partial.open("rb") as file:
-                places = read_header(file, self._key, self._page_bytes)
-            self._publish(partial, StoredRun(path, num_bytes, places))
+                header = read_header(file, self._key, self._page_bytes, self._encryption)
+            self._publish(partial, StoredRun(path, num_bytes, *header))
         except (OSError, TierFileError) as error:
             self.num_unsaved += len(pages)
             logger.warning("Could not write KV blocks to %s: %s", self._folder, error)
@@ -262,22 +286,28 @@ class DiskStore:
                     self._remove_stale(self._folder / entry.name)
         for file in self._runs.keys() - present:
             self._forget(file)
-        for file in present - self._runs.keys():
+        self._unreadable &= present
+        for file in present - self._runs.keys() - self._unreadable:
             self._take_in(self._folder / file)
 
     def _take_in(self, path: Path) -> None:
         try:
             with path.open("rb") as file:
-                places = read_header(file, self._key, self._page_bytes)
+                header = read_header(file, self._key, self._page_bytes, self._encryption)
                 num_bytes = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
+            return
+        except NoKeyForFile as error:
+            if not self._unreadable:
+                logger.warning("Ignored %s and others like it: %s", path, error)
+            self._unreadable.add(path.name)
             return
         except (OSError, TierFileError) as error:
             logger.warning("Dropped %s: %s", path, error)
             self._remove(path.name)
             return
         with self._lock:
-            self._add(StoredRun(path, num_bytes, places))
+            self._add(StoredRun(path, num_bytes, *header))
 
     def _add(self, run: StoredRun) -> None:
         self._runs[run.path.name] = run

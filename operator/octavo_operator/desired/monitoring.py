@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import COMPONENT_LABEL, DEPLOYMENT_LABEL, REVISION_LABEL
+from octavo_operator.desired import engine_access
 from octavo_operator.desired.metadata import child
 from octavo_operator.desired.probes import PORT_NAME
 from octavo_operator.objects import labels, names
@@ -21,6 +22,7 @@ _SCRAPE = {"port": PORT_NAME, "path": "/metrics"}
 def monitors(deployment: LLMDeployment, settings: OperatorSettings) -> list[dict[str, Any]]:
     """One at most: two would count everything twice."""
     name = names.monitor(deployment.name)
+    endpoints = [{**_SCRAPE, **engine_access.scrape(deployment, settings)}]
     extra = settings.monitor_labels
     # Workers of groups have no metrics of their own.
     scraped = labels.pods if deployment.group is None else labels.engines
@@ -33,7 +35,7 @@ def monitors(deployment: LLMDeployment, settings: OperatorSettings) -> list[dict
         spec: dict[str, Any] = {
             "selector": selector,
             "podTargetLabels": targets,
-            "podMetricsEndpoints": [_SCRAPE],
+            "podMetricsEndpoints": endpoints,
         }
         return [{**head, "spec": spec}]
     if SERVICE_MONITOR in settings.capabilities:
@@ -41,7 +43,7 @@ def monitors(deployment: LLMDeployment, settings: OperatorSettings) -> list[dict
         spec = {
             "selector": {"matchLabels": {**labels.engines(deployment.name), **labels.HEADLESS}},
             "podTargetLabels": targets,
-            "endpoints": [_SCRAPE],
+            "endpoints": endpoints,
         }
         return [{**head, "spec": spec}]
     return []

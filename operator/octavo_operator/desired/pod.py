@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import POD_UID_ENV, REVISION_LABEL, ROUTABLE_CONDITION
-from octavo_operator.desired import group, kv_disk, kv_transfer
+from octavo_operator.desired import encryption, engine_access, group, kv_disk, kv_transfer
 from octavo_operator.desired.config_map import CONFIG_FILE
 from octavo_operator.desired.engine_options import extra_arguments
 from octavo_operator.desired.merge import overlay
@@ -72,6 +72,8 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
             *kv_disk.volumes(deployment),
             *kv_transfer.volumes(deployment),
             *group.volumes(deployment),
+            *encryption.volumes(deployment),
+            *engine_access.volumes(settings),
         ],
     }
     if parts.init_containers:
@@ -94,6 +96,7 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
         "annotations": {
             labels.MODEL_ANNOTATION: deployment.model.uri,
             **group.pod_annotations(deployment),
+            **engine_access.pod_annotations(deployment, settings),
         },
     }
     return {"metadata": metadata, "spec": spec}
@@ -118,6 +121,8 @@ def _engine(
             *extra_arguments(deployment),
             *kv_transfer.arguments(deployment),
             *group.arguments(deployment),
+            *encryption.arguments(deployment),
+            *engine_access.arguments(settings),
         ],
         "env": [
             {"name": POD_UID_ENV, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
@@ -125,6 +130,7 @@ def _engine(
             {"name": "HOME", "value": "/tmp"},
             *kv_transfer.variables(deployment),
             *group.variables(deployment),
+            *engine_access.variables(deployment, settings),
             *(_variable(variable) for variable in deployment.engine.env),
         ],
         "ports": [
@@ -135,7 +141,7 @@ def _engine(
         "resources": _drop_empty({"requests": requests, "limits": dict(resources.limits)}),
         "securityContext": container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        **probes(deployment),
+        **probes(deployment, is_tls=bool(settings.engine_tls_secret)),
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_MOUNT, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
@@ -143,6 +149,8 @@ def _engine(
             *kv_disk.mounts(deployment),
             *kv_transfer.mounts(deployment),
             *group.mounts(deployment),
+            *encryption.mounts(deployment),
+            *engine_access.mounts(settings),
         ],
     }
     if settings.pre_stop_s:

@@ -18,21 +18,23 @@ _MOST_STARTUP_S = 3 * 3600
 _UNKNOWN_STARTUP_S = 1800  # no limit says how large the model may be
 
 
-def probes(deployment: LLMDeployment) -> dict[str, Any]:
+def probes(deployment: LLMDeployment, *, is_tls: bool = False) -> dict[str, Any]:
     budget_s = startup_budget_s(deployment)
     return {
         # Fetching is the init step's, so that a slow network never looks like a hung engine.
         "startupProbe": {
-            **_get("/health"),
+            **_get("/health", is_tls=is_tls),
             "periodSeconds": _STARTUP_PERIOD_S,
             "timeoutSeconds": 2,
             "failureThreshold": max(1, round(budget_s / _STARTUP_PERIOD_S)),
         },
         "livenessProbe": {
-            **_get("/health"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3
+            **_get("/health", is_tls=is_tls), "periodSeconds": 10, "timeoutSeconds": 5,
+            "failureThreshold": 3,
         },
         "readinessProbe": {
-            **_get("/ready"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2
+            **_get("/ready", is_tls=is_tls), "periodSeconds": 2, "timeoutSeconds": 2,
+            "failureThreshold": 2,
         },
     }  # fmt: skip
 
@@ -48,5 +50,7 @@ def startup_budget_s(deployment: LLMDeployment) -> float:
     return min(max(seconds, _LEAST_STARTUP_S), _MOST_STARTUP_S)
 
 
-def _get(path: str) -> dict[str, Any]:
-    return {"httpGet": {"path": path, "port": PORT_NAME}}
+def _get(path: str, *, is_tls: bool) -> dict[str, Any]:
+    """The kubelet checks no certificate."""
+    scheme = {"scheme": "HTTPS"} if is_tls else {}
+    return {"httpGet": {"path": path, "port": PORT_NAME, **scheme}}

@@ -95,6 +95,10 @@ def _settled(deployment: LLMDeployment, settings: OperatorSettings) -> dict[str,
     }
     if settings.engine_user != ENGINE_USER:
         settled["user"] = settings.engine_user
+    if settings.engine_tls_secret:
+        settled["tls"] = settings.engine_tls_secret
+    if settings.engine_key_secret:
+        settled["key"] = [settings.engine_key_secret, settings.engine_key_name]
     if settings.images.pull_secrets and "imagePullSecrets" not in deployment.pod_template.get(
         "spec", {}
     ):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import ssl
+import logging
 from typing import TYPE_CHECKING
 
 import aiohttp
 
+from octavo_common.file_watch import FileWatch
+from octavo_common.tls import TlsFileError, client_context
 from octavo_operator.errors import SettingsInvalid
 from octavo_operator.routers.poller import RouterUnreachable
 
 if TYPE_CHECKING:
+    import ssl
+
     from octavo_operator.settings import RouterSettings
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
 
@@ -20,11 +26,11 @@ class RouterFetch:
     """`routers.Fetch` over one aiohttp session. `tls`: from `router_tls`."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, router: RouterSettings, tls: ssl.SSLContext | None
+        self, session: aiohttp.ClientSession, router: RouterSettings, tls: RouterTls | None
     ) -> None:
         self._session = session
         self._headers = {"authorization": f"Bearer {router.token}"} if router.token else {}
-        self._tls = tls or True
+        self._tls = tls
         # Pods are addressed by IP; their certificate is that of the Service.
         self._name = f"{router.service}.{router.namespace}.svc" if tls else None
 
@@ -33,7 +39,7 @@ class RouterFetch:
         asking = self._session.get(
             url,
             headers=self._headers,
-            ssl=self._tls,
+            ssl=self._tls.context if self._tls is not None else True,
             server_hostname=self._name,
             allow_redirects=False,  # the token is for routers
         )
@@ -50,13 +56,33 @@ class RouterFetch:
             raise RouterUnreachable("unreachable", str(error) or type(error).__name__) from error
 
 
-def router_tls(router: RouterSettings) -> ssl.SSLContext | None:
-    """Raises SettingsInvalid where the authority cannot be read."""
-    if router.scheme != "https":
-        return None
-    try:
-        return ssl.create_default_context(cafile=router.tls_ca or None)
-    except ssl.SSLError:
-        raise SettingsInvalid(f"--router-tls-ca: {router.tls_ca} holds no certificate") from None
-    except OSError as error:
-        raise SettingsInvalid(f"--router-tls-ca: {router.tls_ca}: {error.strerror}") from None
+class RouterTls:
+    """By which authority routers' certificates are checked; another one once its file is."""
+
+    def __init__(self, router: RouterSettings) -> None:
+        """Raises SettingsInvalid where the authority cannot be read."""
+        self._file = router.tls_ca
+        self._watch = FileWatch([self._file], refusal=TlsFileError, on_refusal=_warn)
+        try:
+            self._context = client_context(self._file)
+        except TlsFileError as error:
+            raise SettingsInvalid(f"--router-tls-ca: {error}") from None
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For connections from now on."""
+        if self._watch.take(self._load):
+            logger.info("Took the new authority of routers' certificates")
+        return self._context
+
+    def _load(self) -> None:
+        self._context = client_context(self._file)
+
+
+def _warn(error: Exception) -> None:
+    logger.warning("Kept the old authority of routers' certificates: %s", error)
+
+
+def router_tls(router: RouterSettings) -> RouterTls | None:
+    """None for plain HTTP. Raises SettingsInvalid."""
+    return RouterTls(router) if router.scheme == "https" else None

@@ -11,6 +11,7 @@ from octavo_operator.errors import SpecInvalid
 from octavo_operator.objects.quantities import parse_quantity
 from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.model import OBJECT_NAME
+from octavo_operator.spec.shared_secret import read_shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +57,7 @@ RESERVED_ARGS: Mapping[str, str] = {
 }
 TIER_ARGS = ("kv-offloading-size", "kv-disk-path", "kv-disk-size")  # of spec.engine.kvTiers
 DATA_ARG = "data-parallel-size"  # of spec.engine.dataParallelSize, which came after it
+ENCRYPTION_ARG = "encryption-key-file"  # of spec.engine.encryption
 EXPERTS_ARG = "enable-expert-parallel"  # of spec.engine.expertParallel, likewise
 RESERVED_ENV = frozenset(
     ("OCTAVO_POD_UID", "OCTAVO_POD_IP", "OCTAVO_CONFIG", "OCTAVO_HOST", "OCTAVO_PORT")
@@ -99,6 +101,7 @@ class EngineSpec:
     max_num_batched_tokens: int | None = None
     kv_cache_memory: str | None = None  # a quantity
     kv_tiers: KVTiersSpec = field(default_factory=KVTiersSpec)
+    encryption_secret: str = ""  # with the keys for files on disk; "": they are in clear
     prefix_caching: bool = True
     tensor_parallel_size: int = 1
     expert_parallel: bool = False  # ranks have whole experts
@@ -155,6 +158,7 @@ def read_engine(fields: FieldReader) -> EngineSpec:
         ),
         kv_cache_memory=fields.maybe_quantity("kvCacheMemory"),
         kv_tiers=_read_tiers(fields.section("kvTiers")),
+        encryption_secret=_read_encryption(fields),
         prefix_caching=fields.flag("prefixCaching", default=True),
         tensor_parallel_size=fields.integer("tensorParallelSize", 1, least=1, most=64),
         expert_parallel=fields.flag("expertParallel", default=False),
@@ -200,6 +204,21 @@ def check_fields_beside(engine: EngineSpec, args: Mapping[str, str], path: str) 
             )
         if name in TIER_ARGS and not engine.kv_tiers.is_empty:
             raise SpecInvalid(f"{path}.{name}", "is set by spec.engine.kvTiers; use one of the two")
+        if name == ENCRYPTION_ARG and engine.encryption_secret:
+            raise SpecInvalid(
+                f"{path}.{name}", "is set by spec.engine.encryption; use one of the two"
+            )
+
+
+def _read_encryption(fields: FieldReader) -> str:
+    section = fields.optional("encryption")
+    if section is None:
+        return ""
+    name = read_shared_secret(
+        section, "files and KV blocks on disk are encrypted", form="lines of 32 bytes in base64"
+    )
+    section.end()
+    return name
 
 
 def _read_tiers(fields: FieldReader) -> KVTiersSpec:

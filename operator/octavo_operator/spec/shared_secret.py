@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 SECRET_KEY = "secret"  # of the Secret
 
 
-def read_shared_secret(fields: FieldReader, purpose: str) -> str:
+def read_shared_secret(fields: FieldReader, purpose: str, *, form: str = "16 bytes or more") -> str:
     """The name in `secretRef`. Raises SpecInvalid, with the `purpose` where there is none."""
     secret = fields.optional("secretRef")
     if secret is None:
         raise fields.fail(
             "secretRef",
-            f"is required: a Secret whose key {SECRET_KEY} has 16 bytes or more, by which "
-            f"{purpose}",
+            f"is required: a Secret whose key {SECRET_KEY} has {form}, by which {purpose}",
         )
     name = secret.required_text(
         "name", longest=253, pattern=OBJECT_NAME, form="the name of a Secret"

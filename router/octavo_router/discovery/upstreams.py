@@ -100,7 +100,7 @@ class ConfiguredUpstreams:
 
     async def _look_up(self, upstream: _Upstream) -> None:
         address = upstream.address
-        host, port, _, prefix = address
+        host, port, prefix = address.host, address.port, address.prefix
         try:
             if host.startswith(SRV_PREFIX):
                 pairs = await self._resolver.services(host)

@@ -27,6 +27,7 @@ class Address(NamedTuple):
     port: int
     tls: bool = False
     prefix: str = ""  # of its paths: "/openai" where chats are at /openai/v1/chat/completions
+    tls_name: str = ""  # that its certificate must have; "": the host
 
     @property
     def authority(self) -> str:

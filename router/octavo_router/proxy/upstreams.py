@@ -108,6 +108,7 @@ class Upstreams:
             loop=self._loop,
             network=self._network,
             ssl_context=self._tls.context if address.tls else None,
+            server_name=address.tls_name,
             idle_s=self._timeouts.upstream_idle_s,
             connect_timeout_s=self._timeouts.connect_s,
         )

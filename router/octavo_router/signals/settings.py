@@ -35,7 +35,9 @@ class SignalSettings:
 
     def target(self, spec: EndpointSpec) -> FetchTarget:
         address = spec.address
-        return FetchTarget(address.host, address.port, self.tls.context if address.tls else None)
+        if not address.tls:
+            return FetchTarget(address.host, address.port)
+        return FetchTarget(address.host, address.port, self.tls.context, address.tls_name)
 
 
 def backoff_s(num_failures: int, settings: SignalSettings, chance: float) -> float:

@@ -2,7 +2,7 @@
 
 Red when: the checksum of a page or of the header is not compared; a file is found under its last
 name before it is whole; the budget counts only this model's files; a vanished file stays in the
-index.
+index; an encrypted file of another key is deleted; a page or a name is on disk in clear.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo_engine.encryption import EncryptionKeys
 from octavo_engine.tiers import disk_store
 from octavo_engine.tiers.disk_store import DiskStore
 
@@ -27,12 +28,12 @@ def page(number: int):
     return np.random.default_rng(number).integers(0, 256, PAGE, np.uint8)
 
 
-@pytest.fixture
-def opened(tmp_path):
+@pytest.fixture(params=[None, EncryptionKeys([b"k" * 32])], ids=["plain", "encrypted"])
+def opened(tmp_path, request):
     stores = []
 
-    def open_store(*, key=KEY, max_bytes=1 << 20, folder=tmp_path):
-        store = DiskStore(folder, key, page_bytes=PAGE, max_bytes=max_bytes)
+    def open_store(*, key=KEY, max_bytes=1 << 20, folder=tmp_path, encryption=request.param):
+        store = DiskStore(folder, key, page_bytes=PAGE, max_bytes=max_bytes, encryption=encryption)
         stores.append(store)
         return store
 
@@ -107,7 +108,7 @@ def test_the_budget_is_of_all_models_and_the_least_recently_used_file_goes(opene
 def test_an_error_while_writing_costs_the_blocks_only(opened, monkeypatch, caplog):
     store = opened()
 
-    def full(*_):
+    def full(*_: object):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
@@ -162,3 +163,59 @@ def test_a_file_left_half_written_is_neither_read_nor_kept_forever(opened, tmp_p
     os.utime(torn, (0, 0))
     opened()
     assert not torn.exists()
+
+
+OLD, NEW = b"o" * 32, b"n" * 32
+
+
+def test_old_encryption_keys_still_read_and_new_ones_write(opened, tmp_path):
+    fill(opened(encryption=EncryptionKeys([OLD])), 1)
+    rotated = opened(encryption=EncryptionKeys([NEW, OLD]))
+    assert read(rotated, 1) == [bytes(page(1))]
+    fill(rotated, 2)
+    assert read(opened(encryption=EncryptionKeys([NEW])), 1, 2) == [None, bytes(page(2))]
+
+
+@pytest.mark.parametrize("encryption", [None, EncryptionKeys([NEW])], ids=["no key", "another key"])
+def test_blocks_of_an_unknown_encryption_key_are_a_miss_and_stay(
+    opened, tmp_path, caplog, encryption
+):
+    fill(opened(encryption=EncryptionKeys([OLD])), 1)
+    fill(opened(encryption=EncryptionKeys([OLD])), 2)
+    store = opened(encryption=encryption)
+    assert name(1) not in store and read(store, 1) == [None]
+    fill(store, 1)
+    assert read(store, 1) == [bytes(page(1))]
+    assert caplog.text.count("Ignored") == 1 and "encrypted" in caplog.text
+    assert read(opened(encryption=EncryptionKeys([OLD])), 1, 2) == [bytes(page(1)), bytes(page(2))]
+
+
+def test_with_an_encryption_key_blocks_in_clear_are_deleted(opened, tmp_path, caplog):
+    fill(opened(encryption=None), 1)
+    assert name(1) not in opened(encryption=EncryptionKeys([OLD]))
+    assert not files(tmp_path) and "it is not encrypted" in caplog.text
+
+
+def test_no_byte_of_a_page_or_a_name_is_on_disk(opened, tmp_path):
+    store = opened(encryption=EncryptionKeys([OLD]))
+    fill(store, 1, 2)
+    for path in files(tmp_path):
+        data = path.read_bytes()
+        for secret in (name(1), name(2), KEY, bytes(page(1))[:16], bytes(page(2))[-16:]):
+            assert secret not in data
+    fill(opened(encryption=None, folder=tmp_path / "plain"), 1)
+    (path,) = files(tmp_path / "plain")
+    assert name(1) in path.read_bytes()  # so the search finds what is there
+
+
+def test_pages_that_changed_places_are_not_read(opened, tmp_path):
+    store = opened(encryption=EncryptionKeys([OLD]))
+    store.put(name(1), page(1))
+    store.put(name(2), page(2))
+    assert store.flush()
+    for path in files(tmp_path):
+        data = path.read_bytes()
+        size = PAGE + 16
+        if len(data) > 2 * size:  # both in one file
+            path.write_bytes(data[: -2 * size] + data[-size:] + data[-2 * size : -size])
+            assert read(opened(encryption=EncryptionKeys([OLD])), 1) == [None]

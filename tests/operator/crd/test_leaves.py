@@ -101,6 +101,7 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "engine.kvTiers.hostMemory": (PODS, "1Gi", "2Gi"),
     "engine.kvTiers.disk.size": (PODS, "1Gi", "2Gi"),
     "engine.kvTiers.disk.existingClaim": (PODS, "a", "b"),
+    "engine.encryption.secretRef.name": (PODS, "a", "b"),
     "engine.prefixCaching": (PODS, True, False),
     "engine.tensorParallelSize": (PODS, 1, 2),
     "engine.expertParallel": (PODS, False, True),

@@ -173,6 +173,7 @@ EVERYTHING = {
                 {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}},
             ],
             "kvTiers": {"hostMemory": "1Gi", "disk": {"size": "1Gi"}},
+            "encryption": {"secretRef": {"name": "keys"}},
         },
         "prefill": {
             "secretRef": {"name": "kv"},

@@ -314,6 +314,10 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.kvTiers.hostMemory": _engine("kvTiers", {"hostMemory": "1Gi"}),
     "engine.kvTiers.disk.size": _engine("kvTiers", {"disk": {"size": "1Gi"}}),
     "engine.kvTiers.disk.existingClaim": _engine("kvTiers", {"disk": {"existingClaim": "kv"}}),
+    "engine.encryption.secretRef.name": (
+        {"engine": {"encryption": {"secretRef": {"name": "a"}}}},
+        {"engine": {"encryption": {"secretRef": {"name": "b"}}}},
+    ),
     "engine.prefixCaching": _engine("prefixCaching", False),
     "engine.tensorParallelSize": (
         {"engine": {"executor": "mp"}},

@@ -96,8 +96,32 @@ def test_an_authority_that_cannot_be_read_ends_the_start(tmp_path):
     with pytest.raises(SettingsInvalid, match=r"--router-tls-ca: .*ca\.pem: No such file"):
         router_tls(RouterSettings(scheme="https", tls_ca=missing))
     (tmp_path / "ca.pem").write_text("nothing")
-    with pytest.raises(SettingsInvalid, match=r"ca\.pem holds no certificate"):
+    with pytest.raises(SettingsInvalid, match=r"--router-tls-ca: cannot load .*ca\.pem"):
         router_tls(RouterSettings(scheme="https", tls_ca=missing))
+
+
+def test_an_authority_that_is_replaced_is_taken_without_a_restart(tmp_path, caplog):
+    """And what is no authority leaves the old one, with one line in the log."""
+    for name in ("old", "new"):
+        make_authority(tmp_path / name, ("r",), "DNS:r")
+    file = tmp_path / "ca.pem"
+
+    def put(text: str) -> None:
+        (tmp_path / "next").write_text(text)
+        (tmp_path / "next").replace(file)
+
+    put((tmp_path / "old" / "ca.pem").read_text())
+    tls = router_tls(RouterSettings(scheme="https", tls_ca=str(file)))
+    assert tls is not None
+    old = tls.context
+    assert tls.context is old
+    put("nothing")
+    assert tls.context is old and tls.context is old
+    assert caplog.text.count("Kept the old authority") == 1
+    put((tmp_path / "new" / "ca.pem").read_text())
+    new = tls.context
+    assert new is not old and tls.context is new
+    assert new.get_ca_certs(binary_form=True) != old.get_ca_certs(binary_form=True)
 
 
 def test_flags_and_variables_say_how(tmp_path):

@@ -334,6 +334,19 @@ class TestPrefill:
         with pytest.raises(SpecInvalid, match=f"^spec.prefill.args.{name} {problem}"):
             make_deployment(spec)
 
+    def test_keys_of_encryption_are_a_secret_or_a_flag(self):
+        keys = {"encryption": {"secretRef": {"name": "disk-keys"}}}
+        assert make_deployment({"engine": keys}).engine.encryption_secret == "disk-keys"
+        assert make_deployment({"engine": {"encryption": None}}).engine.encryption_secret == ""
+        with pytest.raises(
+            SpecInvalid, match=r"engine\.encryption\.secretRef is required: .* 32 bytes in base64"
+        ):
+            make_deployment({"engine": {"encryption": {}}})
+        args = {"args": {"encryption-key-file": "/keys"}}
+        assert make_deployment({"engine": args})
+        with pytest.raises(SpecInvalid, match=r"is set by spec\.engine\.encryption; use one"):
+            make_deployment({"engine": {**keys, **args}})
+
     def test_the_secret_is_asked_for_with_what_it_must_have(self):
         with pytest.raises(
             SpecInvalid, match=r"spec\.prefill\.secretRef is required: a Secret whose"

@@ -8,6 +8,7 @@
 {{- end -}}
 {{- $namespaces := default (list "*") .Values.operator.watchNamespaces -}}
 {{- $discovery := dict "kubernetes" (dict "enabled" true "namespaces" $namespaces) -}}
+{{- if .Values.engines.tls.secretName }}{{ $_ := set $discovery "tls_ca" "/etc/octavo/engine-ca/ca.crt" }}{{ end -}}
 {{- $flow := dict "hold_timeout_s" $router.holdSeconds -}}
 {{- if $router.apiKeys.existingSecret -}}
 {{- $_ := set $flow "keys_file" "/etc/octavo/keys/keys.yaml" -}}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from octavo_engine.server.openai.batches.runner import BatchRunner
+    from octavo_engine.server.openai.batches.storage import Storage
 
 WINDOW_H = 24
 RESULTS_S = 29 * 24 * 3600  # so long results are kept, as Anthropic keeps them
@@ -59,7 +60,7 @@ async def create_message_batch(exchange: Exchange, service: Service) -> None:
     )  # fmt: skip
     path = shelf.upload_path()
     try:
-        shelf.check_room(await asyncio.to_thread(_write, path, request))
+        shelf.check_room(await asyncio.to_thread(_write, shelf.storage, path, request))
         shelf.make_room_for_batch()
         batches.start_batch(record, path)
     finally:
@@ -129,7 +130,9 @@ async def get_message_batch_results(exchange: Exchange, service: Service) -> Non
             param="message_batch_id",
             code="batch_not_found",
         )
-    files = [path.open("rb") for path in paths]  # all of them: a delete ends no stream half-way
+    files = [
+        batches.shelf.storage.read(path) for path in paths
+    ]  # all of them: a delete ends no stream half-way
     try:
         await exchange.open_stream([(b"content-type", b"application/x-jsonl")])
         async with exchange.while_present():
@@ -181,9 +184,9 @@ def _check(request: shapes.MessageBatchRequest, limit: int) -> None:
             raise InvalidRequest(f"{field} must not be true in a batch", param=field)
 
 
-def _write(path: Path, request: shapes.MessageBatchRequest) -> int:
+def _write(storage: Storage, path: Path, request: shapes.MessageBatchRequest) -> int:
     """The requests as lines of a batch; the bytes that they take."""
-    with path.open("wb") as file:
+    with storage.write(path) as file:
         for item in request.requests:
             line = {"custom_id": item.custom_id, "url": MESSAGES_URL, "body": item.params}
             file.write(msgspec.json.encode(line) + b"\n")

@@ -15,6 +15,7 @@ from octavo_engine.protocol.kubernetes import (
     DEPLOYMENT_LABEL,
     PREFILL_COMPONENT,
     REVISION_LABEL,
+    TLS_NAME_ANNOTATION,
 )
 from octavo_router.discovery.kubernetes.routing import (
     RoutingAnnotation,
@@ -135,10 +136,13 @@ def _from_pods(
         if deployment is None or not status.pod_ip or status.phase in ("Succeeded", "Failed"):
             continue
         pool = f"{meta.namespace}/{deployment}"
+        tls_name = meta.annotations.get(TLS_NAME_ANNOTATION, "")
         is_prefill = meta.labels.get(COMPONENT_LABEL) == PREFILL_COMPONENT
         yield EndpointSpec(
             id=meta.uid,
-            address=Address(status.pod_ip, ports.get(pool, ENGINE_PORT)),
+            address=Address(
+                status.pod_ip, ports.get(pool, ENGINE_PORT), bool(tls_name), tls_name=tls_name
+            ),
             pool=pool,
             revision=meta.labels.get(REVISION_LABEL, ""),
             kind="octavo",

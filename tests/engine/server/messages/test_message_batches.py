@@ -22,9 +22,11 @@ from tests.fakes.server import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import httpx
 
+    from octavo_engine.server.openai.batches.storage import Storage
     from tests.fakes.server import RunningServer
 
 pytestmark = pytest.mark.slow
@@ -154,8 +156,8 @@ def test_what_is_not_answered_in_time_has_expired(slow_read, tmp_path, monkeypat
     if slow_read:  # the thread that reads what was answered outlives the batch's time
         waits = iter((0.2,))
 
-        def read_slowly(path: str) -> FinishedLine:
-            found = done_so_far(path)
+        def read_slowly(path: Path, storage: Storage) -> FinishedLine:
+            found = done_so_far(path, storage)
             time.sleep(next(waits, 0))
             return found
 

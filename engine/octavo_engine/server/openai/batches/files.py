@@ -42,10 +42,10 @@ async def upload_file(exchange: Exchange, service: Service) -> None:
         shelf.check_room(max(int(declared) - _FORM_ROOM, 0))
     path = shelf.upload_path()
     try:
-        with path.open("wb") as target:
+        with shelf.storage.write(path) as target:
             form = await _received(exchange, service, reader, target)
         purpose, keeps_s = _checked(form)
-        shelf.check_room(path.stat().st_size)
+        shelf.check_room(shelf.storage.length(path))
         file = shelf.keep(
             path, file_id=new_file_id(), name=form.filename, purpose=purpose,
             owner=owner_of(exchange, service.guard).hex(), keeps_s=keeps_s,
@@ -84,7 +84,8 @@ async def delete_file(exchange: Exchange, service: Service) -> None:
 
 async def get_content(exchange: Exchange, service: Service) -> None:
     file = _found(exchange, service)
-    with shelf_of(service).content_path(file.id).open("rb") as source:
+    shelf = shelf_of(service)
+    with shelf.storage.read(shelf.content_path(file.id)) as source:
         await exchange.open_stream(
             [
                 (b"content-type", b"application/octet-stream"),

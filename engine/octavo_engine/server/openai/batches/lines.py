@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo_engine.server.openai.batches.storage import Storage
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 URLS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v2/embed",
@@ -20,6 +22,7 @@ URLS = (
 MESSAGES_URL = "/v1/messages"  # of Anthropic's batches
 EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"  # codes of requests that were not answered
 _SHOWN_CHARS = 100
+_AS_IT_IS = Storage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +111,10 @@ class FinishedLine:
         return entry.custom_id in self.ids
 
 
-def done_so_far(path: str) -> FinishedLine:
+def done_so_far(path: Path, storage: Storage = _AS_IT_IS) -> FinishedLine:
     """What a file of answers holds, whose half line at the end is dropped. Raises ValueError."""
-    _drop_half_line(path)
-    with open(path, "rb") as file:
+    storage.drop_half(path)
+    with storage.read(path) as file:
         return FinishedLine.read(file)
 
 
@@ -145,9 +148,9 @@ def cancelled(task: BatchTask) -> bytes:
     return _line(task.custom_id, None, {"code": CANCELLED, "message": message})
 
 
-def unanswered(path: str) -> int:
+def unanswered(path: Path, storage: Storage) -> int:
     """How many requests of a file of errors were expired or cancelled."""
-    with open(path, "rb") as lines:
+    with storage.read(path) as lines:
         found = [msgspec.json.decode(line, type=_Known).error for line in lines]
     return sum(error is not None and error.code in (EXPIRED, CANCELLED) for error in found)
 
@@ -180,21 +183,6 @@ def _problem(fields: dict[str, Any], endpoint: str) -> str:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
-
-
-def _drop_half_line(path: str) -> None:
-    """What a run that was killed wrote last may lack its end; its request is asked again."""
-    with open(path, "r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65536)
-            file.seek(start)
-            at = file.read(end - start).rfind(b"\n")
-            if at >= 0:
-                end = start + at + 1
-                break
-            end = start
-        file.truncate(end)
 
 
 class _KnownError(msgspec.Struct):

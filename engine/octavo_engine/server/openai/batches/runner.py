@@ -177,11 +177,11 @@ class BatchRunner:
             self._fail(record, [_error("internal_error", "The server could not read or write.")])
 
     async def _answer(self, record: BatchRecord) -> None:
-        batch = record.batch
+        batch, storage = record.batch, self.shelf.storage
         source = self.shelf.work_path(batch, "input")
         if batch.status == "validating":
             limit = self._limits.max_batch_requests
-            total, errors = await asyncio.to_thread(_checked, source, batch.endpoint, limit)
+            total, errors = await asyncio.to_thread(self._checked, source, batch.endpoint, limit)
             if errors:
                 self._fail(record, errors)
                 return
@@ -192,9 +192,9 @@ class BatchRunner:
         batch.request_counts.completed, batch.request_counts.failed = len(good.ids), len(bad.ids)
         done = FinishedLine(good.ids | bad.ids)
         with (
-            source.open("rb") as lines,
-            self.shelf.work_path(batch, "output").open("ab") as output,
-            self.shelf.work_path(batch, "errors").open("ab") as errors_file,
+            storage.read(source) as lines,
+            storage.append(self.shelf.work_path(batch, "output")) as output,
+            storage.append(self.shelf.work_path(batch, "errors")) as errors_file,
         ):
 
             def write(line: bytes, is_good: bool) -> None:
@@ -212,33 +212,49 @@ class BatchRunner:
                 max_tries=None, is_background=True,
             )  # fmt: skip
 
+    def _checked(self, path: Path, endpoint: str, limit: int) -> tuple[int, list[BatchError]]:
+        """How many requests there are, and what is wrong with lines. Not on the event loop."""
+        total, errors = 0, list[BatchError]()
+        with self.shelf.storage.read(path) as lines:
+            for entry in LineReader(endpoint=endpoint).read(lines):
+                total += 1
+                if isinstance(entry, BadLine) and len(errors) < MAX_SHOWN_ERRORS:
+                    message = f"line {entry.number}: {entry.problem}"
+                    errors.append(_error("invalid_line", message, entry.number))
+        if not total:
+            return 0, [_error("empty_file", "The file has no requests.")]
+        if total > limit:
+            message = f"The file has {total} requests; {limit} is the most that a batch may have."
+            return total, [_error("too_many_requests", message)]
+        return total, errors
+
     def _done(self, batch: BatchObject) -> tuple[FinishedLine, FinishedLine]:
         """What an earlier server has answered, well and with an error."""
         good, bad = FinishedLine(), FinishedLine()
         if (path := self.shelf.work_path(batch, "output")).exists():
-            good = done_so_far(str(path))
+            good = done_so_far(path, self.shelf.storage)
         if (path := self.shelf.work_path(batch, "errors")).exists():
-            bad = done_so_far(str(path))
+            bad = done_so_far(path, self.shelf.storage)
         return good, bad
 
     def _write_unanswered(self, record: BatchRecord, code: str) -> None:
         """A line for each request without an answer."""
         line_of = expired if code == EXPIRED else cancelled
-        batch = record.batch
+        batch, storage = record.batch, self.shelf.storage
         if batch.status == "validating":
             return
         good, bad = self._done(batch)
         done, failed = FinishedLine(good.ids | bad.ids), len(bad.ids)
         with (
-            open(self.shelf.work_path(batch, "input"), "rb") as lines,
-            open(self.shelf.work_path(batch, "errors"), "ab") as errors,
+            storage.read(self.shelf.work_path(batch, "input")) as lines,
+            storage.append(self.shelf.work_path(batch, "errors")) as errors,
         ):
             for entry in LineReader(done, endpoint=batch.endpoint).read(lines):
                 if isinstance(entry, BatchTask):
                     errors.write(line_of(entry))
                     failed += 1
         batch.request_counts.completed, batch.request_counts.failed = len(good.ids), failed
-        record.num_unanswered = unanswered(str(self.shelf.work_path(batch, "errors")))
+        record.num_unanswered = unanswered(self.shelf.work_path(batch, "errors"), storage)
 
     def _finish(
         self, record: BatchRecord, status: Literal["completed", "expired", "cancelled"]
@@ -316,23 +332,6 @@ def check_expiry(seconds: int, param: str) -> None:
         raise InvalidRequest(
             f"{param} must be between 3600 and 2592000; got {seconds}", param=param
         )
-
-
-def _checked(path: Path, endpoint: str, limit: int) -> tuple[int, list[BatchError]]:
-    """How many requests there are, and what is wrong with lines. Not on the event loop."""
-    total, errors = 0, list[BatchError]()
-    with open(path, "rb") as lines:
-        for entry in LineReader(endpoint=endpoint).read(lines):
-            total += 1
-            if isinstance(entry, BadLine) and len(errors) < MAX_SHOWN_ERRORS:
-                message = f"line {entry.number}: {entry.problem}"
-                errors.append(_error("invalid_line", message, entry.number))
-    if not total:
-        return 0, [_error("empty_file", "The file has no requests.")]
-    if total > limit:
-        message = f"The file has {total} requests; {limit} is the most that a batch may have."
-        return total, [_error("too_many_requests", message)]
-    return total, errors
 
 
 def _error(code: str, message: str, line: int | None = None) -> BatchError:

@@ -15,6 +15,7 @@ import msgspec
 from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.server.http.errors import HttpError
 from octavo_engine.server.openai.batches.shapes import BatchObject, FileObject
+from octavo_engine.server.openai.batches.storage import Storage, StoredFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,9 +55,15 @@ class FileStore:
     """
 
     def __init__(
-        self, folder: str, limits: RequestLimits, now: Callable[[], float] = time.time
+        self,
+        folder: str,
+        limits: RequestLimits,
+        now: Callable[[], float] = time.time,
+        *,
+        storage: Storage | None = None,
     ) -> None:
         """Raises ConfigError where the folder cannot be used, or another server has it."""
+        self.storage = storage or Storage()
         self._files_folder = Path(folder) / "files"
         self._batches_folder = Path(folder) / "batches"
         self._limits = limits
@@ -68,9 +75,12 @@ class FileStore:
         except OSError as error:
             raise ConfigError(f"--files-dir {folder}: {error.strerror}") from None
         try:
-            self.files = _load(self._files_folder, FileRecord, lambda r: r.file.created_at)
-            self.batches = _load(self._batches_folder, BatchRecord, lambda r: r.batch.created_at)
+            self.files = self._load(self._files_folder, FileRecord, lambda r: r.file.created_at)
+            self.batches = self._load(
+                self._batches_folder, BatchRecord, lambda r: r.batch.created_at
+            )
             self._drop_remains()
+            self._check_contents()
         except (ConfigError, OSError) as error:
             self._lock.close()
             if isinstance(error, ConfigError):
@@ -110,14 +120,14 @@ class FileStore:
         now = int(self.now())
         file = FileObject(
             id=file_id,
-            bytes=path.stat().st_size,
+            bytes=self.storage.length(path),
             created_at=now,
             expires_at=None if keeps_s is None else now + keeps_s,
             filename=name,
             purpose=purpose,
         )
         record = FileRecord(file=file, owner=owner, is_internal=is_internal)
-        _write(self._files_folder / f"{file.id}.json", record)  # first: one alone is found out
+        self._write(self._files_folder / f"{file.id}.json", record)  # first: one alone is found out
         path.rename(self.content_path(file.id))
         self.files[file.id] = record
         return file
@@ -181,7 +191,7 @@ class FileStore:
         self.save(record)
 
     def save(self, record: BatchRecord) -> None:
-        _write(self._batches_folder / f"{record.batch.id}.json", record)
+        self._write(self._batches_folder / f"{record.batch.id}.json", record)
 
     def drop_work(self, batch: BatchObject) -> None:
         """What only a running batch needs."""
@@ -253,32 +263,47 @@ class FileStore:
             if path.suffix == ".part" or (path.suffix != ".json" and path.stem not in running):
                 path.unlink(missing_ok=True)
 
+    def _check_contents(self) -> None:
+        """Raises ConfigError for what these keys do not open: now, not when a client wants it."""
+        for folder in (self._files_folder, self._batches_folder):
+            for path in folder.iterdir():
+                try:
+                    self.storage.check(path)
+                except StoredFileError as error:
+                    raise ConfigError(f"--files-dir: {path}: {error}") from None
+
+    # ── records ──
+
+    def _load(self, folder: Path, kind: type[T], made_at: Callable[[T], int]) -> dict[str, T]:
+        """Oldest first. Raises ConfigError that names a record which is none."""
+        found: list[tuple[int, int, str, T]] = []
+        for path in folder.glob("*.json"):
+            if path.stat().st_size == 0:  # the machine stopped before the disk had it
+                path.unlink()
+                continue
+            try:
+                self.storage.check(path)
+                with self.storage.read(path) as file:
+                    record = msgspec.json.decode(file.read(), type=kind)
+            except StoredFileError as error:
+                raise ConfigError(f"--files-dir: {path}: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"--files-dir: {path} is not a valid record: {error}") from None
+            found.append((made_at(record), path.stat().st_mtime_ns, path.stem, record))
+        found.sort(key=lambda entry: entry[:3])
+        return {id_: record for _, _, id_, record in found}
+
+    def _write(self, path: Path, record: msgspec.Struct) -> None:
+        """Whole or not at all where the process dies. Nothing waits for the disk: streams would
+        too."""
+        part = path.with_suffix(".part")
+        with self.storage.write(part) as file:
+            file.write(msgspec.json.encode(record))
+        part.replace(path)
+
 
 def new_file_id() -> str:
     return f"file-{secrets.token_hex(12)}"
-
-
-def _load(folder: Path, kind: type[T], made_at: Callable[[T], int]) -> dict[str, T]:
-    """Oldest first. Raises ConfigError that names a record which is none."""
-    found: list[tuple[int, int, str, T]] = []
-    for path in folder.glob("*.json"):
-        if path.stat().st_size == 0:  # the machine stopped before the disk had it
-            path.unlink()
-            continue
-        try:
-            record = msgspec.json.decode(path.read_bytes(), type=kind)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"--files-dir: {path} is not a valid record: {error}") from None
-        found.append((made_at(record), path.stat().st_mtime_ns, path.stem, record))
-    found.sort(key=lambda entry: entry[:3])
-    return {id_: record for _, _, id_, record in found}
-
-
-def _write(path: Path, record: msgspec.Struct) -> None:
-    """Whole or not at all where the process dies. Nothing waits for the disk: streams would too."""
-    part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(record))
-    part.replace(path)
 
 
 def _locked(path: Path) -> IO[bytes]:
