@@ -220,9 +220,11 @@ def test_a_burst_that_has_room_is_not_refused():
     world._leave = lambda name: None  # type: ignore[method-assign]
 
     def burst(start: float, max_tokens: int) -> None:
+        def arrive() -> None:
+            world.arrive(max_tokens=max_tokens)
+
         for number in range(8):
-            at = start + 0.05 * number
-            world.timeline.at(at, lambda: world.arrive(max_tokens=max_tokens))
+            world.timeline.at(start + 0.05 * number, arrive)
 
     burst(0.0, 8)
     burst(60.0, 64)
