@@ -19,8 +19,8 @@ _GENERATE: Final = """
 import platform, sys
 from octavo import LLM, SamplingParams
 assert platform.machine() == sys.argv[1], platform.machine()
-llm = LLM("demo://smollm2", kv_cache_memory_bytes=32 * 2**20, max_model_len=256)
-outputs = llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=6))
+llm = LLM("demo://smollm2", kv_cache_memory_bytes=32 * 2**20, max_model_len=256, num_threads=1)
+outputs = llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=4))
 print("The capital of France is" + outputs[0].outputs[0].text)
 """
 _CHECKS: Final = {
@@ -30,7 +30,7 @@ _CHECKS: Final = {
     "operator": ["octavo", "operator", "--help"],
 }
 _EXPECTED: Final = {
-    "engine-cpu": "Paris", "engine-cuda": "torch 2", "router": "round", "operator": "usage",
+    "engine-cpu": "Paris", "engine-cuda": "torch 2", "router": "prefix-load", "operator": "usage",
 }  # fmt: skip
 
 
@@ -58,7 +58,11 @@ def run_image(name: str, archive: Path, machine: str, work: Path) -> str:
             # A script's first line would start its interpreter without the emulator.
             python = "/opt/octavo/bin/python3"
             command = ["/qemu", *([python] if command[0] != python else []), *command]
-        environ = {"PATH": "/opt/octavo/bin:/usr/bin:/bin", "HOME": "/tmp", "LOGNAME": "octavo"}
+        environ = {
+            "PATH": "/opt/octavo/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/tmp",
+            "LOGNAME": "octavo",
+        }
         done = subprocess.run(
             [*_namespaces(), "sh", "-euc", _ENTER, str(root), *command],
             capture_output=True, text=True, check=False, env=environ,

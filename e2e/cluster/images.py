@@ -86,9 +86,7 @@ def _make_bases() -> None:
         print(f"Making {image} from Debian packages", file=sys.stderr)
         archive = cache.folder() / f"{argument.lower()}.tar"
         options = ["--quiet", "--variant=essential", f"--include={','.join(include)}"]
-        _run(
-            ["mmdebstrap", *options, *debian.dpkg_options(), debian.SUITE, str(archive)], epoch=0
-        )
+        _run(["mmdebstrap", *options, *debian.dpkg_options(), debian.SUITE, str(archive)], epoch=0)
         container = _buildah("from", "scratch")
         _buildah("add", "--quiet", container, str(archive), "/")
         _buildah("commit", "--quiet", "--rm", container, image)

@@ -130,7 +130,9 @@ def parser(prog: str, description: str, *, is_remote: bool = True) -> CommandPar
         help="0: always the likeliest token; higher: more variety; default: the model's own",
     )  # fmt: skip
     options.add_argument(
-        "--top-p", type=float, metavar="N",
+        "--top-p",
+        type=float,
+        metavar="N",
         help="choose among the likeliest tokens that together have this probability",
     )
     add_engine_options(options)
