@@ -324,7 +324,7 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.ADAPTER_NOT_LOADED: Advice(
         "No engine could load the adapter.",
-        "Correct spec.uri or the adapter's files; the message names the fault, and the load is retried.",
+        "Correct spec.uri or the adapter's files, which the message names; it is tried again.",
     ),
     R.PROGRESS_DEADLINE_EXCEEDED: Advice(
         "The rollout made no progress for spec.rollout.progressDeadline.",
