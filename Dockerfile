@@ -1,7 +1,8 @@
 # The images of Octavo: engine-cpu, engine-cuda, router and operator. docs/images.md says how to build them.
 #
 # Any base with Python >= 3.11 and libstdc++ will do; the stages that build need one with its headers,
-# a C++ compiler, and the interpreter at the same path. Releases pin both by digest.
+# a C++ compiler, and the interpreter at the same path. Pin both by digest for releases of
+# your own; `make release` reads this file, and makes the images from packages (docs/release.md).
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 ARG BUILD_BASE=docker.io/library/python:3.11-bookworm
 
@@ -123,7 +124,7 @@ ENTRYPOINT ["octavo", "router"]
 
 FROM runtime AS operator
 LABEL org.opencontainers.image.title="octavo/operator" \
-      org.opencontainers.image.description="Keeps LLMDeployments as they are asked for"
+      org.opencontainers.image.description="Reconciles LLMDeployments"
 COPY --from=operator-files /opt/octavo /opt/octavo
 EXPOSE 8090
 ENTRYPOINT ["octavo", "operator"]

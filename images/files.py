@@ -1,7 +1,7 @@
 """Fills the virtual environment that an image is made of: locked packages, our wheel, and bytecode.
 
 Everything in it is the same for the same inputs: no times, no caches, no order of a file system.
-Runs in the stages of the Dockerfile.
+Runs in the stages of the Dockerfile; release/assembled.py calls the same steps for any processor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRAMS = ("python*", "octavo")
 TO_STRIP = ("uvloop", "httptools")
 
 
-def main(argv: list[str]) -> int:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     steps = parser.add_subparsers(dest="step", required=True)
     step = steps.add_parser("install", help="what a lock file names")
@@ -37,7 +37,11 @@ def main(argv: list[str]) -> int:
     step.add_argument("wheels", type=Path)
     step.add_argument("--without", nargs="*", default=[], metavar="PATH", help="parts of it")
     step.add_argument("--whole", action="store_true", help="also what only compilers read")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    args = parser().parse_args(argv)
     if args.step == "install":
         install("--require-hashes", "--requirement", str(args.lock), no_deps=args.no_deps)
     else:
@@ -57,20 +61,45 @@ def finish(wheels: Path, without: list[str], unused: Sequence[str]) -> None:
     (wheel,) = wheels.glob("*.whl")
     install(str(wheel), no_deps=True)
     packages = next((TARGET / "lib").glob("python3*/site-packages"))
-    for part in without:
-        _remove(packages, part)
-    for pattern in unused:
-        for path in sorted(packages.rglob(pattern), reverse=True):  # what is inside goes first
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    prune(packages, without, unused)
     for package in TO_STRIP:
         for path in sorted((packages / package).rglob("*.so")):
             subprocess.run(["strip", "--strip-debug", str(path)], check=True)
     for path in (TARGET / "bin").iterdir():
         if not any(path.match(pattern) for pattern in PROGRAMS):
             path.unlink()
-    _compile(packages)
+    add_bytecode(packages)
+    set_times(TARGET)
+
+
+def prune(packages: Path, without: Sequence[str], unused: Sequence[str]) -> None:
+    for part in without:
+        _remove(packages, part)
+    for pattern in unused:
+        for path in sorted(packages.rglob(pattern), reverse=True):  # what is inside goes first
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def add_bytecode(packages: Path, root: Path | None = None) -> None:
+    """A read-only image cannot keep bytecode later; checked by nothing, it needs no times.
+
+    `root`: what the image will have as /.
+    """
+    done = compileall.compile_dir(
+        packages,
+        quiet=2,
+        workers=0,
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        stripdir=root,
+        prependdir=root and "/",
+    )
+    if not done:  # packages ship templates that are no Python of this version
+        print("Some files are not Python; they were left without bytecode.")
+
+
+def set_times(folder: Path) -> None:
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or 0)
-    for path in [TARGET, *TARGET.rglob("*")]:
+    for path in [folder, *folder.rglob("*")]:
         os.utime(path, (epoch, epoch), follow_symlinks=False)
 
 
@@ -80,18 +109,6 @@ def _remove(packages: Path, part: str) -> None:
         sys.exit(f"there is no {part} to leave out")
     for path in found:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _compile(packages: Path) -> None:
-    """A read-only image cannot keep bytecode later; checked by nothing, it needs no times."""
-    done = compileall.compile_dir(
-        packages,
-        quiet=2,
-        workers=0,
-        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-    )
-    if not done:  # packages ship templates that are no Python of this version
-        print("Some files are not Python; they were left without bytecode.")
 
 
 if __name__ == "__main__":

@@ -11,17 +11,15 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
+from images import debian
 from octavo.fetch.demo import ensure_demo
+from release import wheels
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SUITE: Final = "bookworm"
-PYTHON: Final = (3, 11)  # the suite's
-_DEBIAN: Final = {"aarch64": "arm64", "x86_64": "amd64"}
-# Older platforms whose wheels run on ours; pip wants each by name.
-_PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17",
-                     "manylinux2014")  # fmt: skip
+SUITE: Final = debian.SUITE
+PYTHON: Final = debian.PYTHON
 _PROGRAM: Final = """
 import platform, sys
 from octavo import LLM, SamplingParams
@@ -48,9 +46,9 @@ def try_emulated(wheel: Path, machine: str, folder: Path) -> str:
     folder.mkdir(parents=True)
     root, packages = folder / "root", folder / "packages"
     include = "--include=python3,libstdc++6"
-    _run("mmdebstrap", "--quiet", f"--architectures={_DEBIAN[machine]}", "--variant=extract",
-         include, SUITE, root)  # fmt: skip
-    platforms = [f"--platform={name}_{machine}" for name in _PLATFORMS]
+    architecture = f"--architectures={debian.ARCHITECTURES[machine]}"
+    _run("mmdebstrap", "--quiet", architecture, "--variant=extract", include, SUITE, root)
+    platforms = [f"--platform={name}" for name in wheels.platforms(machine, wheels.GLIBC)]
     version = f"--python-version={PYTHON[0]}.{PYTHON[1]}"
     _run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
          f"--target={packages}", "--only-binary=:all:", "--implementation=cp", version,

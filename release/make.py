@@ -18,20 +18,20 @@ import sys
 import tarfile
 import tempfile
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from e2e.cluster import images
-from e2e.cluster.choose import cluster
+from images import debian
 from images.archive import opened
 from images.sbom import bill
 from octavo.bundle.blobs import REFERENCE, BlobContent
 from octavo.bundle.contents import IMAGE_VALUES, digest_values
-from octavo.bundle.layout import LayoutReader, OciLayout
-from release import checksums, emulated, version, wheels
+from octavo.bundle.layout import LayoutReader, OciLayout, platform_text
+from release import assembled, checksums, emulated, image_trial, version, wheels
 from tests.tools.build import tool
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Plan:
     version: str
     machines: tuple[str, ...] = tuple(wheels.TARGETS)
     isas: str = "all"
+    images: tuple[str, ...] = assembled.NAMES
 
 
 def make_wheels(plan: Plan) -> None:
@@ -95,36 +96,53 @@ def check_sdist(sdist: Path) -> None:
 
 
 def make_images(plan: Plan) -> None:
-    """Of engine, router and operator, with an SBOM for each, for this machine's processor."""
-    archives = dict(zip(images.NAMES, cluster().archives(images.NAMES), strict=True))
-    write_images(plan, archives)
-    print(
-        "The images are for this machine's processor: a build runs programs of the image. Run "
-        "`make release` on the other processor for the others; engine-cuda is built with Docker "
-        "(docs/images.md)."
+    """Each image for each processor, with an SBOM; what can run here is run."""
+    if reason := assembled.why_not():
+        raise SystemExit(f"the images cannot be made here: {reason}")
+    work = ROOT / "build" / "images"
+    for machine in plan.machines:
+        wheel = wheel_for(plan, machine)
+        for name in plan.images:
+            archive = assembled.assemble(name, machine, wheel, plan.version, work)
+            write_image(plan, name, archive)
+            if reason := image_trial.why_not(machine):
+                print(f"  it was not run: {reason}")
+            else:
+                print(f"  run, it said: {image_trial.run_image(name, archive, machine, work)}")
+            archive.unlink()
+
+
+def wheel_for(plan: Plan, machine: str) -> Path:
+    """What the step `wheels` left. Raises SystemExit."""
+    tag = f"cp{''.join(map(str, debian.PYTHON))}"
+    if found := sorted(plan.to.glob(f"octavo-{plan.version}-{tag}-*_{machine}.whl")):
+        return found[-1]
+    raise SystemExit(
+        f"{plan.to} has no wheel for {machine}, of which images are made; make it first: "
+        "RELEASE_ARGS='--only wheels images'"
     )
 
 
-def write_images(plan: Plan, archives: Mapping[str, Path]) -> None:
+def write_image(plan: Plan, name: str, archive: Path) -> Path:
+    """Its layout and its SBOM, read again."""
     for folder in ("images", "sbom"):
         (plan.to / folder).mkdir(exist_ok=True)
-    for name, archive in archives.items():
-        with tempfile.TemporaryDirectory(dir=plan.to.parent) as scratch:
-            layout = OciLayout(Path(scratch))
-            image = layout.add_docker_archive(archive, f"octavo/{name}:{plan.version}")
-            path = plan.to / "images" / image_file(name, plan.version, image)
-            layout.write(path)
-        check_image(path, plan.version)
-        with opened(archive) as read:
-            document = bill(read, name=f"octavo/{name}", version=plan.version)
-        sbom = plan.to / "sbom" / f"{name}.cdx.json"
-        sbom.write_text(json.dumps(document, indent=2) + "\n")
-        print(f"{path.name}: {image.digest}, {len(document['components'])} components")
+    with tempfile.TemporaryDirectory(dir=plan.to.parent) as scratch:
+        layout = OciLayout(Path(scratch))
+        image = layout.add_docker_archive(archive, f"octavo/{name}:{plan.version}")
+        path = plan.to / "images" / image_file(name, plan.version, image)
+        layout.write(path)
+    check_image(path, plan.version)
+    with opened(archive) as read:
+        document = bill(read, name=f"octavo/{name}", version=plan.version)
+    sbom = plan.to / "sbom" / f"{name}-{platform_text(image).replace('/', '-')}.cdx.json"
+    sbom.write_text(json.dumps(document, indent=2) + "\n")
+    print(f"{path.name}: {image.digest}, {len(document['components'])} components", flush=True)
+    return path
 
 
 def image_file(name: str, number: str, image: Descriptor) -> str:
-    system, processor = image.platform["os"], image.platform["architecture"]
-    return f"octavo-{name}-{number}-{system}-{processor}.oci.tar"
+    return f"octavo-{name}-{number}-{platform_text(image).replace('/', '-')}.oci.tar"
 
 
 def check_image(path: Path, number: str) -> Descriptor:
@@ -160,7 +178,11 @@ def make_chart(plan: Plan) -> None:
 
 def check_chart(chart: Path, archives: Sequence[Path]) -> None:
     """Raises SystemExit where Helm finds a fault, or an image's digest does not arrive in a pod."""
-    described = [image for path in archives for image in LayoutReader(path).manifests]
+    with tempfile.TemporaryDirectory(dir=chart.parent) as scratch:
+        layout = OciLayout(Path(scratch))
+        for path in archives:
+            layout.add_layout(path)
+        described = layout.merge_platforms()
     values = {"images": {"registry": "registry.example"}, **digest_values(described)}
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "values.yaml"
@@ -218,12 +240,10 @@ def _helm(*words: object) -> str:
 
 def _digest_unpacked(layer: BlobContent) -> str:
     found = hashlib.sha256()
-    assert layer.path is not None
-    with layer.path.open("rb") as file:
-        file.seek(layer.offset)
-        with gzip.GzipFile(fileobj=io.BytesIO(file.read(layer.size))) as unpacked:
-            while block := unpacked.read(2**20):
-                found.update(block)
+    unpacking = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)  # gzip
+    for block in layer:
+        found.update(unpacking.decompress(block))
+    found.update(unpacking.flush())
     return f"sha256:{found.hexdigest()}"
 
 
@@ -245,6 +265,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--isas", default="all", help="instruction sets, as OCTAVO_ISAS")
     parser.add_argument(
+        "--image", nargs="+", choices=assembled.NAMES, default=list(assembled.NAMES),
+        help="of the step images; engine-cuda takes several GB",
+    )  # fmt: skip
+    parser.add_argument(
         "--key",
         type=Path,
         default=Path(os.environ.get("RELEASE_KEY", ROOT / "release.key")),
@@ -257,7 +281,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if set(args.only) == set(STEPS):
         shutil.rmtree(args.to, ignore_errors=True)
     args.to.mkdir(parents=True, exist_ok=True)
-    plan = Plan(args.to.resolve(), named["pyproject.toml"], tuple(args.machine), args.isas)
+    plan = Plan(
+        args.to.resolve(), named["pyproject.toml"], tuple(args.machine), args.isas,
+        tuple(args.image),
+    )  # fmt: skip
     seconds = {}
     for name in [name for name in STEPS if name in args.only]:
         print(f"--- {name}", flush=True)

@@ -57,6 +57,13 @@ class Target:
         return f".cpython-{version}-{self.machine}-linux-gnu.so"
 
 
+def platforms(machine: str, glibc: tuple[int, int]) -> list[str]:
+    """Whose wheels run on that glibc, the newest first: pip wants each by name."""
+    numbers = range(glibc[1], 16, -1)
+    return [*(f"manylinux_{glibc[0]}_{number}_{machine}" for number in numbers),
+            f"manylinux2014_{machine}"]  # fmt: skip
+
+
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of the ELF header
 TARGETS = {name: Target(name) for name in ELF_MACHINES}
 MODEL = "demo://smollm2"

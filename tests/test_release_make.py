@@ -28,34 +28,43 @@ def plan(tmp_path: Path) -> make.Plan:
     return make.Plan(to, images.VERSION)
 
 
-def archives(folder: Path) -> dict[str, Path]:
+def write_images(plan: make.Plan, folder: Path) -> dict[str, Path]:
+    """Their layouts, by name and architecture."""
     return {
-        name: images.docker_archive(folder / f"{name}.tar", f"docker.io/octavo/{name}:e2e")
+        f"{name} {architecture}": make.write_image(
+            plan, name,
+            images.docker_archive(
+                folder / "image.tar", f"docker.io/octavo/{name}:e2e", architecture=architecture
+            ),
+        )
         for name in ("router", "operator")
-    }
+        for architecture in ("amd64", "arm64")
+    }  # fmt: skip
 
 
 def test_images_are_layouts_with_the_name_of_the_release(plan: make.Plan, tmp_path: Path):
-    make.write_images(plan, archives(tmp_path))
+    made = write_images(plan, tmp_path)
     files = sorted(path.name for path in (plan.to / "images").iterdir())
     assert files == [
-        "octavo-operator-0.1.0-linux-amd64.oci.tar", "octavo-router-0.1.0-linux-amd64.oci.tar",
+        "octavo-operator-0.1.0-linux-amd64.oci.tar", "octavo-operator-0.1.0-linux-arm64.oci.tar",
+        "octavo-router-0.1.0-linux-amd64.oci.tar", "octavo-router-0.1.0-linux-arm64.oci.tar",
     ]  # fmt: skip
-    (image,) = LayoutReader(plan.to / "images" / files[1]).manifests
+    (image,) = LayoutReader(made["router arm64"]).manifests
+    assert image.platform == {"os": "linux", "architecture": "arm64"}
     assert image.annotations[REFERENCE] == "octavo/router:0.1.0"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp")], "no scratch"
 
 
 def test_each_image_has_an_sbom_of_its_name(plan: make.Plan, tmp_path: Path):
-    make.write_images(plan, archives(tmp_path))
-    component = json.loads((plan.to / "sbom" / "router.cdx.json").read_text())["metadata"]
+    write_images(plan, tmp_path)
+    sbom = plan.to / "sbom" / "router-linux-arm64.cdx.json"
+    component = json.loads(sbom.read_text())["metadata"]
     assert component["component"]["name"] == "octavo/router"
     assert component["component"]["version"] == images.VERSION
 
 
 def test_an_image_with_an_altered_layer_is_refused(plan: make.Plan, tmp_path: Path):
-    make.write_images(plan, archives(tmp_path))
-    path = plan.to / "images" / "octavo-router-0.1.0-linux-amd64.oci.tar"
+    path = write_images(plan, tmp_path)["router amd64"]
     reader = LayoutReader(path)
     layer = reader.blob(reader.parts(reader.manifests[0])[1])
     data = bytearray(path.read_bytes())
@@ -66,13 +75,12 @@ def test_an_image_with_an_altered_layer_is_refused(plan: make.Plan, tmp_path: Pa
 
 
 def test_an_image_of_another_version_or_user_is_refused(plan: make.Plan, tmp_path: Path):
-    make.write_images(plan, archives(tmp_path))
-    path = plan.to / "images" / "octavo-router-0.1.0-linux-amd64.oci.tar"
+    path = write_images(plan, tmp_path)["router amd64"]
     with pytest.raises(SystemExit, match=r"has the version 0\.1\.0, not 0\.2\.0"):
         make.check_image(path, "0.2.0")
     images.docker_archive(tmp_path / "root.tar", "docker.io/octavo/router:e2e", user="")
     with pytest.raises(SystemExit, match="runs as root"):
-        make.write_images(plan, {"router": tmp_path / "root.tar"})
+        make.write_image(plan, "router", tmp_path / "root.tar")
 
 
 @pytest.fixture
@@ -84,7 +92,7 @@ def helm() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("helm")
 def test_the_chart_is_the_same_bytes_again_and_uses_each_digest(plan: make.Plan, tmp_path: Path):
-    make.write_images(plan, archives(tmp_path))
+    write_images(plan, tmp_path)
     make.make_chart(plan)
     chart = plan.to / "octavo-0.1.0.tgz"
     first = chart.read_bytes()
@@ -99,7 +107,7 @@ def test_the_chart_is_the_same_bytes_again_and_uses_each_digest(plan: make.Plan,
 @pytest.mark.slow
 @pytest.mark.usefixtures("helm")
 def test_a_chart_with_a_fault_is_refused(plan: make.Plan, tmp_path: Path):
-    make.write_images(plan, archives(tmp_path))
+    write_images(plan, tmp_path)
     make.make_chart(plan)
     chart = plan.to / "octavo-0.1.0.tgz"
     target = io.BytesIO()

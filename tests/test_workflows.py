@@ -63,3 +63,15 @@ def test_a_change_is_checked_as_contributing_requires():
     run = commands(ROOT / ".github" / "workflows" / "check.yml")
     for target in ("check", "test-all", "audit"):
         assert f"make {target}" in run
+
+
+def test_a_tag_makes_the_whole_release_and_publishes_it():
+    """The signature is not among it: a key that a workflow makes proves nothing."""
+    run = commands(ROOT / ".github" / "workflows" / "release.yml")
+    assert "make wheels" in run
+    assert "make release" in run
+    assert "octavo bundle load build/octavo.bundle --registry" in run
+    last = run.splitlines()[-1]
+    for part in ("*.whl", "*.tar.gz", "*.tgz", "SHA256SUMS", "sbom/*", "images/*"):
+        assert f"build/release/{part}" in last
+    assert ".sig" not in last

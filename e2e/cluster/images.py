@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from e2e.cluster import cache, packages
 from e2e.cluster.errors import ClusterError
+from images import debian
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,22 +26,7 @@ TAG = "e2e"
 # What the Dockerfile copies; .dockerignore says the same.
 _INPUTS = ("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml")
 _FOLDERS = ("common", "csrc", "engine", "images", "octavo", "operator", "router")
-_SUITE = "bookworm"
 _LAYERS_LIMIT_GIB = 10
-_NO_PAPERS = tuple(
-    f"--dpkgopt={option}"
-    for option in (
-        "path-exclude=/usr/share/doc/*",
-        "path-include=/usr/share/doc/*/copyright",
-        "path-exclude=/usr/share/info/*",
-        "path-exclude=/usr/share/locale/*",
-        "path-exclude=/usr/share/man/*",
-    )
-)
-_BASES = {
-    "base": "python3,ca-certificates,libstdc++6",
-    "build-base": "python3,python3-venv,python3-dev,ca-certificates,g++",
-}
 
 
 def reference(name: str) -> str:
@@ -68,8 +54,7 @@ def build(names: Iterable[str]) -> list[Path]:
 
 def source_key() -> str:
     """Of all that an image is made of."""
-    recipe = [_SUITE, *_NO_PAPERS, *_BASES.values()]
-    return cache.key_of(_sources(), *recipe)
+    return cache.key_of(_sources())
 
 
 def _sources() -> list[Path]:
@@ -94,24 +79,27 @@ def _snapshot() -> Iterator[Path]:
 
 
 def _make_bases() -> None:
-    for name, include in _BASES.items():
-        image = f"localhost/octavo-{name}:{_SUITE}"
+    for argument, include in debian.PACKAGES.items():
+        image = _base(argument)
         if _buildah("images", "--quiet", "--filter", f"reference={image}"):
             continue
         print(f"Making {image} from Debian packages", file=sys.stderr)
-        archive = cache.folder() / f"{name}.tar"
-        options = ["--quiet", "--variant=essential", f"--include={include}", *_NO_PAPERS]
-        _run(["mmdebstrap", *options, _SUITE, str(archive)], epoch=0)
+        archive = cache.folder() / f"{argument.lower()}.tar"
+        options = ["--quiet", "--variant=essential", f"--include={','.join(include)}"]
+        _run(["mmdebstrap", *options, *debian.dpkg_options(), debian.SUITE, str(archive)], epoch=0)
         container = _buildah("from", "scratch")
         _buildah("add", "--quiet", container, str(archive), "/")
         _buildah("commit", "--quiet", "--rm", container, image)
         archive.unlink()
 
 
+def _base(argument: str) -> str:
+    return f"localhost/octavo-{argument.lower().replace('_', '-')}:{debian.SUITE}"
+
+
 def _build(name: str, context: Path, archive: Path) -> None:
     arguments = {
-        "BASE": f"localhost/octavo-base:{_SUITE}",
-        "BUILD_BASE": f"localhost/octavo-build-base:{_SUITE}",
+        **{argument: _base(argument) for argument in debian.PACKAGES},
         "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
         "DEMO_MODEL": "1",
         "SOURCE_DATE_EPOCH": "0",

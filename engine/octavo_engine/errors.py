@@ -19,10 +19,6 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _OF_THIS_MACHINE = DISK_FULL | frozenset((
@@ -58,15 +54,6 @@ class OctavoError(Exception):
 
 class ConfigError(OctavoError):
     """The settings cannot work; the message names the flag and the numbers."""
-
-
-def join_faults(faults: Sequence[str]) -> str:
-    """One message for all that was found at once. One line, too: of a pod that ended, the last line
-    is what its status shows."""
-    if len(faults) == 1:
-        return faults[0]
-    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults, start=1))
-    return f"{len(faults)} settings cannot be used: {listed}"
 
 
 class ExtensionMissing(ConfigError, ImportError):

@@ -55,8 +55,9 @@ class Item:
     kind: str  # image, chart, values, sbom, model
     repository: str
     tag: str
-    manifest: Descriptor
-    parts: tuple[Descriptor, ...]  # configuration, then layers
+    manifest: Descriptor  # of an image for several platforms, an index
+    images: tuple[Descriptor, ...]  # the manifests of that index; else the manifest itself
+    parts: tuple[Descriptor, ...]  # configuration, then layers; of an index, of all of its images
 
     @property
     def size(self) -> int:
@@ -146,18 +147,33 @@ def chart_metadata(archive: Path) -> dict[str, Any]:
 def add_sbom(
     layout: OciLayout, file: Path, version: str, images: Sequence[Descriptor]
 ) -> Descriptor:
-    """Of the image whose name is in the document."""
+    """Of the image whose name is in the document; of several platforms, the one with its layer."""
     document = from_json(of_file(file), str(file))
-    name = str(document.get("metadata", {}).get("component", {}).get("name", ""))
+    component = document.get("metadata", {}).get("component", {})
+    name = str(component.get("name", ""))
     short = "/".join(name.split("/")[-2:])
     found = [each for each in images if each.annotations[REFERENCE].rpartition(":")[0] == short]
+    suffix = ""
+    if len(found) > 1:
+        top = str(component.get("bom-ref", ""))
+        found = [each for each in found if top in _layers_unpacked(layout, each)]
+        suffix = f"-{found[0].platform['architecture']}" if found else ""
     if not found:
         raise BundleError(f"{file} describes {name or 'nothing'}, which is not in the bundle")
     layer = layout.add(of_file(file), SBOM, annotations={TITLE: file.name})
     return layout.add_manifest(
-        _empty(layout), [layer], reference=f"{short}:{version}.sbom", artifact_type=SBOM,
+        _empty(layout), [layer], reference=f"{short}:{version}{suffix}.sbom", artifact_type=SBOM,
         subject=found[0],
     )  # fmt: skip
+
+
+def _layers_unpacked(layout: OciLayout, image: Descriptor) -> list[str]:
+    """Their digests, as the image's configuration and an SBOM name them."""
+    config = from_json(layout.blobs[image.digest], image.digest)["config"]
+    found: list[str] = from_json(layout.blobs[config["digest"]], config["digest"])["rootfs"][
+        "diff_ids"
+    ]
+    return found
 
 
 def add_model(layout: OciLayout, name: str, path: Path, version: str) -> Descriptor:
@@ -247,7 +263,7 @@ def _item(reader: LayoutReader, manifest: Descriptor) -> Item:
     kind = kinds.get(parts[0].media_type) or artifacts.get(manifest.artifact_type)
     if kind is None:
         raise BundleError(f"{reader.path}: {reference} is neither image, chart, SBOM nor model")
-    return Item(kind, match[1], match[2], manifest, parts)
+    return Item(kind, match[1], match[2], manifest, tuple(reader.images(manifest)), parts)
 
 
 def _seal(digest: str, size: int) -> bytes:

@@ -108,9 +108,27 @@ class OciLayout:
         self.manifests += other.manifests
         return other.manifests
 
+    def merge_platforms(self) -> list[Descriptor]:
+        """Images of one name become one index, of which each node takes what is for its processor.
+        Returns what now is named. Raises BundleError where two are for the same processor."""
+        merged: dict[str, list[Descriptor]] = {}
+        for each in self.manifests:
+            merged.setdefault(each.annotations[REFERENCE], []).append(each)
+        self.manifests = [self._merge(name, images) for name, images in merged.items()]
+        return self.manifests
+
+    def _merge(self, name: str, images: list[Descriptor]) -> Descriptor:
+        if len(images) == 1:
+            return images[0]
+        platforms = [platform_text(image) for image in images]
+        if twice := sorted({each for each in platforms if platforms.count(each) > 1}):
+            raise BundleError(f"{name} is there twice for {twice[0]}; name each image once")
+        listed = [_bare(image, platform=image.platform) for image in images]
+        listed.sort(key=platform_text)
+        return self.add(_index(listed), INDEX, annotations={REFERENCE: name})
+
     def index(self) -> BlobContent:
-        manifests = [each.as_json() for each in self.manifests]
-        return of_bytes(to_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}))
+        return _index(self.manifests)
 
     def write(self, path: Path, *, first: Mapping[str, bytes] | None = None) -> None:
         """The file is there whole, or not at all. `first`: more members, before all others."""
@@ -189,8 +207,21 @@ class LayoutReader:
     def manifest(self, wanted: Descriptor) -> dict[str, Any]:
         return from_json(self.blob(wanted), f"{self.path}: {wanted.digest}")
 
+    def images(self, wanted: Descriptor) -> list[Descriptor]:
+        """The manifests of an index, one for each platform; a manifest is its own."""
+        if wanted.media_type != INDEX:
+            return [wanted]
+        where = f"{self.path}: {wanted.digest}"
+        found = self.manifest(wanted).get("manifests")
+        if not isinstance(found, list) or not found:
+            raise BundleError(f"{where} is not an index of images; make the bundle again")
+        return [descriptor(each, where) for each in found]
+
     def parts(self, wanted: Descriptor) -> list[Descriptor]:
-        """Configuration and layers of a manifest."""
+        """Configuration and layers of a manifest, or of all of an index, each once."""
+        if wanted.media_type == INDEX:
+            parts = [part for image in self.images(wanted) for part in self.parts(image)]
+            return list({part.digest: part for part in parts}.values())
         document = self.manifest(wanted)
         where = f"{self.path}: {wanted.digest}"
         layers = document.get("layers")
@@ -206,12 +237,13 @@ class LayoutReader:
                 raise BundleError(f"{self.path}: the content of {digest} is altered; copy it again")
         named: set[str] = set()
         for each in self.manifests:
-            if each.media_type not in (MANIFEST, DOCKER_MANIFEST):
-                raise BundleError(
-                    f"{self.path}: {each.media_type} in {INDEX_FILE} is not supported; make the "
-                    "bundle from images of one platform each"
-                )
-            for part in (each, *self.parts(each)):
+            for image in self.images(each):
+                if image.media_type not in (MANIFEST, DOCKER_MANIFEST):
+                    raise BundleError(
+                        f"{self.path}: {image.media_type} is not supported; make the bundle from "
+                        "images of one platform each"
+                    )
+            for part in (each, *self.images(each), *self.parts(each)):
                 self.blob(part)
                 named.add(part.digest)
         if extra := sorted(self.blobs.keys() - named):
@@ -235,14 +267,14 @@ class LayoutReader:
 
 
 def image_tar(reader: LayoutReader, image: Descriptor, name: str) -> Iterator[bytes]:
-    """A layout of one image, which containerd imports by this name, as a stream."""
+    """A layout of one image, which containerd imports by this name, as a stream. `image` may be an
+    index: containerd takes what is for its platform."""
     named = Descriptor(
         image.media_type, image.digest, image.size,
         {REFERENCE: name.rpartition(":")[2], "io.containerd.image.name": name}, image.platform,
     )  # fmt: skip
-    index = to_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [named.as_json()]})
-    members = {LAYOUT_FILE: of_bytes(LAYOUT), INDEX_FILE: of_bytes(index)}
-    for part in (image, *reader.parts(image)):
+    members = {LAYOUT_FILE: of_bytes(LAYOUT), INDEX_FILE: _index([named])}
+    for part in (image, *reader.images(image), *reader.parts(image)):
         members[_blob_name(part.digest)] = reader.blob(part)
     for member, content in members.items():
         yield _info(member, content.size).tobuf()
@@ -281,8 +313,18 @@ def _blob_name(digest: str) -> str:
     return f"{_BLOBS}{digest.partition(':')[2]}"
 
 
-def _bare(subject: Descriptor) -> Descriptor:
-    return Descriptor(subject.media_type, subject.digest, subject.size)
+def _bare(subject: Descriptor, *, platform: Mapping[str, str] | None = None) -> Descriptor:
+    return Descriptor(subject.media_type, subject.digest, subject.size, platform=platform or {})
+
+
+def _index(manifests: Iterable[Descriptor]) -> BlobContent:
+    listed = [each.as_json() for each in manifests]
+    return of_bytes(to_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}))
+
+
+def platform_text(image: Descriptor) -> str:
+    """linux/arm64."""
+    return f"{image.platform.get('os', '')}/{image.platform.get('architecture', '')}"
 
 
 def _json_member(archive: tarfile.TarFile, name: str) -> Any:

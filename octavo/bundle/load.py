@@ -47,6 +47,10 @@ def into_registry(
         for part in item.parts:
             if registry.push_blob(item.repository, part, reader.blob(part)):
                 sent += part.size
+        for image in item.images:  # before the index that names them
+            if image != item.manifest:
+                body = reader.blob(image).whole()
+                registry.push_manifest(item.repository, image.digest, image, body)
         body = reader.blob(item.manifest).whole()
         registry.push_manifest(item.repository, item.tag, item.manifest, body)
         on_item(

@@ -125,8 +125,16 @@ def parser(prog: str, description: str, *, is_remote: bool = True) -> CommandPar
         options.add_argument("--url", help="use a running server instead of loading a model here")
         options.add_argument("--api-key", help="for --url; or OCTAVO_API_KEY")
     options.add_argument("--max-tokens", type=positive, metavar="N", help="longest answer")
-    options.add_argument("--temperature", type=float, metavar="N")
-    options.add_argument("--top-p", type=float, metavar="N")
+    options.add_argument(
+        "--temperature", type=float, metavar="N",
+        help="0: always the likeliest token; higher: more variety; default: the model's own",
+    )  # fmt: skip
+    options.add_argument(
+        "--top-p",
+        type=float,
+        metavar="N",
+        help="choose among the likeliest tokens that together have this probability",
+    )
     add_engine_options(options)
     return options
 

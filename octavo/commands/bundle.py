@@ -25,6 +25,7 @@ _EPILOG = """commands:
 
 Run octavo bundle COMMAND --help for details.
 """
+PLATFORMS = ("linux/amd64", "linux/arm64")
 _SOCKET = "/run/containerd/containerd.sock"
 
 
@@ -49,9 +50,13 @@ def _create(prog: str, argv: Sequence[str]) -> int:
                         help="CycloneDX JSON of one of the images")  # fmt: skip
     parser.add_argument("--model", action="append", default=[], metavar="MODEL",
                         help="a name of octavo list --all, a URI, or NAME=PATH")  # fmt: skip
+    parser.add_argument("--platform", choices=PLATFORMS, action="append",
+                        help="of a release, only the images for this; default: all")  # fmt: skip
     parser.add_argument("--to", type=Path, metavar="FILE", help="default: octavo-VERSION.bundle")
     args = parser.parse_args(argv)
-    images, charts, sboms = _of_release(args.release, args.image, args.chart, args.sbom)
+    images, charts, sboms = _of_release(
+        args.release, args.image, args.chart, args.sbom, args.platform or PLATFORMS
+    )
     if not images or len(charts) != 1:
         parser.error(
             f"a bundle needs images and one chart, but {len(images)} images and {len(charts)} "
@@ -67,8 +72,9 @@ def _create(prog: str, argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(dir=to.absolute().parent, prefix=".bundle-") as scratch:
         layout = OciLayout(Path(scratch))
         added = [contents.add_image(layout, image, version) for image in images]
+        merged = list(layout.merge_platforms())
         contents.add_chart(layout, charts[0])
-        contents.add_values(layout, added, version)
+        contents.add_values(layout, merged, version)
         for bill in sboms:
             contents.add_sbom(layout, bill, version, added)
         for name, path in models:
@@ -141,16 +147,23 @@ def _add_bundle(parser: CommandParser) -> None:
 
 
 def _of_release(
-    release: Path | None, images: Sequence[Path], chart: Path | None, sboms: Sequence[Path]
-) -> tuple[list[Path], list[Path], list[Path]]:
+    release: Path | None, images: Sequence[Path], chart: Path | None, sboms: Sequence[Path],
+    platforms: Sequence[str],
+) -> tuple[list[Path], list[Path], list[Path]]:  # fmt: skip
     if release is None:
         return list(images), [chart] if chart else [], list(sboms)
     charts = [chart] if chart else sorted(release.glob("octavo-*.tgz"))
-    return (
-        [*sorted((release / "images").glob("*.tar")), *images],
-        charts,
-        [*sorted((release / "sbom").glob("*.cdx.json")), *sboms],
+    made, bills = (
+        [path for path in sorted((release / folder).glob(pattern)) if _is_for(path, platforms)]
+        for folder, pattern in (("images", "*.tar"), ("sbom", "*.cdx.json"))
     )
+    return [*made, *images], charts, [*bills, *sboms]
+
+
+def _is_for(path: Path, platforms: Sequence[str]) -> bool:
+    """By its name, as `make release` gives it; what names no platform is for all."""
+    named = [each for each in PLATFORMS if f"-{each.replace('/', '-')}." in path.name]
+    return not named or named[0] in platforms
 
 
 def _model(text: str) -> tuple[str, Path]:

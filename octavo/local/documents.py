@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from octavo_engine.errors import ConfigError, ModelError, join_faults
+from octavo_common.faults import join_faults
+from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.protocol.kubernetes import ADAPTER_KIND, KIND
 from octavo_engine.weights.gguf_parts import without_number
 from octavo_engine.weights.hub import parse_name

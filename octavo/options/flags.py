@@ -17,8 +17,9 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
+from octavo_common.faults import join_faults
 from octavo_engine.config import EngineConfig
-from octavo_engine.errors import ConfigError, join_faults
+from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence

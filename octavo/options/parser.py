@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from octavo.options.help import HELP
-from octavo_engine.errors import join_faults
+from octavo_common.faults import join_faults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

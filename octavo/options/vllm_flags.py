@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.errors import ConfigError, join_faults
+from octavo_common.faults import join_faults
+from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.vllm_options import UNSUPPORTED_OPTIONS, own_value, refusal, statement
 
 if TYPE_CHECKING:

@@ -329,7 +329,7 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.ADAPTER_NOT_LOADED: Advice(
         "No engine could load the adapter.",
-        "Correct spec.uri or the adapter's files as the message says; the load is retried.",
+        "Correct spec.uri or the adapter's files, which the message names; it is tried again.",
     ),
     R.PROGRESS_DEADLINE_EXCEEDED: Advice(
         "The rollout made no progress for spec.rollout.progressDeadline.",

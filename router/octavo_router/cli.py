@@ -52,9 +52,7 @@ class ConfigLoader:
         try:
             config = load_config(text=text, flags=self._flags, environment=self._environment)
         except ConfigInvalid as error:
-            if error.field != "file":
-                raise
-            raise ConfigInvalid("--config", f"{self._file}: {error.problem}") from None
+            raise ConfigInvalid.of([self._named(fault) for fault in error.faults]) from None
         if not self._api_keys:
             return config
         keys = tuple(
@@ -62,6 +60,12 @@ class ConfigLoader:
             for number, key in enumerate(self._api_keys, start=1)
         )
         return replace(config, flow=replace(config.flow, keys=config.flow.keys + keys))
+
+    def _named(self, fault: ConfigInvalid) -> ConfigInvalid:
+        """Of a fault of the whole file: the file's name."""
+        if fault.field != "file":
+            return fault
+        return ConfigInvalid("--config", f"{self._file}: {fault.problem}")
 
 
 def run(load: ConfigLoader, *, on_ready: Callable[[str], None] = lambda url: None) -> int:

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from octavo_common.faults import join_faults
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _MESSAGES: Final = "/v1/messages"
 # Where Anthropic has another word: the engine's own table, see its error_shapes.
@@ -25,12 +30,25 @@ class RouterError(Exception):
 
 
 class ConfigInvalid(RouterError):
-    """The configuration cannot be used; names the field and says what to write instead."""
+    """The configuration cannot be used; names each field and says what to write instead."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+        self.faults: tuple[ConfigInvalid, ...] = (self,)
+
+    @classmethod
+    def of(cls, faults: Sequence[ConfigInvalid]) -> ConfigInvalid:
+        """All of them as one; `field` and `problem` are the first's."""
+        single = tuple(each for fault in faults for each in fault.faults)
+        first = single[0]
+        if len(single) == 1:
+            return first
+        whole = cls(first.field, first.problem)
+        whole.faults = single
+        whole.args = (join_faults([str(each) for each in single]),)
+        return whole
 
 
 class Unreachable(RouterError):

@@ -31,13 +31,7 @@ WORDS = (
     "makes no sense", "news", "nobody", "somebody", "says", "stands", "telling", "tells",
     "thoughts", "told", "whoever",
 )  # fmt: skip
-PAGES = (
-    "index", "concepts", "comparison", "migration", "performance", "gpu", "kv-cache", "kv-events",
-    "speculation", "structured-output", "tools", "embeddings", "run-batch",
-    "responses-and-messages", "keys-and-tls", "security", "python", "testing", "activation-bits",
-    "adding-a-model", "dialect-plugin", "dependencies", "architecture", "api", "errors",
-    "reliability", "threat-model",
-)  # fmt: skip
+PAGES = tuple(sorted(page.stem for page in DOCS.glob("*.md")))
 SOURCES = ("engine/octavo_engine/server", "router/octavo_router", "operator/octavo_operator")
 NOT_YET_FILE = Path(__file__).with_name("plain_words_not_yet.py")
 _PATTERN = re.compile(

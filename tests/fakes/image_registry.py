@@ -116,7 +116,10 @@ class _Handler(BaseHTTPRequestHandler):
                 found = found if kind in self.headers.get("accept", "") else None
             return self._send(404 if found is None else 200, found or b"")
         document = json.loads(body)
-        for part in (document["config"], *document["layers"]):
+        for image in document.get("manifests", []):
+            if (repository, image["digest"]) not in self.store.manifests:
+                return self._send(400, b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}')
+        for part in (document["config"], *document["layers"]) if "config" in document else ():
             if (repository, part["digest"]) not in self.store.blobs:
                 return self._send(400, b'{"errors": [{"code": "MANIFEST_BLOB_UNKNOWN"}]}')
         if self.store.alters_manifests:

@@ -28,16 +28,21 @@ def tar_of(files: dict[str, bytes], path: Path | None = None, mode: str = "w") -
 
 
 def docker_archive(
-    path: Path, name: str, *, user: str = "65532:65532", wrong: bool = False
+    path: Path,
+    name: str,
+    *,
+    user: str = "65532:65532",
+    wrong: bool = False,
+    architecture: str = "amd64",
 ) -> Path:
     """As `docker save` writes an image of two layers; the first is the same in all images."""
-    base = tar_of({"etc/base": b"base" * 1000})
-    own = tar_of({"opt/octavo/name": name.encode()})
+    base = tar_of({"etc/base": architecture.encode() * 1000})
+    own = tar_of({"opt/octavo/name": f"{name} {architecture}".encode()})
     ids = [f"sha256:{hashlib.sha256(each).hexdigest()}" for each in (base, own)]
     if wrong:
         ids[1] = f"sha256:{'0' * 64}"
     config = {
-        "architecture": "amd64", "os": "linux", 
+        "architecture": architecture, "os": "linux",
         "config": {"User": user, "Labels": {"org.opencontainers.image.version": VERSION}},
         "rootfs": {"type": "layers", "diff_ids": ids},
     }  # fmt: skip
@@ -54,15 +59,33 @@ def docker_archive(
     return path
 
 
-def release(folder: Path) -> Path:
+def last_layer(archive: Path) -> str:
+    """Its digest, unpacked."""
+    with tarfile.open(archive) as tar:
+        config = tar.extractfile("c.json")
+        assert config is not None
+        digest: str = json.load(config)["rootfs"]["diff_ids"][-1]
+    return digest
+
+
+def release(folder: Path, architectures: tuple[str, ...] = ("",)) -> Path:
     """What `make release` leaves, as far as a bundle takes it."""
     for name in ("engine-cpu", "router", "operator"):
-        docker_archive(folder / "images" / f"{name}.tar", f"docker.io/octavo/{name}:e2e")
-        component = {"type": "container", "name": f"octavo/{name}", "version": VERSION}
-        bill = {"bomFormat": "CycloneDX", "metadata": {"component": component}, "components": []}
-        path = folder / "sbom" / f"{name}.cdx.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(bill))
+        for architecture in architectures:
+            called = f"{name}-linux-{architecture}" if architecture else name
+            archive = docker_archive(
+                folder / "images" / f"{called}.tar",
+                f"docker.io/octavo/{name}:e2e",
+                architecture=architecture or "amd64",
+            )
+            component = {
+                "type": "container", "name": f"octavo/{name}", "version": VERSION,
+                "bom-ref": last_layer(archive),
+            }  # fmt: skip
+            bill = {"bomFormat": "CycloneDX", "metadata": {"component": component}}
+            path = folder / "sbom" / f"{called}.cdx.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps({**bill, "components": []}))
     metadata = f"apiVersion: v2\nname: octavo\nversion: {VERSION}\nappVersion: {VERSION}\n"
     chart = {"octavo/Chart.yaml": metadata.encode(), "octavo/values.yaml": b"{}\n"}
     tar_of(chart, folder / f"octavo-{VERSION}.tgz", "w:gz")

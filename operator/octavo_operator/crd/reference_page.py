@@ -14,7 +14,7 @@ _HEAD = {
 <!-- Made from crds/llmdeployments.octavo.dev.yaml by `python -m octavo_operator.crd`. -->
 
 One `LLMDeployment` is one served model. The API server checks what is written here, fills in
-defaults and refuses the rest with a sentence that says what to write instead. `kubectl explain
+defaults and refuses the rest with a sentence about what to write instead. `kubectl explain
 llmd.spec` shows the same texts; `manifests/samples/` has one example for each use;
 `crds/llmdeployment.schema.json` lets editors complete and check. A field marked *required* has no
 default; any other one without a default may be left out.

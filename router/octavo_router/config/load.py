@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import typing
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from octavo_router.config.check import nearest
 from octavo_router.config.settings import RouterConfig, UpstreamConfig
@@ -45,26 +46,46 @@ def load_config(
     environment: Mapping[str, str] | None = None,
 ) -> RouterConfig:
     """The configuration. `text` is the file's; `flags` those that were given, by name without
-    dashes, as strings or already as values. Raises ConfigInvalid."""
+    dashes, as strings or already as values. Raises ConfigInvalid with all faults that are found."""
+    reader = _Reader()
     tree = _parse_yaml(text)
+    _put_flags(tree, flags or {}, environment or {}, reader)
+    try:
+        result = reader.build(RouterConfig, tree, "")
+    except ConfigInvalid as error:
+        known = [fault for fault in error.faults if _part_of(fault.field) not in reader.doubtful]
+        reader.faults += known
+    if reader.faults:
+        raise ConfigInvalid.of(reader.faults)
+    assert isinstance(result, RouterConfig)
+    return result
+
+
+def _put_flags(
+    tree: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str], reader: _Reader
+) -> None:
+    """Flags over variables over what the tree has."""
     by_name = {flag.name: flag for flag in all_flags()}
     for flag in by_name.values():
-        value = (environment or {}).get(flag.variable)
+        value = environment.get(flag.variable)
         # Kubernetes sets OCTAVO_ROUTER_PORT=tcp://… for a Service of the name octavo-router.
         if value is not None and not value.startswith("tcp://"):
-            _put(tree, flag.path, _from_text(value, flag.type, flag.variable))
-    for name, value in (flags or {}).items():
+            _put(tree, flag.path, reader.from_text(value, flag, flag.variable))
+    for name, value in flags.items():
         if value is None:
             continue
         if name not in by_name:
-            raise ConfigInvalid(f"--{name}", f"there is no such flag{nearest(name, by_name)}")
+            reader.fault(f"--{name}", f"there is no such flag{nearest(name, by_name)}")
+            continue
         flag = by_name[name]
         if isinstance(value, str):
-            value = _from_text(value, flag.type, f"--{name}")
+            value = reader.from_text(value, flag, f"--{name}")
         _put(tree, flag.path, value)
-    result = _build(RouterConfig, tree, "")
-    assert isinstance(result, RouterConfig)
-    return result
+
+
+def _part_of(field: str) -> str:
+    """server of server.port, models of models[0]."""
+    return re.split(r"[.\[]", field, maxsplit=1)[0]
 
 
 def all_flags() -> list[ConfigFlag]:
@@ -99,10 +120,15 @@ def types_of(kind: type) -> dict[str, Any]:
 def parse_part(text: str, name: str, kind: type[Any]) -> tuple[Any, ...]:
     """A file that holds one list of the tree (`keys`, `upstreams`) under its name."""
     tree = _parse_yaml(text)
+    reader = _Reader()
     for key in tree:
         if key != name:
-            raise ConfigInvalid(str(key), f"is not known here{nearest(str(key), (name,))}")
-    return _items(tree.get(name) or [], kind, name)
+            reader.fault(str(key), f"is not known here{nearest(str(key), (name,))}")
+    items = reader.items(tree.get(name) or [], kind, name)
+    if reader.faults:
+        raise ConfigInvalid.of(reader.faults)
+    assert isinstance(items, tuple)
+    return items
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:
@@ -125,38 +151,71 @@ def _parse_yaml(text: str) -> dict[str, Any]:
     return tree
 
 
-def _build(kind: type, tree: object, path: str) -> Any:
-    if not isinstance(tree, dict):
-        raise ConfigInvalid(path or "file", f"must be a mapping; got {_kind_of(tree)}")
-    types = types_of(kind)
-    known = {field.name for field in dataclasses.fields(kind)}
-    values = {}
-    for name, value in tree.items():
-        where = f"{path}.{name}" if path else str(name)
-        if name not in known:
-            raise ConfigInvalid(where, f"there is no such setting{nearest(str(name), known)}")
-        values[name] = _value(value, types[name], where)
-    return kind(**values)
+_UNREADABLE: Final = object()  # a value with a fault, which has been recorded
 
 
-def _value(value: Any, type_: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(type_):
-        return _build(typing.cast("type", type_), {} if value is None else value, where)
-    if typing.get_origin(type_) is tuple:
-        return _items(value, typing.get_args(type_)[0], where)
-    if type_ is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not type_:
-        raise ConfigInvalid(where, f"must be {_NAMES[type_]}; got {_kind_of(value)} {value!r}")
-    return value
+class _Reader:
+    """Builds parts of the tree, and goes on after a fault to find the others."""
 
+    def __init__(self) -> None:
+        self.faults: list[ConfigInvalid] = []
+        # Parts where a field has its default instead of what was given: what follows is not known.
+        self.doubtful: set[str] = set()
 
-def _items(value: Any, type_: Any, where: str) -> tuple[Any, ...]:
-    if type_ is UpstreamConfig and isinstance(value, list):
-        value = [{"url": item} if isinstance(item, str) else item for item in value]
-    if not isinstance(value, list | tuple):
-        raise ConfigInvalid(where, f"must be a list; got {_kind_of(value)}")
-    return tuple(_value(item, type_, f"{where}[{n}]") for n, item in enumerate(value))
+    def fault(self, where: str, problem: str, part: str = "") -> Any:
+        self.faults.append(ConfigInvalid(where, problem))
+        self.doubtful.add(part or _part_of(where))
+        return _UNREADABLE
+
+    def build(self, kind: type, tree: object, path: str) -> Any:
+        """Fields that cannot be read have their defaults."""
+        if not isinstance(tree, dict):
+            return self.fault(path or "file", f"must be a mapping; got {_kind_of(tree)}")
+        types = types_of(kind)
+        known = {field.name for field in dataclasses.fields(kind)}
+        values = {}
+        for name, value in tree.items():
+            where = f"{path}.{name}" if path else str(name)
+            if name not in known:
+                self.fault(where, f"there is no such setting{nearest(str(name), known)}")
+            elif (read := self._value(value, types[name], where)) is not _UNREADABLE:
+                values[name] = read
+        return kind(**values)
+
+    def items(self, value: Any, type_: Any, where: str) -> Any:
+        if type_ is UpstreamConfig and isinstance(value, list):
+            value = [{"url": item} if isinstance(item, str) else item for item in value]
+        if not isinstance(value, list | tuple):
+            return self.fault(where, f"must be a list; got {_kind_of(value)}")
+        read = [self._value(item, type_, f"{where}[{n}]") for n, item in enumerate(value)]
+        return tuple(item for item in read if item is not _UNREADABLE)
+
+    def from_text(self, text: str, flag: ConfigFlag, where: str) -> Any:
+        """A value from the command line or the environment; lists are separated by commas."""
+        type_, part = flag.type, flag.path[0]
+        if typing.get_origin(type_) is tuple:
+            return [item.strip() for item in text.split(",") if item.strip()]
+        if type_ is bool:
+            if text.lower() in _TRUE + _FALSE:
+                return text.lower() in _TRUE
+            return self.fault(where, f"must be true or false; got {text!r}", part)
+        try:
+            return type_(text)
+        except ValueError:
+            return self.fault(where, f"must be {_NAMES[type_]}; got {text!r}", part)
+
+    def _value(self, value: Any, type_: Any, where: str) -> Any:
+        if value is _UNREADABLE:
+            return value
+        if dataclasses.is_dataclass(type_):
+            return self.build(typing.cast("type", type_), {} if value is None else value, where)
+        if typing.get_origin(type_) is tuple:
+            return self.items(value, typing.get_args(type_)[0], where)
+        if type_ is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if type(value) is not type_:
+            return self.fault(where, f"must be {_NAMES[type_]}; got {_kind_of(value)} {value!r}")
+        return value
 
 
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -176,20 +235,6 @@ def _kind_of(value: object) -> str:
             return "a mapping"
         case _:
             return "a list"
-
-
-def _from_text(text: str, type_: Any, where: str) -> Any:
-    """A value from the command line or the environment; lists are separated by commas."""
-    if typing.get_origin(type_) is tuple:
-        return [item.strip() for item in text.split(",") if item.strip()]
-    if type_ is bool:
-        if text.lower() in _TRUE + _FALSE:
-            return text.lower() in _TRUE
-        raise ConfigInvalid(where, f"must be true or false; got {text!r}")
-    try:
-        return type_(text)
-    except ValueError:
-        raise ConfigInvalid(where, f"must be {_NAMES[type_]}; got {text!r}") from None
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:

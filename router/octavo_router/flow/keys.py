@@ -48,13 +48,18 @@ def make_table(
     is_required: bool = False,
     salts_caches: bool = False,
 ) -> KeyTable:
-    """The table for these settings; raises ConfigInvalid by the entry's place."""
+    """The table for these settings; raises ConfigInvalid by the entries' places."""
     limits: dict[bytes, KeyLimits] = {}
+    faults = []
     for number, entry in enumerate(keys):
         where = f"keys[{number}]"
-        digest = _digest(entry, environment, where)
+        try:
+            digest = _digest(entry, environment, where)
+        except ConfigInvalid as error:
+            faults.append(error)
+            continue
         if digest in limits:
-            raise ConfigInvalid(where, "the same key is there twice")
+            faults.append(ConfigInvalid(where, "the same key is there twice"))
         tenant = entry.tenant or f"key-{digest.hex()[:8]}"
         limits[digest] = KeyLimits(
             tenant,
@@ -68,6 +73,8 @@ def make_table(
             digest_of("owner", tenant),
             digest_of("tenant", tenant) if salts_caches else "",
         )
+    if faults:
+        raise ConfigInvalid.of(faults)
     return KeyTable(limits, is_required or bool(limits))
 
 

@@ -150,6 +150,33 @@ def test_every_mistake_is_named_with_its_remedy(text, message):
     assert message in problem(text)
 
 
+def test_all_mistakes_are_named_at_once():
+    text = """
+    server: {port: many, tls_cert: a.pem}
+    flwo: {}
+    models: [{name: a}, {name: a}, {name: 3}]
+    routing: {policy: prefixload}
+    timeouts: {connect_s: 0}
+    """
+    assert problem(text, flags={"epp": "maybe", "prot": "1"}) == (
+        "7 settings cannot be used: "
+        "(1) --epp: must be true or false; got 'maybe'; "
+        "(2) --prot: there is no such flag; did you mean 'port'?; "
+        "(3) server.port: must be a whole number; got the text 'many'; "
+        "(4) flwo: there is no such setting; did you mean 'flow'?; "
+        "(5) models[2].name: must be a text; got the number 3; "
+        "(6) timeouts.connect_s: must be at least 0.01 s; got 0; "
+        "(7) routing.policy: there is no policy 'prefixload'; did you mean 'prefix-load'?"
+    )
+
+
+def test_a_value_that_cannot_be_read_is_not_blamed_on_its_neighbours():
+    """With its default, the certificate would be without a key."""
+    text = "server: {tls_cert: a.pem, tls_key: 3}"
+    assert problem(text) == "server.tls_key: must be a text; got the number 3"
+    assert "admin_port" not in problem("server: {admin_port: 8080}", flags={"port": "x"})
+
+
 def test_mistakes_outside_the_file_are_named_by_where_they_are():
     assert problem(flags={"prot": "1"}) == "--prot: there is no such flag; did you mean 'port'?"
     assert problem(flags={"port": "x"}) == "--port: must be a whole number; got 'x'"
@@ -254,7 +281,7 @@ def test_whatever_a_file_holds_it_loads_or_is_refused_by_name(value):
     try:
         load_config(text=json.dumps(value))
     except ConfigInvalid as error:
-        assert str(error).startswith(error.field)
+        assert error.field in str(error)
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
