@@ -181,10 +181,6 @@ def measure(args: argparse.Namespace) -> None:
         steal, until = StealTime(), time.monotonic() + 60 * args.minutes
         vocab_size = ModelConfig.from_hf(resolve_model(args.model).config).vocab_size
         _measure_octavo(args, figures, vocab_size, until)
-        if args.llama_server is not None:
-            from benchmarks.speculation.llama import measure_llama
-
-            measure_llama(args, figures, vocab_size, until)
         if note := describe(steal.share()):
             say(note)
     say("\n".join(["", *table(figures.cells)]))

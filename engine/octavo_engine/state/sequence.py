@@ -36,6 +36,7 @@ class Sequence:
         "blocked_at",
         "blocked_until_step",
         "digests",
+        "draft_saves",
         "finish_reason",
         "grammar",
         "group",
@@ -63,6 +64,7 @@ class Sequence:
         "queued_s",
         "request",
         "request_id",
+        "rewind",
         "root",
         "row",
         "slot_blocked_at",
@@ -127,6 +129,10 @@ class Sequence:
         )
         # Slots of snapshots of its state that a step under way saves, by their number of tokens.
         self.state_saves: dict[int, int] = {}
+        # Likewise of states behind tokens that draft tokens follow; and behind how many tokens its
+        # state must be again before it goes on, 0: it is.
+        self.draft_saves: dict[int, int] = {}
+        self.rewind = 0
         self.num_published_blocks = 0
         self.num_promised_blocks = 0  # that it will take for the rest of its chunks
         self.num_admitted_tokens = 0  # tokens to catch up with, when it last began to run
