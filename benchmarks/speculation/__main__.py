@@ -92,7 +92,12 @@ def _add_common(parser: argparse.ArgumentParser, out: str, *, pairs: int) -> Non
     parser.add_argument("--requests", type=int, default=4, help="in turn, of each stream")
     parser.add_argument("--max-tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--pairs", type=int, default=pairs, help="of runs without and with")
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=pairs,
+        help="of runs without and with; from 8 streams on one fewer",
+    )
     parser.add_argument("--minutes", type=float, default=10.0, help="then stop; run it again")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out") / out)
     parser.add_argument("--print-only", action="store_true")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.servers import NotReady, Server, end_cleanly_on_sigterm, free_port, warn_if_busy
 from benchmarks.speculation.figures import Cell, Figures, Run, losses, table
-from benchmarks.speculation.measure import measure_cell, speculation_of
+from benchmarks.speculation.measure import is_missing, measure_cell, speculation_of
 from benchmarks.speculation.prompts import KINDS
 from benchmarks.speculation.reporting import say
 
@@ -206,7 +206,7 @@ def compare(args: argparse.Namespace) -> None:
 def _measure(one: Speculating, args: argparse.Namespace, figures: Figures, until: float) -> None:
     """The two servers of a contender, in turn. What cannot be started is named and left out."""
     name = f"{one.contender.name}, {one.method}"
-    cells = [cell for cell in peer_cells(name, args) if figures.count(cell) < args.pairs]
+    cells = [cell for cell in peer_cells(name, args) if is_missing(cell, args, figures)]
     if not cells:
         return
     if missing := one.contender.missing(args.peers):

@@ -161,6 +161,22 @@ def test_pairs_that_are_missing_are_measured_after_a_warm_up(tmp_path: Path) -> 
     assert again[0].num_batches == []
 
 
+def test_many_streams_need_a_pair_less_and_warm_up_with_short_answers(tmp_path: Path) -> None:
+    class Noting(Fixed):
+        def answer(self, batch: Any, params: Any, streams: int) -> Run:
+            lengths.append((len(batch), params[0].max_tokens))
+            return super().answer(batch, params, streams)
+
+    lengths: list[tuple[int, int]] = []
+    args = parse(["measure", "--pairs", "3"])
+    figures = Figures(tmp_path / "figures.jsonl")
+    cell = next(cell for cell in cells_of("ngram", args) if cell.streams == 64)
+    servers = Noting(10, [[1]]), Noting(20, [[1]])
+    measure_cell(cell, servers, args, figures, 500, time.monotonic() + 60)
+    assert figures.count(cell) == 2
+    assert lengths == [(64, 32)] * 2 + [(64, 128)] * 4
+
+
 def test_each_is_first_in_every_other_pair(tmp_path: Path) -> None:
     order: list[str] = []
 

@@ -24,6 +24,7 @@ from octavo_engine.backends.draft_head_files import (
 from octavo_engine.backends.draft_part import DraftHeadPart
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
+from tests.engine.models.recurrent import RECURRENT
 from tests.engine.models.tiny import MemoryCheckpoint, TinyModel, make_model, tiny_model
 
 if TYPE_CHECKING:
@@ -268,7 +269,9 @@ def prediction_layer(name: str, seed: int = 0) -> FakeHead:
 def qwen3_next_layer(seed: int = 0) -> FakeHead:
     """A tiny Qwen3-Next without its last layer, which has attention and predicts instead."""
     kinds = ["linear_attention", "full_attention"]
-    whole = tiny_model("qwen3-next", layer_types=[*kinds, "full_attention"], mlp_only_layers=[1])
+    kind, fields = RECURRENT["qwen3-next"]
+    own_kinds = {"layer_types": [*kinds, "full_attention"], "mlp_only_layers": [1]}
+    whole = make_model("qwen3-next with a prediction layer", kind, {**fields, **own_kinds})
     cut, random = _cut(whole), _random(seed)
     prefix = "model.layers.2."
     own = {name: tensor for name, tensor in whole.tensors.items() if name.startswith(prefix)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.core import build, kv_tiers
 from octavo_engine.core.identity import identify
 from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.weights.source import resolve_model
 from tests.engine.core.test_speculation import make_engine, random_wishes, run
@@ -84,8 +86,9 @@ def reference(head: FakeHead) -> TorchBackend:
 
 @pytest.fixture(autouse=True)
 def _slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For states of four sequences and of drafts; the pool is sized as the simulator's, which has
-    none."""
+    """For states of four sequences and of drafts, as the pool is sized as the simulator's, which has
+    none; and snapshots in texts of 160 tokens."""
+    monkeypatch.setattr(build, "StateSnapshots", partial(StateSnapshots, stride=32))
     settle = build._capacity
 
     def with_slots(config: EngineConfig, backend: Backend, length: int) -> Any:
