@@ -460,10 +460,8 @@ class Scheduler:
                 accepted = result.accepted.get(index, [])
                 count -= len(drafts[index]) - len(accepted)
                 num_generated += len(accepted)
-                self._take_accepted(sequence, accepted)
-                if self.kv.states is not None:
-                    has_wrong = len(accepted) < len(drafts[index])
-                    self.kv.states.settle_drafts(sequence, start + count, has_wrong=has_wrong)
+                has_wrong = len(accepted) < len(drafts[index])
+                self._take_accepted(sequence, accepted, start + count, has_wrong=has_wrong)
             computed = sequence.num_computed_tokens = start + count
             was_behind = computed <= sequence.num_admitted_tokens
             if was_behind or computed % BLOCK_SIZE < count:
@@ -561,9 +559,13 @@ class Scheduler:
         stats.step_tokens = batch.num_tokens
         stats.last_step_at = self._now()
 
-    def _take_accepted(self, sequence: Sequence, accepted: list[int]) -> None:
+    def _take_accepted(
+        self, sequence: Sequence, accepted: list[int], num_computed: int, *, has_wrong: bool
+    ) -> None:
         """What came true of its drafts is its own. None of it is an end."""
         sequence.token_ids += accepted
+        if self.kv.states is not None:
+            self.kv.states.settle_drafts(sequence, num_computed, has_wrong=has_wrong)
         if sequence.grammar is not None:
             for token in accepted:
                 sequence.grammar.accept(token)
