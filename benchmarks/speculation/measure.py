@@ -163,7 +163,8 @@ def measure_cell(
 
 def is_missing(cell: Cell, args: argparse.Namespace, figures: Figures) -> bool:
     """Whether a pair is."""
-    return figures.count(cell) < max(1, args.pairs - (cell.streams >= MANY))
+    wanted: int = args.pairs - (cell.streams >= MANY)
+    return figures.count(cell) < max(1, wanted)
 
 
 def _in_turn(

@@ -86,8 +86,8 @@ def reference(head: FakeHead) -> TorchBackend:
 
 @pytest.fixture(autouse=True)
 def _slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For states of four sequences and of drafts, as the pool is sized as the simulator's, which has
-    none; and snapshots in texts of 160 tokens."""
+    """For states of four sequences and of drafts, as the pool is sized as the simulator's, which
+    has none; and snapshots in texts of 160 tokens."""
     monkeypatch.setattr(build, "StateSnapshots", partial(StateSnapshots, stride=32))
     settle = build._capacity
 

@@ -12,6 +12,7 @@ published with one token too many; a preempted sequence keeping num_computed_tok
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +29,7 @@ from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
     from octavo_engine.state.request import EngineRequest
+    from octavo_engine.state.sequence import Sequence
 
 
 class Workload:
@@ -193,8 +195,8 @@ def test_random_workloads_of_layers_with_states_and_drafts(windows, batch):
     num_accepted = num_wrong = num_snapshots = 0
     for seed in range(3000 + batch * 60, 3000 + (batch + 1) * 60):
         workload = Workload(seed, windows, has_states=True)
-        rng, scheduler = random.Random(seed), workload.loop.scheduler
-        scheduler._speculation = Speculation(lambda sequence, rng=rng: guesser(sequence, rng))
+        scheduler = workload.loop.scheduler
+        scheduler._speculation = Speculation(partial(guesser, random.Random(seed)))
         workload.loop.step_s = 0.0  # no time is known: whatever is guessed is verified
         try:
             workload.run()
@@ -204,11 +206,12 @@ def test_random_workloads_of_layers_with_states_and_drafts(windows, batch):
         stats = scheduler.stats()
         num_accepted += stats.spec_accepted_tokens
         num_wrong += stats.spec_draft_tokens - stats.spec_accepted_tokens
+        assert scheduler.kv.states is not None
         num_snapshots += len(scheduler.kv.states.cached)
     assert min(num_accepted, num_wrong) > 300 and num_snapshots > 20
 
 
-def guesser(sequence, rng):
+def guesser(rng: random.Random, sequence: Sequence) -> AnswerGuesser:
     truth = true_output(list(sequence.request.prompt_token_ids), 300)
     return AnswerGuesser(truth, sequence.num_prompt_tokens, honesty=0.7, rng=rng)
 
