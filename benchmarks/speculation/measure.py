@@ -27,6 +27,8 @@ SEED = 1_000_000  # of requests that are measured
 STREAMS = (1, 4, 16, 64)
 WITHOUT_FILES = ("ngram", "suffix")
 WARM_UP = 2  # requests of a stream before anything is timed: what steps take is learnt
+WARM_UP_TOKENS = 2048  # of all streams, at most
+MANY = 8  # streams from which on a pair is so long that one fewer is enough
 
 
 class Server(Protocol):
@@ -100,14 +102,20 @@ def speculation_of(method: str, *, num_tokens: int, quantization: str) -> dict[s
 
 
 def batch_of(
-    kind: str, streams: int, args: argparse.Namespace, vocab_size: int
-) -> tuple[list[Request], list[SamplingParams]]:
+    kind: str, streams: int, args: argparse.Namespace, vocab_size: int,
+    max_tokens: int | None = None,
+) -> tuple[list[Request], list[SamplingParams]]:  # fmt: skip
     """Requests of so many streams: at one some in turn, at many one of each."""
     count = max(streams, args.requests)
     batch = requests(kind, count, seed=SEED, held_out=True, vocab_size=vocab_size)
     temperature = 1.0 if kind == "random" else args.temperature
     params = [
-        params_of(request, max_tokens=args.max_tokens, temperature=temperature, seed=SEED + index)
+        params_of(
+            request,
+            max_tokens=max_tokens or args.max_tokens,
+            temperature=temperature,
+            seed=SEED + index,
+        )
         for index, request in enumerate(batch)
     ]
     return batch, params
@@ -137,11 +145,13 @@ def measure_cell(
 ) -> None:  # fmt: skip
     """Pairs that are missing, as long as there is time."""
     batch, params = batch_of(cell.kind, cell.streams, args, vocab_size)
-    if figures.count(cell) < args.pairs and time.monotonic() < until:
+    if is_missing(cell, args, figures) and time.monotonic() < until:
         warm = min(len(batch), WARM_UP * cell.streams)
+        short = min(args.max_tokens, max(1, WARM_UP_TOKENS // cell.streams))
+        _, warm_params = batch_of(cell.kind, cell.streams, args, vocab_size, max_tokens=short)
         for server in servers:
-            server.answer(batch[:warm], params[:warm], cell.streams)
-    while figures.count(cell) < args.pairs and time.monotonic() < until:
+            server.answer(batch[:warm], warm_params[:warm], cell.streams)
+    while is_missing(cell, args, figures) and time.monotonic() < until:
         plain, drafted = _in_turn(servers, batch, params, cell.streams, figures.count(cell) % 2)
         if plain.token_ids != drafted.token_ids:
             raise SystemExit(f"{cell.method}, {cell.kind}: the answers differ; they must not.")
@@ -149,6 +159,12 @@ def measure_cell(
         figures.add(cell, pair)
         say(f"{cell.method}, {cell.kind}, {cell.streams} streams: {pair.plain_tokens_per_s:.0f} "
             f"and {pair.tokens_per_s:.0f} tokens/s, {describe_pair(pair)}")  # fmt: skip
+
+
+def is_missing(cell: Cell, args: argparse.Namespace, figures: Figures) -> bool:
+    """Whether a pair is."""
+    wanted: int = args.pairs - (cell.streams >= MANY)
+    return figures.count(cell) < max(1, wanted)
 
 
 def _in_turn(
@@ -181,10 +197,6 @@ def measure(args: argparse.Namespace) -> None:
         steal, until = StealTime(), time.monotonic() + 60 * args.minutes
         vocab_size = ModelConfig.from_hf(resolve_model(args.model).config).vocab_size
         _measure_octavo(args, figures, vocab_size, until)
-        if args.llama_server is not None:
-            from benchmarks.speculation.llama import measure_llama
-
-            measure_llama(args, figures, vocab_size, until)
         if note := describe(steal.share()):
             say(note)
     say("\n".join(["", *table(figures.cells)]))
@@ -196,7 +208,7 @@ def _measure_octavo(
     args: argparse.Namespace, figures: Figures, vocab_size: int, until: float
 ) -> None:
     missing = {
-        method: [cell for cell in cells_of(method, args) if figures.count(cell) < args.pairs]
+        method: [cell for cell in cells_of(method, args) if is_missing(cell, args, figures)]
         for method in args.method or WITHOUT_FILES
     }
     if not any(missing.values()):

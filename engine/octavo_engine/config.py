@@ -259,8 +259,6 @@ class SpeculationConfig:
         method = given.get("method", "draft_model" if "model" in given else None)
         method = method if isinstance(method, str) else None
         method = _SAME_METHODS.get(method, method) if method else None
-        if method in _OTHER_METHODS:
-            raise ConfigError(f"{flag}: method {method} is not supported: {_OTHER_METHODS[method]}")
         if method not in _SPECULATION_FIELDS:
             raise ConfigError(
                 f"{flag} must have a method, one of {', '.join(_SPECULATION_FIELDS)}, or the "
@@ -313,10 +311,11 @@ _SPECULATION_FIELDS = {
 }
 HEADS_WITHOUT_LAYERS = ("medusa", "mlp_speculator")  # in the cache
 # vLLM's other names.
-_SAME_METHODS = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "glm4_moe_lite_mtp": "mtp"}
-_OTHER_METHODS = {
-    "qwen3_next_mtp": "nothing is speculated with a model that has layers with recurrent states; "
-    "leave --speculative-config out",
+_SAME_METHODS = {
+    "deepseek_mtp": "mtp",
+    "glm4_moe_mtp": "mtp",
+    "glm4_moe_lite_mtp": "mtp",
+    "qwen3_next_mtp": "mtp",
 }
 
 

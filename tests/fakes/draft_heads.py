@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -24,6 +24,7 @@ from octavo_engine.backends.draft_head_files import (
 from octavo_engine.backends.draft_part import DraftHeadPart
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
+from tests.engine.models.recurrent import RECURRENT
 from tests.engine.models.tiny import MemoryCheckpoint, TinyModel, make_model, tiny_model
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class FakeHead:
         """The head's states of all positions, and the logits of the last."""
         reference = self.model.reference
         embedding = reference.model.embed_tokens.weight[tokens].float()
+        if "mtp.fc.weight" in self.tensors:
+            return self._qwen3_next(embedding, states)
         if self.kind == "mtp":
             prefix = f"model.layers.{self.model.config['num_hidden_layers']}"
             embedding = self._norm(embedding, f"{prefix}.enorm.weight")
@@ -112,6 +115,14 @@ class FakeHead:
         known = torch.full((len(reference.model.embed_tokens.weight),), -torch.inf)
         known[torch.arange(len(out)) + self.tensors["d2t"]] = out
         return x, known
+
+    def _qwen3_next(self, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Its norms have weights around zero, and its state goes on as it is normed."""
+        embedding = self._norm(embedding, "mtp.pre_fc_norm_embedding.weight", offset=1.0)
+        states = self._norm(states, "mtp.pre_fc_norm_hidden.weight", offset=1.0)
+        x = torch.cat([embedding, states], dim=-1) @ self.tensors["mtp.fc.weight"].T
+        x = self._norm(self._layer(x), "mtp.norm.weight", offset=1.0)
+        return x, self._head(x[-1])
 
     def _third(self, embedding: Tensor, states: Tensor) -> Tensor:
         layer = self.layer
@@ -138,9 +149,9 @@ class FakeHead:
         result: Tensor = (found[0] if isinstance(found, tuple) else found)[0]
         return result
 
-    def _norm(self, x: Tensor, name: str) -> Tensor:
+    def _norm(self, x: Tensor, name: str, offset: float = 0.0) -> Tensor:
         eps = self.model.config["rms_norm_eps"]
-        return nn.functional.rms_norm(x, (x.shape[-1],), self.tensors[name], eps)
+        return nn.functional.rms_norm(x, (x.shape[-1],), self.tensors[name] + offset, eps)
 
     def _head(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model.reference.lm_head(x)
@@ -217,15 +228,25 @@ def eagle3(
     return FakeHead("eagle3", model, config, tensors, layer, own.reference.model.rotary_emb)
 
 
-def prediction_layer(name: str, seed: int = 0) -> FakeHead:
-    """A tiny model of that name without its last layer, which predicts instead."""
-    whole, random = tiny_model(name), _random(seed)
-    count = whole.config["num_hidden_layers"] - 1
+class _Cut(NamedTuple):
+    reference: Any  # of a model, without its last layer
+    layer: Any
+
+
+def _cut(whole: TinyModel) -> _Cut:
     reference = copy.deepcopy(whole.reference)
     layer = reference.model.layers[-1]
     layer.self_attn.layer_idx = 0
     reference.model.layers = reference.model.layers[:-1]
-    reference.config.num_hidden_layers = count
+    reference.config.num_hidden_layers = len(reference.model.layers)
+    return _Cut(reference, layer)
+
+
+def prediction_layer(name: str, seed: int = 0) -> FakeHead:
+    """A tiny model of that name without its last layer, which predicts instead."""
+    whole, random = tiny_model(name), _random(seed)
+    count = whole.config["num_hidden_layers"] - 1
+    reference, layer = _cut(whole)
     prefix = f"model.layers.{count}"
     own = {name: tensor for name, tensor in whole.tensors.items() if name.startswith(f"{prefix}.")}
     tensors = own | {
@@ -243,3 +264,25 @@ def prediction_layer(name: str, seed: int = 0) -> FakeHead:
     rest = {name: tensor for name, tensor in whole.tensors.items() if name not in own}
     model = TinyModel(f"{name} cut", reference, config, rest)
     return FakeHead("mtp", model, config, rest | tensors, layer, reference.model.rotary_emb)
+
+
+def qwen3_next_layer(seed: int = 0) -> FakeHead:
+    """A tiny Qwen3-Next without its last layer, which has attention and predicts instead."""
+    kinds = ["linear_attention", "full_attention"]
+    kind, fields = RECURRENT["qwen3-next"]
+    own_kinds = {"layer_types": [*kinds, "full_attention"], "mlp_only_layers": [1]}
+    whole = make_model("qwen3-next with a prediction layer", kind, {**fields, **own_kinds})
+    cut, random = _cut(whole), _random(seed)
+    prefix = "model.layers.2."
+    own = {name: tensor for name, tensor in whole.tensors.items() if name.startswith(prefix)}
+    tensors = {f"mtp.layers.0.{name.removeprefix(prefix)}": own[name] for name in own} | {
+        "mtp.pre_fc_norm_embedding.weight": random(SIZE),
+        "mtp.pre_fc_norm_hidden.weight": random(SIZE),
+        "mtp.fc.weight": random(SIZE, 2 * SIZE),
+        "mtp.norm.weight": random(SIZE),
+    }
+    config = whole.config | {"num_hidden_layers": 2, "layer_types": kinds}
+    rest = {name: tensor for name, tensor in whole.tensors.items() if name not in own}
+    model = TinyModel("qwen3-next cut", cut.reference, config, rest)
+    rope = cut.reference.model.rotary_emb
+    return FakeHead("mtp", model, config, rest | tensors, cut.layer, rope)

@@ -67,12 +67,11 @@ def open_draft(config: EngineConfig, model: ModelConfig) -> DraftPart | None:
         speculation.model, revision=speculation.revision, download_dir=config.download_dir
     )
     draft = ModelConfig.from_hf(files.config)
-    for one in (model, draft):
-        if one.recurrent is not None:
-            raise ConfigError(
-                f"--speculative-config: {one.architecture} has layers with recurrent states, which "
-                "nothing is speculated with: leave it out, or name another draft model"
-            )
+    if draft.recurrent is not None:
+        raise ConfigError(
+            f"--speculative-config: the draft model {speculation.model} ({draft.architecture}) has "
+            "layers with recurrent states, which no draft model can have: name another one"
+        )
     if draft.vocab_size != model.vocab_size:
         raise ConfigError(
             f"--speculative-config: the draft model {speculation.model} has {draft.vocab_size} "

@@ -60,12 +60,7 @@ def open_draft_head(
 
 def _check_model(model: ModelConfig) -> None:
     """Raises ConfigError where no head can draft for it."""
-    if model.recurrent is not None:
-        raise ConfigError(
-            f"{_FLAG}: {model.architecture} has layers with recurrent states, which nothing is "
-            "speculated with: leave it out"
-        )
-    if model.family.page not in ("llama", "gemma", "gpt"):
+    if model.family.page not in ("llama", "gemma", "gpt", "hybrid"):
         raise ConfigError(
             f"{_FLAG}: no draft head is computed for {model.architecture}; use the method ngram"
         )
@@ -214,7 +209,7 @@ def _prediction_layer(
     head = prediction_config(model)
     if config.load_format == "dummy":  # it has whatever is asked for
         return DraftHeadPart(head, checkpoint, None, speculation.quantization)
-    prefix = f"model.layers.{model.num_layers}."
+    prefix = _prediction_prefix(model)
     if not any(name.startswith(prefix) for name in checkpoint.names()):
         raise ConfigError(
             f"{_FLAG}: the checkpoint has no prediction layer ({prefix}…), which the method mtp "
@@ -225,15 +220,20 @@ def _prediction_layer(
 
 
 def prediction_config(model: ModelConfig) -> DraftHeadConfig:
-    """Its layer is as the model's last. Raises ConfigError."""
-    if model.family.page != "llama":
+    """Its layer is as the model's last, of Qwen3-Next as one with attention. Raises ConfigError."""
+    last = model.layers[-1]
+    if model.family.naming == "qwen3_next":
+        with_attention = [layer for layer in model.layers if layer.mixer == "attention"]
+        # Which layers have experts goes by their number, and this one's is 0.
+        last = with_attention[-1]._replace(has_experts=model.layers[0].has_experts)
+    elif model.family.page != "llama":
         raise ConfigError(
             f"{_FLAG}: prediction layers of {model.architecture} are not computed; use the method "
             "ngram"
         )
     return DraftHeadConfig(
         kind="mtp",
-        layers=dataclasses.replace(model, layers=model.layers[-1:]),
+        layers=dataclasses.replace(model, layers=(last,)),
         model=model,
         kept=(model.num_layers,),
         num_tokens=model.vocab_size,
@@ -283,17 +283,38 @@ _SHARED = ("embed_tokens.", "lm_head.", "layers.0.input_layernorm.")  # or never
 
 def prediction_places(names: Iterable[str], model: ModelConfig) -> dict[str, Place]:
     """From our names to the file's. Its embedding and output are the model's own."""
-    prefix, own = f"model.layers.{model.num_layers}.", "model.layers.0."
+    prefix, own = _prediction_prefix(model), "model.layers.0."
     places: dict[str, Place] = {}
     for name in names:
         rest = name.removeprefix(prefix)
-        if rest == name or rest.startswith(("embed_tokens.", "shared_head.head.")):
+        if model.family.naming == "qwen3_next":
+            rest = _qwen3_next_name(rest)
+        if not name.startswith(prefix) or rest.startswith(("embed_tokens.", "shared_head.head.")):
             continue
         if rest == "eh_proj.weight":
             places |= _halves(f"{own}eh_proj", name)
         else:
             places[own + rest] = Place(name)
     return places
+
+
+def _prediction_prefix(model: ModelConfig) -> str:
+    """Of all names of the prediction layer's tensors."""
+    is_apart = model.family.naming == "qwen3_next"
+    return "mtp." if is_apart else f"model.layers.{model.num_layers}."
+
+
+_QWEN3_NEXT_NAMES = {
+    "fc.weight": "eh_proj.weight",
+    "pre_fc_norm_embedding.weight": "enorm.weight",
+    "pre_fc_norm_hidden.weight": "hnorm.weight",
+    "norm.weight": "shared_head.norm.weight",
+}
+
+
+def _qwen3_next_name(rest: str) -> str:
+    """As DeepSeek calls it, without what both have before it."""
+    return _QWEN3_NEXT_NAMES.get(rest, rest.removeprefix("layers.0."))
 
 
 def _halves(own: str, name: str) -> dict[str, Place]:

@@ -71,11 +71,6 @@ def open_heads(config: EngineConfig, model: ModelConfig) -> HeadsPart | None:
     from octavo_engine.weights.source import resolve_model
 
     check_draft_device(config)
-    if model.recurrent is not None:
-        raise ConfigError(
-            f"--speculative-config: {model.architecture} has layers with recurrent states, which "
-            "nothing is speculated with: leave it out"
-        )
     files = resolve_model(
         speculation.model, revision=speculation.revision, download_dir=config.download_dir
     )

@@ -248,6 +248,7 @@ def _capacity(config: EngineConfig, backend: Backend, own_max_model_len: int) ->
             state_bytes=backend.cache_layout.state_bytes,
             length=length,
             has_pages=block_bytes > 0,
+            num_drafts=0 if config.speculation is None else SPARE_LOGITS,
         )
         max_blocks = states.memory // block_bytes if block_bytes else MAX_EMPTY_BLOCKS
         where = f"the KV cache of {gib(memory)}"
@@ -290,12 +291,6 @@ def _assemble(
             max_seqs=capacity.max_num_seqs,
             num_state_slots=capacity.max_num_seqs + capacity.num_snapshots,
         )
-        if config.speculation is not None:
-            logger.warning(
-                "Speculation is off: the model has recurrent states, which cannot go back behind "
-                "a rejected token"
-            )
-            config = config.replace(speculative_config=None)
     executor = UniExecutor(
         backend, scheduler_config=settings, limits=limits, num_blocks=capacity.num_blocks
     )

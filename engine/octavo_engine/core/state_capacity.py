@@ -33,10 +33,11 @@ class StateCapacity(NamedTuple):
 
 
 def settle_states(
-    settings: SchedulerConfig, memory: int, *, state_bytes: int, length: int, has_pages: bool
-) -> StateCapacity:
-    """Of `memory` bytes for caches, where a sequence's states take `state_bytes`. Raises
-    ConfigError."""
+    settings: SchedulerConfig, memory: int, *, state_bytes: int, length: int, has_pages: bool,
+    num_drafts: int = 0,
+) -> StateCapacity:  # fmt: skip
+    """Of `memory` bytes for caches, where a sequence's states take `state_bytes`. `num_drafts`: the
+    most draft tokens of a step, each of which needs a state to go back to. Raises ConfigError."""
     if state_bytes == 0:
         return StateCapacity(settings.max_num_seqs, 0, memory)
     share = LIVE_FRACTION if has_pages else 1.0
@@ -47,11 +48,10 @@ def settle_states(
             f"{gib(memory)}; free memory, or raise --kv-cache-memory-bytes or --memory-fraction"
         )
     memory -= num_seqs * state_bytes
-    num_snapshots = 0
+    share, most = SNAPSHOT_FRACTION if has_pages else 1.0, num_drafts
     if settings.enable_prefix_caching:
-        share = SNAPSHOT_FRACTION if has_pages else 1.0
-        most = settings.max_num_seqs * max(1, length // STATE_STRIDE)
-        num_snapshots = min(int(memory * share) // state_bytes, most)
+        most += settings.max_num_seqs * max(1, length // STATE_STRIDE)
+    num_snapshots = min(int(memory * share) // state_bytes, most)
     note = (
         f"{num_seqs} recurrent states of {gib(state_bytes)} and {num_snapshots} snapshots of them"
     )

@@ -350,7 +350,7 @@ class KVManager:
             self.states.clear()
 
     def _free(self, sequence: Sequence) -> None:
-        if sequence.state_saves:
+        if sequence.state_saves or sequence.draft_saves:
             assert self.states is not None
             self.states.release(sequence)
         for digest in self._uncomputed(sequence):

@@ -4,6 +4,9 @@ A sequence's state stands behind its last computed token and nowhere else, so a 
 on with only where a snapshot was saved: at multiples of `stride` tokens from the beginning, which
 do not depend on how the prompt was cut into steps. Snapshots are found by the digest of the block
 that ends there; what was not used for longest gives its slot up.
+
+A step with draft tokens also saves the state behind each of them that another follows. If they were
+wrong from some place on, the state there is copied to the row before its next step: it goes back.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
 class StateSnapshots:
     """Which slots behind the rows' own hold which prefixes. Snapshots are copied to a row before a
-    step, and saved in the course of one; so no sequence holds any but those it is saving."""
+    step, and saved in the course of one; so no sequence holds any but those it is saving or goes
+    back to."""
 
     def __init__(self, num_rows: int, num_snapshots: int, *, stride: int = STATE_STRIDE) -> None:
         assert stride % BLOCK_SIZE == 0, "a snapshot is named as the block that ends there"
@@ -61,16 +65,47 @@ class StateSnapshots:
             if place < len(sequence.digests) and sequence.digests[place] in self.cached:
                 self.cached.move_to_end(sequence.digests[place])
                 continue
-            slot = self._take()
+            slot = sequence.draft_saves.pop(end, None)
+            if slot is None:
+                slot = self._take()
             if slot is None:
                 continue
             sequence.state_saves[end] = slot
             saved.append((end, slot))
         return saved
 
+    def reserve_drafts(self, sequence: Sequence, start: int, count: int) -> int:
+        """Slots for the states that a step saves of it, behind each of tokens [start, start +
+        count); returns how many there are."""
+        for end in range(start + 1, start + count + 1):
+            slot = self._take()
+            if slot is None:
+                return end - start - 1
+            sequence.draft_saves[end] = slot
+        return count
+
+    def settle_drafts(self, sequence: Sequence, num_tokens: int, *, has_wrong: bool) -> None:
+        """A step with drafts is done, of which those up to so many tokens were right."""
+        for end in [end for end in sequence.state_saves if end > num_tokens]:
+            self.free.append(sequence.state_saves.pop(end))
+        for end in [end for end in sequence.draft_saves if end != num_tokens or not has_wrong]:
+            self.free.append(sequence.draft_saves.pop(end))
+        if has_wrong:
+            sequence.rewind = num_tokens
+
+    def take_rewind(self, sequence: Sequence) -> int:
+        """The slot of the state that it goes back to, before the step that is being planned. The
+        slot may be saved to in that step: copies come first."""
+        end, sequence.rewind = sequence.rewind, 0
+        if (slot := sequence.draft_saves.pop(end, None)) is None:
+            return sequence.state_saves[end]  # a snapshot, which others find from now on
+        self.free.append(slot)
+        return slot
+
     def publish(self, sequence: Sequence) -> None:
         """Let others find what it saved of its computed tokens."""
-        computed = [end for end in sequence.state_saves if end <= sequence.num_computed_tokens]
+        most = sequence.num_computed_tokens
+        computed = [end for end in sequence.state_saves if end <= most and end != sequence.rewind]
         for end in computed:
             slot = sequence.state_saves.pop(end)
             digest = sequence.digests[end // BLOCK_SIZE - 1]
@@ -82,7 +117,8 @@ class StateSnapshots:
     def release(self, sequence: Sequence) -> None:
         """Take back the slots that it was saving to."""
         self.free += sequence.state_saves.values()
-        sequence.state_saves = {}
+        self.free += sequence.draft_saves.values()
+        sequence.state_saves, sequence.draft_saves, sequence.rewind = {}, {}, 0
 
     def retract(self, digests: List[bytes]) -> None:
         """Forget the snapshots of a text."""

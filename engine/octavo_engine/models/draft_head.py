@@ -1,5 +1,5 @@
 """Heads with layers of their own that draft from a model's hidden states: EAGLE's, EAGLE-3's, and
-the prediction layers in DeepSeek's and GLM's checkpoints.
+the prediction layers in the checkpoints of DeepSeek, GLM and Qwen3-Next.
 
 A row is a position: the model's state of the token there, and the embedding of the token behind it.
 Its logits are of the token behind that one. A head's own state stands in for the model's where
@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from octavo_engine.models.gemma import Gemma
 from octavo_engine.models.gpt import Gpt
+from octavo_engine.models.hybrid import Hybrid, HybridLayer
 from octavo_engine.models.layers import Attention, Mlp, Ropes
 from octavo_engine.models.llama import Llama, LlamaLayer
 from octavo_engine.ops import STATE, layer_output
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
-    from octavo_engine.ops import DraftOps, Loader, Model, Ops, Value
+    from octavo_engine.ops import DraftOps, Loader, Model, Ops, Value, Vector
 
 DraftHeadKind = Literal["eagle", "eagle3", "mtp"]
+Sharing = Llama | Gemma | Gpt | Hybrid  # whose embedding, last norm and output a head can use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +61,14 @@ class DraftHead(Protocol):
 
 def has_parts_to_share(model: Model) -> bool:
     """Whether a head finds a model's embedding, last norm and output."""
-    return isinstance(model, (Llama, Gemma, Gpt))
+    return isinstance(model, Sharing)
 
 
 def build_draft_head(
     config: DraftHeadConfig, loader: Loader, model: Model, max_model_len: int
 ) -> DraftHead:
     """The caller ends with `loader.finish()`."""
-    assert isinstance(model, (Llama, Gemma, Gpt)), "checked when the files were opened"
+    assert isinstance(model, Sharing), "checked when the files were opened"
     match config.kind:
         case "eagle":
             return Eagle(config, loader, model, max_model_len)
@@ -81,7 +83,7 @@ class Eagle:
     before its attention."""
 
     def __init__(
-        self, config: DraftHeadConfig, loader: Loader, model: Llama | Gemma | Gpt, max_len: int
+        self, config: DraftHeadConfig, loader: Loader, model: Sharing, max_len: int
     ) -> None:
         layers, size = config.layers, config.layers.hidden_size
         self.eps = layers.norm_eps
@@ -148,7 +150,7 @@ class Eagle3:
     first layer's attention."""
 
     def __init__(
-        self, config: DraftHeadConfig, loader: Loader, model: Llama | Gemma | Gpt, max_len: int
+        self, config: DraftHeadConfig, loader: Loader, model: Sharing, max_len: int
     ) -> None:
         layers, size = config.layers, config.layers.hidden_size
         self.config, self.model = config, model
@@ -218,17 +220,24 @@ class PredictionLayer:
     """One more layer of the model behind a linear layer over [normed embedding, normed state]."""
 
     def __init__(
-        self, config: DraftHeadConfig, loader: Loader, model: Llama | Gemma | Gpt, max_len: int
+        self, config: DraftHeadConfig, loader: Loader, model: Sharing, max_len: int
     ) -> None:
-        layers, size = config.layers, config.layers.hidden_size
-        prefix = "model.layers.0"
+        layers, prefix, ropes = config.layers, "model.layers.0", Ropes(max_len)
+
+        def norm(name: str) -> Vector:
+            return loader.vector(
+                f"{prefix}.{name}.weight", layers.hidden_size, offset=layers.block.norm_offset
+            )
+
         self.eps = layers.norm_eps
         self.model = model
-        self.embedding_norm = loader.vector(f"{prefix}.enorm.weight", size)
-        self.state_norm = loader.vector(f"{prefix}.hnorm.weight", size)
-        self.fc = JoinedLinear(loader, f"{prefix}.eh_proj", size)
-        self.layer = LlamaLayer(layers, loader, 0, Ropes(max_len))
-        self.norm = loader.vector(f"{prefix}.shared_head.norm.weight", size)
+        self.embedding_norm, self.state_norm = norm("enorm"), norm("hnorm")
+        self.fc = JoinedLinear(loader, f"{prefix}.eh_proj", layers.hidden_size)
+        self.norm = norm("shared_head.norm")
+        # Qwen3-Next's next pass takes its state as it is normed, the others' as it was before.
+        self.norms_state = isinstance(model, Hybrid)
+        kind = HybridLayer if isinstance(model, Hybrid) else LlamaLayer
+        self.layer: LlamaLayer | HybridLayer = kind(layers, loader, 0, ropes)
 
     def first(self, ops: DraftOps) -> Value:
         state = ops.input(self.model.body.config.hidden_size)
@@ -242,6 +251,9 @@ class PredictionLayer:
             ops.embedding(self.model.body.embedding), self.embedding_norm, self.eps
         )
         state = ops.rms_norm(state, self.state_norm, self.eps)
-        x = self.layer.forward(ops, self.fc.forward(ops, embedding, state))
-        x = ops.keep(STATE, ops.select_rows(x))
+        x = ops.select_rows(self.layer.forward(ops, self.fc.forward(ops, embedding, state)))
+        if self.norms_state:
+            x = ops.keep(STATE, ops.rms_norm(x, self.norm, self.eps))
+            return self.model.head.forward(ops, x)
+        x = ops.keep(STATE, x)
         return self.model.head.forward(ops, ops.rms_norm(x, self.norm, self.eps))

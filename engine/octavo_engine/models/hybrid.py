@@ -32,6 +32,18 @@ class Hybrid:
     """Token ids to logits."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
+        self.body = HybridBody(config, loader, max_model_len)
+        self.head = OutputHead(config, loader, self.body.embedding)
+
+    def forward(self, ops: Ops) -> Value:
+        x = self.body.forward(ops)
+        return self.head.forward(ops, self.body.normed(ops, ops.select_rows(x)))
+
+
+class HybridBody:
+    """All but the head: token ids to hidden states, which are still to be normed."""
+
+    def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
         ropes = Ropes(max_model_len)
         self.config = config
         self.embedding = loader.embedding(
@@ -43,13 +55,13 @@ class Hybrid:
         self.norm = loader.vector(
             "model.norm.weight", config.hidden_size, offset=config.block.norm_offset
         )
-        self.head = OutputHead(config, loader, self.embedding)
 
     def forward(self, ops: Ops) -> Value:
         x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
-        x = run_layers(ops, self.layers, x)
-        x = ops.rms_norm(ops.select_rows(x), self.norm, self.config.norm_eps)
-        return self.head.forward(ops, x)
+        return run_layers(ops, self.layers, x)
+
+    def normed(self, ops: Ops, x: Value) -> Value:
+        return ops.rms_norm(x, self.norm, self.config.norm_eps)
 
 
 class HybridLayer:

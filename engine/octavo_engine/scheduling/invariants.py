@@ -113,8 +113,14 @@ def check_promises(kv: KVManager, running: Iterable[Sequence]) -> None:
 
 
 def check_states(states: StateSnapshots, sequences: Iterable[Sequence]) -> None:
-    """Every slot behind the rows' own is free, holds one snapshot, or is being saved to."""
-    saving = [slot for sequence in sequences for slot in sequence.state_saves.values()]
+    """Every slot behind the rows' own is free, holds one snapshot, or is being saved to or gone
+    back to."""
+    saving = [
+        slot
+        for sequence in sequences
+        for saves in (sequence.state_saves, sequence.draft_saves)
+        for slot in saves.values()
+    ]
     slots = [*states.free, *states.cached.values(), *saving]
     assert len(slots) == len(set(slots)) == states.num_snapshots
 

@@ -22,7 +22,7 @@ from octavo_engine.scheduling.policy import WaitingQueue, by_order, place_in_lin
 from octavo_engine.scheduling.prefills import Prefills
 from octavo_engine.scheduling.queue_forecast import QueueForecast
 from octavo_engine.scheduling.request_shares import RequestShares
-from octavo_engine.scheduling.snapshots import plan_saves
+from octavo_engine.scheduling.snapshots import plan_draft_saves, plan_rewinds, plan_saves
 from octavo_engine.scheduling.speculation import count_drafts, make_speculation
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.batch import ScheduledBatch
@@ -266,12 +266,21 @@ class Scheduler:
             self._extend_tables(batch)
         if self._speculation is not None:
             self._speculation.plan_proposals(batch, self.kv, self._step_time)
-        if self.kv.states is not None and self.config.enable_prefix_caching:
-            plan_saves(batch, self.kv.states)
+        if self.kv.states is not None:
+            self._plan_states(batch, self.kv.states)
         self._behind = prefills.all()
         batch.placed = self.adapter_slots.take_placed()
         self._forecast.after_schedule(self.waiting, len(self.running), now)
         return batch
+
+    def _plan_states(self, batch: ScheduledBatch, states: StateSnapshots) -> None:
+        """Of models with recurrent states: what is copied before the step, and saved in it."""
+        if self._speculation is not None:
+            plan_rewinds(batch, states)
+        if self.config.enable_prefix_caching:
+            plan_saves(batch, states)
+        if batch.drafts:
+            plan_draft_saves(batch)
 
     def _give_way(self) -> None:
         """Rows and memory that running sequences must give back before the step is planned."""
@@ -451,7 +460,8 @@ class Scheduler:
                 accepted = result.accepted.get(index, [])
                 count -= len(drafts[index]) - len(accepted)
                 num_generated += len(accepted)
-                self._take_accepted(sequence, accepted)
+                has_wrong = len(accepted) < len(drafts[index])
+                self._take_accepted(sequence, accepted, start + count, has_wrong=has_wrong)
             computed = sequence.num_computed_tokens = start + count
             was_behind = computed <= sequence.num_admitted_tokens
             if was_behind or computed % BLOCK_SIZE < count:
@@ -549,9 +559,13 @@ class Scheduler:
         stats.step_tokens = batch.num_tokens
         stats.last_step_at = self._now()
 
-    def _take_accepted(self, sequence: Sequence, accepted: list[int]) -> None:
+    def _take_accepted(
+        self, sequence: Sequence, accepted: list[int], num_computed: int, *, has_wrong: bool
+    ) -> None:
         """What came true of its drafts is its own. None of it is an end."""
         sequence.token_ids += accepted
+        if self.kv.states is not None:
+            self.kv.states.settle_drafts(sequence, num_computed, has_wrong=has_wrong)
         if sequence.grammar is not None:
             for token in accepted:
                 sequence.grammar.accept(token)

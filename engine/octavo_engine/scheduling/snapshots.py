@@ -1,4 +1,4 @@
-"""Where in a step snapshots of recurrent states are saved."""
+"""Where in a step recurrent states are saved, and which go back before it."""
 
 from __future__ import annotations
 
@@ -21,3 +21,18 @@ def plan_saves(batch: ScheduledBatch, states: StateSnapshots) -> None:
             batch.state_saves += [
                 StateSave(index, end, slot) for end, slot in states.plan(sequence, start, count)
             ]
+
+
+def plan_rewinds(batch: ScheduledBatch, states: StateSnapshots) -> None:
+    """Have the states go back that stand behind draft tokens which were wrong."""
+    # Hot path: once per scheduled sequence.
+    for sequence in batch.sequences:
+        if sequence.rewind:
+            batch.state_loads.append((states.take_rewind(sequence), sequence.row))
+
+
+def plan_draft_saves(batch: ScheduledBatch) -> None:
+    """Add to the batch the saves that its drafts need, but for those that are snapshots, too."""
+    for index in batch.drafts:
+        saves = batch.sequences[index].draft_saves
+        batch.state_saves += [StateSave(index, end, slot) for end, slot in saves.items()]

@@ -178,10 +178,14 @@ def _without_ends(sequence: Sequence, drafts: list[int]) -> list[int]:
 def _with_room(
     sequence: Sequence, drafts: list[int], batch: ScheduledBatch, kv: KVManager, num_decodes: int
 ) -> list[int]:
-    """Blocks for the drafts, or fewer drafts. No sequence is preempted for a guess."""
+    """Blocks for the drafts, and slots for the recurrent states that they may go back to; or fewer
+    drafts. No sequence is preempted for a guess."""
     length = len(sequence.token_ids)
     _grow_to(sequence, length + len(drafts), batch, kv, num_decodes)
-    return drafts[: len(sequence.block_table) * BLOCK_SIZE - length]
+    drafts = drafts[: len(sequence.block_table) * BLOCK_SIZE - length]
+    if kv.states is not None:
+        drafts = drafts[: kv.states.reserve_drafts(sequence, length - 1, len(drafts))]
+    return drafts
 
 
 def _grow_to(

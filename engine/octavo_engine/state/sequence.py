@@ -36,6 +36,7 @@ class Sequence:
         "blocked_at",
         "blocked_until_step",
         "digests",
+        "draft_saves",
         "finish_reason",
         "grammar",
         "group",
@@ -63,6 +64,7 @@ class Sequence:
         "queued_s",
         "request",
         "request_id",
+        "rewind",
         "root",
         "row",
         "slot_blocked_at",
@@ -97,9 +99,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
 
         self.grammar: SequenceGrammar | None = None  # set before it is scheduled
-
         self.guesser: Guesser | None = None  # where tokens are guessed ahead
-
         self.adapter: HeldAdapter | None = None  # set before it is scheduled
         self.adapter_slot = -1  # of the backend, while it runs
 
@@ -122,11 +122,12 @@ class Sequence:
         self.root = b""  # of its digest chain
         self.tiers_looked = -1  # how often it was set back when they were last looked through
         self.digests: list[bytes] = []  # of its full blocks, as far as tokens are known
-        self.tail_digest: bytes | None = (
-            None  # of the partly filled block at the end, if there is one
-        )
+        self.tail_digest: bytes | None = None  # of a partly filled block at the end
         # Slots of snapshots of its state that a step under way saves, by their number of tokens.
         self.state_saves: dict[int, int] = {}
+        # Likewise of states behind tokens that draft tokens follow.
+        self.draft_saves: dict[int, int] = {}
+        self.rewind = 0  # tokens behind which its state must be again before it goes on; 0: it is
         self.num_published_blocks = 0
         self.num_promised_blocks = 0  # that it will take for the rest of its chunks
         self.num_admitted_tokens = 0  # tokens to catch up with, when it last began to run

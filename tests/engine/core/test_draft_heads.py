@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,14 +20,15 @@ from octavo_engine.backends.draft_head_files import open_draft_head
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.config import EngineConfig
-from octavo_engine.core import kv_tiers
+from octavo_engine.core import build, kv_tiers
 from octavo_engine.core.identity import identify
 from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.weights.source import resolve_model
 from tests.engine.core.test_speculation import make_engine, random_wishes, run
 from tests.engine.models.tiny import TinyModel, tiny_model
-from tests.fakes.draft_heads import FakeHead, eagle, eagle3, prediction_layer
+from tests.fakes.draft_heads import FakeHead, eagle, eagle3, prediction_layer, qwen3_next_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +52,8 @@ HEADS: dict[str, Callable[[], FakeHead]] = {
     "eagle3 of two": lambda: eagle3(four("qwen3"), kept=(1, 3)),
     "mtp of deepseek-v3": lambda: prediction_layer("deepseek-v3"),
     "mtp of glm4-moe": lambda: prediction_layer("glm4-moe"),
+    "mtp of qwen3-next": qwen3_next_layer,
+    "eagle of qwen3-next": lambda: eagle(tiny_model("qwen3-next")),
 }
 
 
@@ -78,6 +82,22 @@ def reference(head: FakeHead) -> TorchBackend:
         max_model_len=160,
         draft_head=head.part(),
     )
+
+
+@pytest.fixture(autouse=True)
+def _slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For states of four sequences and of drafts, as the pool is sized as the simulator's, which
+    has none; and snapshots in texts of 160 tokens."""
+    monkeypatch.setattr(build, "StateSnapshots", partial(StateSnapshots, stride=32))
+    settle = build._capacity
+
+    def with_slots(config: EngineConfig, backend: Backend, length: int) -> Any:
+        capacity = settle(config, backend, length)
+        if not backend.cache_layout.states:
+            return capacity
+        return capacity._replace(max_num_seqs=4, num_snapshots=20)
+
+    monkeypatch.setattr(build, "_capacity", with_slots)
 
 
 def settings(head: FakeHead, count: int = 3) -> str:
@@ -163,7 +183,7 @@ def test_proposals_are_those_of_the_papers(make: Any, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp of deepseek-v3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp of deepseek-v3", "mtp of qwen3-next"])
 def test_a_head_knows_of_tokens_for_which_it_drafted_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,11 +323,16 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
         opened(head, tmp_path)
 
 
-def test_a_checkpoint_without_a_prediction_layer_is_refused(tmp_path: Path) -> None:
-    head = prediction_layer("deepseek-v3")
-    for name in [name for name in head.tensors if name not in head.model.tensors]:
-        del head.tensors[name]
-    with pytest.raises(ConfigError, match=r"no prediction layer \(model\.layers\.2\.…\), which"):
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("deepseek-v3", r"model\.layers\.2\."), ("qwen3-next", r"mtp\.")]
+)
+def test_a_checkpoint_without_a_prediction_layer_is_refused(
+    name: str, prefix: str, tmp_path: Path
+) -> None:
+    head = HEADS[f"mtp of {name}"]()
+    for tensor in [tensor for tensor in head.tensors if tensor not in head.model.tensors]:
+        del head.tensors[tensor]
+    with pytest.raises(ConfigError, match=rf"no prediction layer \({prefix}…\), which"):
         opened(head, tmp_path)
 
 
@@ -315,12 +340,9 @@ def test_models_for_which_nothing_is_drafted_take_no_head(tmp_path: Path) -> Non
     eagle(tiny_model("llama")).write(tmp_path)
     llama = ModelConfig.from_hf(tiny_model("llama").config)
     whisper = dataclasses.replace(llama.family, page="whisper")
-    for model, message in (
-        (ModelConfig.from_hf(tiny_model("mamba2").config), "which nothing is speculated with"),
-        (dataclasses.replace(llama, family=whisper), "no draft head is computed for Llama"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            open_draft_head(config_for(tmp_path, "eagle"), model, resolve_model(str(tmp_path)))
+    model = dataclasses.replace(llama, family=whisper)
+    with pytest.raises(ConfigError, match="no draft head is computed for Llama"):
+        open_draft_head(config_for(tmp_path, "eagle"), model, resolve_model(str(tmp_path)))
 
 
 def test_blocks_with_a_head_are_of_another_model(tmp_path: Path) -> None:

@@ -242,10 +242,3 @@ def test_a_token_map_that_is_wrong_is_refused(
     write_heads(tmp_path, given, weights | ({} if tokens is None else {"token_map": tokens}))
     with pytest.raises(ModelError, match=message):
         open_heads(config_for(tmp_path), ModelConfig.from_hf(tiny_model("llama").config))
-
-
-def test_a_recurrent_model_takes_no_heads(tmp_path: Path) -> None:
-    write_heads(tmp_path, head_config(), head_weights(head_config()))
-    model = ModelConfig.from_hf(tiny_model("mamba2").config)
-    with pytest.raises(ConfigError, match="layers with recurrent states, which nothing is"):
-        open_heads(config_for(tmp_path), model)

@@ -12,6 +12,7 @@ published with one token too many; a preempted sequence keeping num_computed_tok
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,12 +21,15 @@ from octavo_engine.config import SchedulerConfig
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.scheduling.scheduler import Scheduler
+from octavo_engine.scheduling.speculation import Speculation
 from tests.fakes.clock import ManualClock
+from tests.fakes.guessing import AnswerGuesser
 from tests.fakes.kv_machine import Loop, true_output
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
     from octavo_engine.state.request import EngineRequest
+    from octavo_engine.state.sequence import Sequence
 
 
 class Workload:
@@ -181,6 +185,35 @@ def test_random_workloads_of_layers_with_states(windows, batch):
             raise
         num_loads += sum(len(batch.state_loads) for batch in workload.loop.batches)
     assert num_loads > 0
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 24)], ids=["None", "None-24"])
+@pytest.mark.parametrize("batch", range(2))
+def test_random_workloads_of_layers_with_states_and_drafts(windows, batch):
+    """Many of which are wrong: the machine sees whether a state stands behind the tokens it should,
+    and Loop whether every slot has one owner."""
+    num_accepted = num_wrong = num_snapshots = 0
+    for seed in range(3000 + batch * 60, 3000 + (batch + 1) * 60):
+        workload = Workload(seed, windows, has_states=True)
+        scheduler = workload.loop.scheduler
+        scheduler._speculation = Speculation(partial(guesser, random.Random(seed)))
+        workload.loop.step_s = 0.0  # no time is known: whatever is guessed is verified
+        try:
+            workload.run()
+        except BaseException as error:
+            error.add_note(f"Workload({seed}, {windows}, has_states=True), with drafts")
+            raise
+        stats = scheduler.stats()
+        num_accepted += stats.spec_accepted_tokens
+        num_wrong += stats.spec_draft_tokens - stats.spec_accepted_tokens
+        assert scheduler.kv.states is not None
+        num_snapshots += len(scheduler.kv.states.cached)
+    assert min(num_accepted, num_wrong) > 300 and num_snapshots > 20
+
+
+def guesser(rng: random.Random, sequence: Sequence) -> AnswerGuesser:
+    truth = true_output(list(sequence.request.prompt_token_ids), 300)
+    return AnswerGuesser(truth, sequence.num_prompt_tokens, honesty=0.7, rng=rng)
 
 
 def test_the_same_seed_replays_the_same_steps():

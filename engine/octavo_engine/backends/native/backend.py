@@ -265,7 +265,7 @@ class NativeBackend:
                     activation_bits=self._activation_bits,
                 )
             if draft_model is not None:
-                first_layer = len(self.config.layers)
+                first_layer = len(self.config.caches())
                 self._compiled_draft = self._compile(
                     lambda ops: forward_later(draft_model, ops, first_layer), draft_limits(limits)
                 )

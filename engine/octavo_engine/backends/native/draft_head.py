@@ -49,7 +49,7 @@ class NativeDraftHead:
 
     def prepare(self, compile_: Compile, first: BackendLimits, others: BackendLimits) -> None:
         """For steps of these sizes. Raises MemoryError."""
-        layer = self.part.config.model.num_layers
+        layer = len(self.part.config.model.caches())
 
         def ops_of(recorder: Recorder) -> DraftOps:
             return cast("DraftOps", LaterLayers(recorder, layer))

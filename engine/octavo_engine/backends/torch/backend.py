@@ -146,7 +146,7 @@ class TorchBackend:
         assert self._draft_model is not None and self._kv is not None, "made without a draft"
         with torch.inference_mode():
             ops = ReferenceOps(step, self._kv, self.precision)
-            logits = forward_later(self._draft_model, ops, len(self.config.layers))
+            logits = forward_later(self._draft_model, ops, len(self.config.caches()))
         return self._sample(np.ascontiguousarray(logits.float().numpy()), sampling)
 
     @property
@@ -169,7 +169,7 @@ class TorchBackend:
         assert head is not None and part is not None and self._kv is not None, "made without a head"
         with torch.inference_mode():
             reference = ReferenceDraftOps(step, self._kv, self.precision, states)
-            ops = cast("DraftOps", LaterLayers(reference, self.config.num_layers))
+            ops = cast("DraftOps", LaterLayers(reference, len(self.config.caches())))
             logits = head.first(ops) if is_first else head.next(ops)
             own = reference.kept[STATE].float().numpy()
         found = np.ascontiguousarray(logits.float().numpy())

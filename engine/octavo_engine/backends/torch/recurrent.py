@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.precision import Precision
     from octavo_engine.backends.torch.reference import PagedKV, TorchAdapter
     from octavo_engine.caches import CacheLayout
-    from octavo_engine.ops import Activation, ConvSpec, DeltaSpec, SelectiveSpec, SsdSpec
+    from octavo_engine.ops import ConvSpec, DeltaSpec, SelectiveSpec, SsdSpec
 
 
 class TorchStates:
@@ -59,9 +59,6 @@ class ReferenceRecurrentOps(ReferenceOps):
 
     def join(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.cat((x, y), dim=1)
-
-    def multiply(self, x: Tensor, y: Tensor, activation: Activation | None = None) -> Tensor:
-        return x * (y if activation is None else self.activation(y, activation))
 
     def group_norm(self, x: Tensor, weight: Tensor, eps: float, size: int) -> Tensor:
         groups = x.view(len(x), -1, size)

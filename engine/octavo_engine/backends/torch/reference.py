@@ -221,6 +221,9 @@ class ReferenceOps:
             out.index_add_(0, tokens, h if spec.weighs_inputs else own * h)
         return out
 
+    def multiply(self, x: Tensor, y: Tensor, activation: Activation | None = None) -> Tensor:
+        return x * (y if activation is None else self.activation(y, activation))
+
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
         match activation:
             case "silu":
