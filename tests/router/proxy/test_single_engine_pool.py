@@ -199,7 +199,7 @@ class Ends:
 
 
 @pytest.mark.parametrize("kind", ["octavo", "openai"])
-@pytest.mark.parametrize("code", ["server_shutdown", "draining", "engine_dead"])
+@pytest.mark.parametrize("code", ["server_shutdown", "draining", "engine_dead", "engine_stalled"])
 @on_loop
 async def test_what_an_engine_gives_back_at_its_end_is_repeated_outside_the_budget(
     code: str, kind: Kind
@@ -223,7 +223,7 @@ async def test_what_an_engine_gives_back_at_its_end_is_repeated_outside_the_budg
 @on_loop
 async def test_two_engines_that_end_one_after_the_other_cost_no_answer():
     async with (
-        ScriptedUpstream(Ends("server_shutdown", 1)) as first,
+        ScriptedUpstream(Ends("engine_stalled", 1)) as first,
         ScriptedUpstream(Ends("draining", 1)) as second,
         ScriptedUpstream() as third,
         routing_to(first.port, second.port, third.port) as rig,
