@@ -39,15 +39,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import httpx
 import psutil
 
-from benchmarks.faults.answers import CASES, PICTURE_CASES, Answer, Case, answer_of, body_of, joined
+from benchmarks.faults.answers import CASES, PICTURE_CASES
 from benchmarks.faults.bounds import judge
+from benchmarks.faults.clients import TIMEOUT_S, Clients, expected_answers, until
 from benchmarks.faults.memory_group import MemoryGroup
 from benchmarks.router.overload import Verdict
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port
@@ -57,12 +58,12 @@ from tests.fakes.trained_seeing import trained_seeing_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.faults.answers import Case
+
 ENGINES: Final = 2
-BODIES: Final = 48  # different ones, of all kinds in turn
 STALL_S: Final = 3.0  # how long a stopped engine is left before it is killed
 FROZEN_S: Final = 20.0  # before it goes on: longer than the router waits for it
 PAUSE_S: Final = (0.2, 1.5)  # between the last engine's return and the next kill
-TIMEOUT_S: Final = 600.0  # of a request: far beyond what any takes
 READY_WITHIN_S: Final = 300.0  # of an engine, on a machine that does much else
 HOWS: Final = ("all", "core", "memory", "stall", "frozen")
 FEATURES: Final = ("speculation", "tiers", "adapters", "media")
@@ -179,88 +180,13 @@ class Engine:
             self.server.stop()
 
 
-@dataclass(slots=True)
-class Tally:
-    """What became of all requests."""
-
-    ended: Counter[str] = field(default_factory=Counter)  # by case
-    live: dict[int, str] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    longest_s: float = 0.0
-    hit: int = 0  # requests that were under way at a kill
-
-
-async def ask(client: httpx.AsyncClient, case: Case, body: dict[str, Any]) -> Answer:
-    """Raises ValueError on anything but one whole answer."""
-    if not body.get("stream"):
-        response = await client.post(case.path, json=body)
-        if response.status_code != 200:
-            raise ValueError(f"{response.status_code}: {response.text[:300]}")
-        return answer_of(case, response.json())
-    raw = bytearray()
-    async with client.stream("POST", case.path, json=body) as response:
-        async for piece in response.aiter_bytes():
-            raw += piece
-        if response.status_code != 200:
-            raise ValueError(f"{response.status_code}: {bytes(raw[:300])!r}")
-    return joined(case, bytes(raw))
-
-
-class Clients:
-    """They ask again and again until they are stopped, and compare."""
-
-    def __init__(self, url: str, expected: Sequence[tuple[Case, dict[str, Any], Answer]]) -> None:
-        self.tally = Tally()
-        self._url = url
-        self._expected = expected
-        self._count = 0
-        self._is_ending = False
-
-    async def run(self, count: int) -> None:
-        limits = httpx.Limits(max_connections=count)
-        async with httpx.AsyncClient(
-            base_url=self._url, timeout=TIMEOUT_S, limits=limits
-        ) as client:
-            await asyncio.gather(*(self._one(client, random.Random(n)) for n in range(count)))
-
-    def end(self) -> None:
-        self._is_ending = True
-
-    async def _one(self, client: httpx.AsyncClient, rng: random.Random) -> None:
-        while not self._is_ending:
-            case, body, wanted = self._expected[rng.randrange(len(self._expected))]
-            self._count += 1
-            number, tally = self._count, self.tally
-            tally.live[number] = case.name
-            began_at = time.monotonic()
-            try:
-                answer = await ask(client, case, body)
-                if answer != wanted:
-                    tally.changed.append(f"{case.name}: {answer} instead of {wanted}")
-            except (ValueError, KeyError, httpx.HTTPError) as error:
-                tally.lost.append(f"{case.name}: {type(error).__name__}: {error}")
-                print(f"  lost: {tally.lost[-1][:300]}", flush=True)
-            finally:
-                del tally.live[number]
-            tally.ended[case.name] += 1
-            tally.longest_s = max(tally.longest_s, time.monotonic() - began_at)
-
-
-async def until(fact: Any, within_s: float) -> bool:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if fact():
-            return True
-        await asyncio.sleep(0.02)
-    return False
-
-
 async def play(setup: Setup, engines: list[Engine], router: Server) -> Verdict:
     verdict = Verdict("kills")
     rng = random.Random(setup.seed)
-    expected = await _expected(engines[0].url, setup)
-    clients = Clients(router.url, expected)
+    expected = await expected_answers(
+        engines[0].url, setup.cases, models=setup.models, seed=setup.seed
+    )
+    clients = Clients(lambda: router.url, expected)
     tally = clients.tally
     running = asyncio.create_task(clients.run(setup.clients))
     hows: Counter[str] = Counter()
@@ -299,27 +225,11 @@ async def play(setup: Setup, engines: list[Engine], router: Server) -> Verdict:
         "changed": len(tally.changed),
         "longest, s": tally.longest_s,
     }
+    verdict.board = tally.board
     for complaint in (tally.lost + tally.changed)[:10]:
         verdict.expect(False, complaint[:600])
     judge("kills", verdict)
     return verdict
-
-
-async def _expected(url: str, setup: Setup) -> list[tuple[Case, dict[str, Any], Answer]]:
-    """Each body, and its answer while nothing goes wrong: the same whole and streamed."""
-    found = []
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
-        for number in range(BODIES):
-            case = setup.cases[number % len(setup.cases)]
-            body = body_of(case, number, setup.seed)
-            body["model"] = setup.models[number // len(setup.cases) % len(setup.models)]
-            whole = await ask(client, case, body)
-            streamed = {**body, "stream": True, **case.streaming}
-            parts = await ask(client, case, streamed)
-            if whole != parts:
-                raise SystemExit(f"{case.name}: whole {whole}, streamed {parts}")
-            found += [(case, body, whole), (case, streamed, whole)]
-    return found
 
 
 def _all_ready(url: str, count: int) -> bool:

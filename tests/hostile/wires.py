@@ -98,6 +98,29 @@ def _json_bodies(folder: Path) -> Opened:
     return read, [bodies.body() for _ in range(60)], (RequestError,)
 
 
+def _continued_streams(folder: Path) -> Opened:
+    """What a client says that it has of a stream."""
+    from octavo_engine.protocol.resume import unpack
+    from octavo_router.errors import Rejected
+    from octavo_router.proxy.continuation import remember
+    from octavo_router.proxy.resume import StreamMemory
+    from octavo_router.residency import native
+    from tests.router.proxy.test_resume import STREAM
+
+    hot = native.load()
+
+    def read(data: bytes) -> bool:
+        memory = StreamMemory(hot.split_token_lines, hot.find_event_end, keeps_lines=True)
+        remember(memory, data, is_stream=True)
+        if memory.can_resume:
+            frame, _ = unpack(memory.resume_body(b""))
+            assert "kv_address" not in json.loads(frame)
+        return memory.can_resume
+
+    parts = [b"".join(STREAM[:count]) for count in range(1, len(STREAM))]
+    return read, [*parts, parts[-4] + parts[0]], (Rejected,)
+
+
 def _forms(folder: Path) -> Opened:
     from octavo_engine.errors import RequestError
     from octavo_engine.server.http.multipart import FormReader
@@ -331,6 +354,9 @@ WIRES: Final[dict[str, HostileParser]] = {
     "JSON bodies": HostileParser(open=_json_bodies, json_share=0.4, words=(b"\\ud800", b"1e400")),
     "forms": HostileParser(open=_forms, words=(b"--boundary", b"\r\n", b"--", b"filename=")),
     "event streams": HostileParser(open=_event_streams, words=(b"data: ", b": octavo ", b"\n\n")),
+    "continued streams": HostileParser(
+        open=_continued_streams, words=(b"data: ", b": octavo begin ", b"\n\n", b": octavo 0 1\n")
+    ),
     "usage": HostileParser(open=_usage, words=(b'"usage":', b"{")),
     "core frames": HostileParser(open=_core_frames),
     "resume frames": HostileParser(open=_resume_frames, words=(b"[[", b"],[", b"-1")),
