@@ -102,6 +102,8 @@ NOT_RUN = frozenset(
 )  # fmt: skip
 # It came to nothing because its engine ends, as far as anybody can tell.
 ENDS = frozenset({Failure.LOST, Failure.LEFT, Failure.GIVEN_BACK})
+# It came to nothing because nothing came: the engine hangs, or is slow.
+SILENCES = frozenset({Failure.NO_HEADERS, Failure.STALLED})
 
 
 def _retry(attempt: Attempt, config: RetryConfig) -> RetryVerdict:

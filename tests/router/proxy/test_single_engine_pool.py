@@ -269,6 +269,29 @@ async def test_a_stream_that_times_out_is_repeated_only_within_the_budget():
 
 
 @on_loop
+async def test_what_a_hanging_engine_has_in_hand_goes_on_elsewhere_outside_the_budget():
+    """It says nothing to its routers either; one that is only slow does."""
+    config = fast_config(retry={"budget": 0.0, "budget_min": 0, "client_share": 0.0})
+    async with (
+        ScriptedUpstream(Engine(num_words=2, how="stall")) as first,
+        ScriptedUpstream(Engine()) as second,
+        routing_to(first.port, second.port, config=config, kind="octavo") as rig,
+    ):
+
+        async def ask(number: int) -> bytes:
+            async with await RawClient.open(rig.port) as client:
+                return (await client.ask(chat(stream=True))).body
+
+        asked = [asyncio.create_task(ask(number)) for number in range(6)]
+        hanging = rig.endpoints[0]
+        await rig.until(lambda: hanging.in_flight == 6)
+        rig.registry.report(hanging, "down", "nothing was heard for 5 s")
+        await rig.given_up(hanging, after_s=61.0)
+        assert await asyncio.gather(*asked) == [WHOLE] * 6
+        await rig.settled()
+
+
+@on_loop
 async def test_one_that_loses_everything_it_is_given_does_not_multiply_the_work():
     """Both engines break every stream, for good: only their first deaths are free."""
     engines = [Engine(num_words=1, how="close") for _ in range(2)]
