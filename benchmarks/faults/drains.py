@@ -6,8 +6,9 @@ Three simulated engines and two routers, processes of their own, under clients t
 every kind of `benchmarks.faults.answers` and compare each answer. In turn an engine or a router
 gets SIGTERM, must end with status 0, and is started again. Every third engine has a hundredth of a
 second to drain, so that what it was computing goes on elsewhere. Clients choose a router as a
-Service does: one that was ready when it was looked at last, a fifth of a second ago at most, over a
-new connection. They do not retry.
+Service does: one that was ready when it was looked at last, a fifth of a second ago where there is
+time for it, over a new connection. A router that ends takes new connections for ten seconds more.
+Clients do not retry.
 
 Ends with status 1 where a request failed or an answer was another one, or a process did not end
 well.
@@ -47,7 +48,7 @@ READY_WITHIN_S: Final = 300.0  # on a machine that does much else
 SHORT_DRAIN: Final = ("--shutdown-timeout", "0.01")
 _SIM: Final = ("--device", "sim", "--served-model-name", "m", "--sim-step-base-ms", "20")
 _ROUTER: Final = {
-    "server": {"accept_while_draining_s": 2, "drain_timeout_s": 100},
+    "server": {"accept_while_draining_s": 10, "drain_timeout_s": 100},
     "flow": {"queue_timeout_s": 600, "hold_timeout_s": 600},
 }
 
@@ -61,6 +62,7 @@ class Fleet:
     routers: list[Server] = field(default_factory=list)
     ready: list[str] = field(default_factory=list)  # routers, as a Service knows them
     problems: list[str] = field(default_factory=list)
+    longest_look_s: float = 0.0  # between two looks at them
     _numbers: count[int] = field(default_factory=count)
 
     def start_engine(self, port: int, *flags: str) -> Server:
@@ -89,14 +91,14 @@ class Fleet:
         await self._end(old, "an engine")
         self.engines[number] = await asyncio.to_thread(self.start_engine, port, *flags)
         for router in self.routers:
-            is_back = await until(lambda url=router.url: _num_ready(url) == ENGINES, READY_WITHIN_S)
-            if not is_back:
+            if not await _sees_all(router.url):
                 self.problems.append("an engine did not come back to a router")
 
     async def replace_router(self) -> None:
         self.routers.append(await asyncio.to_thread(self.start_router))
         new = self.routers[-1].url
-        await until(lambda: _num_ready(new) == ENGINES and new in self.ready, READY_WITHIN_S)
+        await _sees_all(new)
+        await until(lambda: new in self.ready, READY_WITHIN_S)
         await self._end(self.routers.pop(0), "a router")
 
     async def _end(self, server: Server, name: str) -> None:
@@ -111,10 +113,14 @@ class Fleet:
     async def look(self) -> None:
         """Which routers are ready, for ever."""
         async with httpx.AsyncClient(timeout=5.0) as client:
+            looked_at = time.monotonic()
             while True:
                 self.ready = [
                     router.url for router in list(self.routers) if await _is_ready(client, router)
                 ]
+                now = time.monotonic()
+                self.longest_look_s = max(self.longest_look_s, now - looked_at)
+                looked_at = now
                 await asyncio.sleep(LOOK_S)
 
 
@@ -125,12 +131,19 @@ async def _is_ready(client: httpx.AsyncClient, router: Server) -> bool:
         return False
 
 
-def _num_ready(url: str) -> int:
-    try:
-        endpoints = httpx.get(f"{url}/octavo/v1/state", timeout=5).json()["endpoints"]
-    except (httpx.HTTPError, ValueError):
-        return 0
-    return sum(one["state"] == "ready" for one in endpoints)
+async def _sees_all(url: str) -> bool:
+    """A router knows all engines as ready, soon."""
+    ends_at = time.monotonic() + READY_WITHIN_S
+    async with httpx.AsyncClient(timeout=5.0) as client:
+        while time.monotonic() < ends_at:
+            try:
+                state = (await client.get(f"{url}/octavo/v1/state")).json()
+            except (httpx.HTTPError, ValueError):
+                state = {"endpoints": []}
+            if sum(one["state"] == "ready" for one in state["endpoints"]) == ENGINES:
+                return True
+            await asyncio.sleep(LOOK_S)
+    return False
 
 
 async def play(fleet: Fleet, minutes: float, num_clients: int, pause_s: float) -> Verdict:
@@ -173,6 +186,7 @@ async def play(fleet: Fleet, minutes: float, num_clients: int, pause_s: float) -
         "changed": len(tally.changed),
         "processes that did not end well": len(fleet.problems),
         "longest, s": tally.longest_s,
+        "longest between two looks at the routers, s": fleet.longest_look_s,
     }
     verdict.board = tally.board
     for complaint in (tally.lost + tally.changed + fleet.problems)[:10]:
