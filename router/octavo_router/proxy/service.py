@@ -139,9 +139,7 @@ class Proxy:
         if facts.explain:
             self._check_explain(connection, head)
             request.explain = True
-        seen: bytes | None = None
-        if facts.continues is not None:
-            seen, body = continuation.cut(body, facts)
+        seen, body = (None, body) if facts.continues is None else continuation.cut(body, facts)
         key = facts.idempotency_key
         if key and (kept := self._idempotency.find(tenant.name, path.path, key, body)) is not None:
             self._give_again(connection, kept, record)
@@ -154,7 +152,7 @@ class Proxy:
         else:
             request.prompt_bytes = len(body)
             request.session = facts.session
-        memory = None if seen is None else self._continued(seen, path, request, scan)
+        memory = None if seen is None else self._remember(seen, path, request, scan)
         route = self._route(facts, path, request, record)
         if route.is_canary:
             record.model = route.adapter
@@ -177,10 +175,7 @@ class Proxy:
             connection = ResponseRecorder(
                 connection, self._idempotency, run, record
             ).as_connection()
-        if tenant.limits.owner and (path.keeps or path.is_kept):
-            head = head.with_lines(f"{OWNER_HEADER}: {tenant.limits.owner}\r\n".encode())
-        if facts.trusted_lines and tenant.limits.is_trusted:
-            head = head.with_lines(facts.trusted_lines)
+        head = _for_engines(head, facts, path, tenant)
         hands_over = path.hands_over and memory is None and self.dispatcher.pairs(request.pool)
         exchange = ProxyExchange(
             self, connection, head, body, path, request, account,
@@ -191,7 +186,7 @@ class Proxy:
         if route.copies and memory is None:
             self.mirrors.send(head, body, path.path, request, route.copies, total_s=total_s)
 
-    def _continued(
+    def _remember(
         self, seen: bytes, path: ProxiedPath, request: RouteRequest, scan: Scan | None
     ) -> StreamMemory:
         """Of a stream that another router may have begun. Raises Rejected."""
@@ -417,3 +412,15 @@ class Proxy:
         if self._access_log is not None:
             record.client = connection.client
             self._access_log.write(record)
+
+
+def _for_engines(
+    head: RequestHead, facts: HeadFacts, path: ProxiedPath, tenant: Tenant
+) -> RequestHead:
+    """With what an engine is to know of the client."""
+    limits = tenant.limits
+    if limits.owner and (path.keeps or path.is_kept):
+        head = head.with_lines(f"{OWNER_HEADER}: {limits.owner}\r\n".encode())
+    if facts.trusted_lines and limits.is_trusted:
+        head = head.with_lines(facts.trusted_lines)
+    return head
