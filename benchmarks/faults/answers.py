@@ -6,13 +6,18 @@ import json
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from benchmarks.vision_model import data_url
+from benchmarks.vision_pictures import render, scenes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+PICTURE_SEEDS: Final = 24  # so that some pictures come again
 _WORDS: Final = [
     "harbor",
     "letter",
@@ -51,6 +56,7 @@ class Case:
     path: str
     fields: Mapping[str, Any]
     streaming: Mapping[str, Any] = field(default_factory=dict)  # further fields of a stream
+    num_pictures: int = 0
 
 
 class Answer(NamedTuple):
@@ -87,6 +93,15 @@ CASES: Final = (
     Case("responses", RESPONSES, {"temperature": 0, "max_output_tokens": 32}),
     Case("messages", MESSAGES, {"temperature": 0, "max_tokens": 32}),
 )  # fmt: skip
+# For models that see.
+PICTURE_CASES: Final = (
+    Case("chat, a picture", CHAT, {"temperature": 0, "max_tokens": 32}, _USAGE, num_pictures=1),
+    Case("chat, two pictures, two choices, seeded", CHAT,
+         {"temperature": 0.9, "n": 2, "max_tokens": 24}, _USAGE, num_pictures=2),
+    Case("responses, a picture", RESPONSES,
+         {"temperature": 0, "max_output_tokens": 24}, num_pictures=1),
+    Case("messages, a picture", MESSAGES, {"temperature": 0, "max_tokens": 24}, num_pictures=1),
+)  # fmt: skip
 
 
 def body_of(case: Case, number: int, seed: int) -> dict[str, Any]:
@@ -97,6 +112,11 @@ def body_of(case: Case, number: int, seed: int) -> dict[str, Any]:
     body: dict[str, Any] = {"model": "m", **case.fields}
     if case.path == COMPLETIONS:
         body["prompt"] = text
+    elif case.num_pictures:
+        content = _content(case, text, rng)
+        body["input" if case.path == RESPONSES else "messages"] = [
+            {"role": "user", "content": content}
+        ]
     elif case.path == RESPONSES:
         body["input"] = text
     else:
@@ -104,6 +124,25 @@ def body_of(case: Case, number: int, seed: int) -> dict[str, Any]:
     if body["temperature"] and case.path in (CHAT, COMPLETIONS):
         body["seed"] = rng.randrange(1 << 31)
     return body
+
+
+def _content(case: Case, text: str, rng: random.Random) -> list[dict[str, Any]]:
+    """Pictures, and the text behind them, in the parts that the endpoint takes."""
+    drawn = islice(scenes(rng.randrange(PICTURE_SEEDS)), case.num_pictures)
+    urls = [data_url(render(scene)) for scene in drawn]
+    if case.path == CHAT:
+        parts: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": url}} for url in urls
+        ]
+    elif case.path == RESPONSES:
+        parts = [{"type": "input_image", "image_url": url} for url in urls]
+    else:
+        parts = [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png",
+                                         "data": url.partition(",")[2]}}
+            for url in urls
+        ]  # fmt: skip
+    return [*parts, {"type": "input_text" if case.path == RESPONSES else "text", "text": text}]
 
 
 def answer_of(case: Case, whole: dict[str, Any]) -> Answer:

@@ -1,6 +1,6 @@
 """Three times what engines can do, asked for by clients that do not wait: who is served.
 
-    python -m benchmarks.router.impatient_clients [--quick] [--json FILE] [STORY...]
+    python -m benchmarks.router.impatient_clients [--quick | --minutes M] [--json FILE] [STORY...]
 
 deadline   each request has five seconds, and says so (x-octavo-timeout-ms)
 leave      clients leave after five seconds without a whole answer
@@ -12,7 +12,11 @@ then half of it. Ends with status 1 where a bound is not kept:
 
     goodput under three times the load, of the peak     >= 0.95, from ten seconds on
     p99 of a refusal                                     < 50 ms
+    p99 of the whole answers                            <= 5 s: what clients wait
     last refusal after the load has fallen              <= 2 s
+    memory in the overload, of each process             grows by < 64 MiB
+
+With `--minutes` the overload lasts so long.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -43,6 +47,7 @@ STORIES: Final[tuple[Story, ...]] = ("deadline", "leave", "streams")
 PATIENCE_S: Final = 5.0
 SEATS: Final = 8  # of an engine
 STEP_MS: Final = 20.0
+_READY_WITHIN_S: Final = 300.0  # on a machine that does much else
 TOKENS: Final = 50  # of an answer: a second's worth
 _SIM: Final = (
     "--device", "sim", "--served-model-name", "m", "--max-num-seqs", str(SEATS),
@@ -60,6 +65,7 @@ class Scale:
     after_s: float
 
 
+_SAMPLE_S: Final = 2.0  # between two looks at memory
 FULL = Scale(peak_s=8.0, learning_s=10.0, overload_s=30.0, after_s=8.0)
 QUICK = Scale(peak_s=6.0, learning_s=10.0, overload_s=26.0, after_s=4.0)
 
@@ -159,30 +165,60 @@ class Crowd:
         return head.encode() + body
 
 
-def serve(stack: ExitStack, num_engines: int, *, has_router: bool) -> int:
-    """The port to ask. All ends with the stack."""
+def serve(stack: ExitStack, num_engines: int, *, has_router: bool) -> tuple[int, list[Server]]:
+    """The port to ask, and all processes. They end with the stack."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     octavo = [sys.executable, "-m", "octavo.cli"]
-    ports = []
+    ports: list[int] = []
+    servers: list[Server] = []
     for number in range(num_engines):
         port = free_port()
         command = [*octavo, "serve", "demo://smollm2", *_SIM, "--port", str(port)]
         log = folder / f"engine-{number}.log"
-        stack.enter_context(Server.start(command, port=port, log=log, ready="/ready"))
+        servers.append(stack.enter_context(_start(command, port, log)))
         ports.append(port)
     if not has_router:
-        return ports[0]
+        return ports[0], servers
     port = free_port()
     upstreams = [{"url": f"http://127.0.0.1:{engine}"} for engine in ports]
     config = folder / "router.yaml"
     config.write_text(json.dumps({"server": {"port": port}, "discovery": {"upstreams": upstreams}}))
     command = [*octavo, "router", "--config", str(config)]
     log = folder / "router.log"
-    stack.enter_context(Server.start(command, port=port, log=log, ready="/ready"))
-    return port
+    servers.append(stack.enter_context(_start(command, port, log)))
+    return port, servers
 
 
-async def tell(story: Story, port: int, capacity: float, scale: Scale) -> tuple[float, Crowd]:
+def _start(command: Sequence[str], port: int, log: Path) -> Server:
+    return Server.start(command, port=port, log=log, ready="/ready", within_s=_READY_WITHIN_S)
+
+
+@dataclass
+class MemoryGrowth:
+    """Of each process, from its size when the overload has been felt to its largest in it."""
+
+    servers: Sequence[Server]
+    first: list[int] = field(default_factory=list)
+    most: list[int] = field(default_factory=list)
+
+    async def watch(self, after_s: float, seconds: float) -> None:
+        await asyncio.sleep(after_s)
+        ends_at = time.perf_counter() + seconds - after_s
+        while time.perf_counter() < ends_at:
+            sizes = [server.memory().anonymous_bytes for server in self.servers]
+            self.first = self.first or sizes
+            self.most = [max(pair) for pair in zip(sizes, self.most or sizes, strict=True)]
+            await asyncio.sleep(_SAMPLE_S)
+
+    @property
+    def mib(self) -> float:
+        grown = (most - first for first, most in zip(self.first, self.most, strict=True))
+        return max(grown, default=0) / 2**20
+
+
+async def tell(
+    story: Story, port: int, capacity: float, scale: Scale, memory: MemoryGrowth
+) -> tuple[float, Crowd]:
     """The peak, and who came afterwards: the overload begins at 0, half the load behind it."""
     rng = random.Random(1)
     seats = round(capacity * TOKENS * STEP_MS * 1e-3)
@@ -192,6 +228,7 @@ async def tell(story: Story, port: int, capacity: float, scale: Scale) -> tuple[
     later = Crowd(port, story)
     async with asyncio.TaskGroup() as tasks:  # who came during the overload is there for a while
         tasks.create_task(later.arrive(3.0 * capacity, scale.overload_s, rng))
+        tasks.create_task(memory.watch(scale.learning_s, scale.overload_s))
         await asyncio.sleep(scale.overload_s)
         tasks.create_task(later.arrive(0.5 * capacity, scale.after_s, rng))
     peak = sum(one.is_good for one in crowd.endings) / (
@@ -200,7 +237,7 @@ async def tell(story: Story, port: int, capacity: float, scale: Scale) -> tuple[
     return peak, later
 
 
-def judge(name: str, later: Crowd, peak: float, scale: Scale) -> Verdict:
+def judge(name: str, later: Crowd, peak: float, scale: Scale, grown_mib: float = 0.0) -> Verdict:
     verdict = Verdict(name)
     start, end = scale.learning_s, scale.overload_s
     good = [one for one in later.endings if one.is_good]
@@ -209,6 +246,9 @@ def judge(name: str, later: Crowd, peak: float, scale: Scale) -> Verdict:
     refused = [one for one in later.endings if one.status in (503, 504) and one.sent_s < end]
     refused_ms = [1e3 * (one.ended_s - one.sent_s) for one in refused if one.sent_s >= start]
     lost = [one for one in later.endings if start <= one.sent_s < end and not one.is_good]
+    # Clients that leave after five seconds get no answer that takes longer.
+    whole_s = [one.ended_s - one.sent_s for one in later.endings
+               if one.is_whole and start <= one.ended_s < end]  # fmt: skip
     lost_late = sum(one.ended_s - one.sent_s > 0.5 for one in lost)
     bad_after = [one.sent_s - end for one in later.endings if one.sent_s >= end and not one.is_good]
     verdict.seen = {
@@ -217,6 +257,8 @@ def judge(name: str, later: Crowd, peak: float, scale: Scale) -> Verdict:
         "goodput of the peak": goodput / peak,
         "in the first ten seconds, of the peak": at_first / peak,
         "refused at once, a second": len(refused_ms) / (end - start),
+        "p99 of a whole answer, s": percentile(whole_s or [PATIENCE_S + 1.0], 99),
+        "grown in the overload, MiB": grown_mib,
         "p50 of a refusal, ms": percentile(refused_ms or [0.0], 50),
         "p99 of a refusal, ms": percentile(refused_ms or [0.0], 99),
         "without an answer after half a second, %": 100.0 * lost_late / max(len(lost), 1),
@@ -235,9 +277,10 @@ def run(story: Story, scale: Scale, *, has_router: bool) -> Verdict:
     place = "two engines behind a router" if has_router else "one engine alone"
     capacity = num_engines * SEATS / (TOKENS * STEP_MS * 1e-3)
     with ExitStack() as stack:
-        port = serve(stack, num_engines, has_router=has_router)
-        peak, later = asyncio.run(tell(story, port, capacity, scale))
-    return judge(f"{story}, {place}", later, peak, scale)
+        port, servers = serve(stack, num_engines, has_router=has_router)
+        memory = MemoryGrowth(servers)
+        peak, later = asyncio.run(tell(story, port, capacity, scale, memory))
+    return judge(f"{story}, {place}", later, peak, scale, memory.mib)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -246,12 +289,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("stories", nargs="*", choices=[*STORIES, []], metavar="STORY")
     parser.add_argument("--quick", action="store_true", help="seconds less each")
+    parser.add_argument("--minutes", type=float, default=0.0, metavar="M", help="of the overload")
     parser.add_argument("--json", metavar="FILE", help="write what was seen there as well")
     args: Any = parser.parse_args(arguments)
+    scale = QUICK if args.quick else FULL
+    if args.minutes:
+        scale = replace(scale, overload_s=max(60.0 * args.minutes, 2 * scale.learning_s))
     verdicts = []
     for story in args.stories or STORIES:
         for has_router in (False, True):
-            verdict = run(story, QUICK if args.quick else FULL, has_router=has_router)
+            verdict = run(story, scale, has_router=has_router)
             verdicts.append(verdict)
             verdict.show()
     if args.json:

@@ -26,6 +26,7 @@ _CHAT: Final = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 _DRIP_S: Final = 1.0  # between two bytes of a slow head
 _NUM_DRIPS: Final = 50  # they come in so many groups a second
 _CONNECTING: Final = 200  # at once
+_BIND_ADDRESS_NO_PORT: Final = 24  # of Linux: the port is chosen when it connects
 
 
 def raise_file_limit(wanted: int) -> int:
@@ -154,8 +155,9 @@ class Crowd:
     reader: has asked for a large answer, and does not take it.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
         self._port = port
+        self._source = source
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(_CONNECTING)
         self._is_over = False
@@ -196,6 +198,8 @@ class Crowd:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         loop = asyncio.get_running_loop()
         try:
+            sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
+            sock.bind((self._source, 0))
             async with self._places:
                 await loop.sock_connect(sock, ("127.0.0.1", self._port))
                 await loop.create_connection(lambda: SlowClient(self, kind), sock=sock)

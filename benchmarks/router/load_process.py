@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing import Pipe, get_context
@@ -20,7 +21,7 @@ import uvloop
 from benchmarks.router.load import Crowd
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from multiprocessing.connection import Connection
 
 _NICE: Final = 10  # who is slow may wait for a processor, too
@@ -37,11 +38,28 @@ class CrowdSeen:
     num_failed: int  # connections that were not accepted
 
 
+def joined(crowds: Sequence[CrowdSeen]) -> CrowdSeen:
+    """Of all of them together."""
+    num_open: Counter[str] = Counter()
+    num_ended: Counter[str] = Counter()
+    for crowd in crowds:
+        num_open += Counter(crowd.num_open)
+        num_ended += Counter(crowd.num_ended)
+    return CrowdSeen(dict(num_open), dict(num_ended), sum(crowd.num_failed for crowd in crowds))
+
+
 @asynccontextmanager
-async def crowding(port: int, **numbers: int) -> AsyncIterator[Callable[[], Awaitable[CrowdSeen]]]:
-    """Slow clients, all of them there. What is given makes them leave and tells what they saw."""
+async def crowding(
+    port: int, source: str, **numbers: int
+) -> AsyncIterator[Callable[[], Awaitable[CrowdSeen]]]:
+    """Slow clients, all of them there. What is given makes them leave and tells what they saw.
+
+    Their address is `source`: one alone has too few ports for ten thousand that come again.
+    """
     ours, theirs = Pipe()
-    process = get_context("spawn").Process(target=_live, args=(port, numbers, theirs), daemon=True)
+    process = get_context("spawn").Process(
+        target=_live, args=(port, source, numbers, theirs), daemon=True
+    )
     process.start()
     theirs.close()  # so that its end is heard here
 
@@ -59,13 +77,13 @@ async def crowding(port: int, **numbers: int) -> AsyncIterator[Callable[[], Awai
         process.kill()
 
 
-def _live(port: int, numbers: dict[str, int], pipe: Connection) -> None:
+def _live(port: int, source: str, numbers: dict[str, int], pipe: Connection) -> None:
     os.nice(_NICE)
-    uvloop.run(_crowd(port, numbers, pipe))
+    uvloop.run(_crowd(port, source, numbers, pipe))
 
 
-async def _crowd(port: int, numbers: dict[str, int], pipe: Connection) -> None:
-    crowd = Crowd(port)
+async def _crowd(port: int, source: str, numbers: dict[str, int], pipe: Connection) -> None:
+    crowd = Crowd(port, source)
     await crowd.gather(**numbers)
     pipe.send(None)
     try:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.router.overload [--quick] [--json FILE] [STORY...]
 
-slow      ten thousand clients that idle, drip their heads or do not read, while requests pass
+slow      ten thousand clients that idle, and ten thousand that drip their heads or do not read,
+          while requests pass
 storm     every engine answers 503 for a while: what the router's repeats add to that
 overload  three times the engines' capacity: what is served, and how soon the rest hears no
 
@@ -34,7 +35,7 @@ import uvloop
 
 from benchmarks.router import stand
 from benchmarks.router.load import Engine, Load, raise_file_limit
-from benchmarks.router.load_process import crowding, waited_s
+from benchmarks.router.load_process import crowding, joined, waited_s
 from octavo.bench.report import percentile
 
 if TYPE_CHECKING:
@@ -51,14 +52,17 @@ class Scale:
     """How many, and how long."""
 
     num_slow: int
+    num_crowds: int  # processes of the slow clients; as many workers has the router for them
     rate: float  # of ordinary requests
     seconds: float
     storm_s: float
     work_s: float  # an engine's, for a request
+    header_s: float = 10.0  # after which who drips is sent away
 
 
-FULL = Scale(num_slow=10_000, rate=500.0, seconds=20.0, storm_s=5.0, work_s=0.05)
-QUICK = Scale(num_slow=300, rate=100.0, seconds=2.0, storm_s=1.0, work_s=0.05)
+FULL = Scale(num_slow=20_000, num_crowds=3, rate=500.0, seconds=20.0, storm_s=5.0, work_s=0.05,
+             header_s=60.0)  # fmt: skip
+QUICK = Scale(num_slow=300, num_crowds=1, rate=100.0, seconds=2.0, storm_s=1.0, work_s=0.05)
 
 
 @dataclass
@@ -68,6 +72,7 @@ class Verdict:
     story: str
     seen: dict[str, float] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
+    board: dict[str, tuple[int, int]] = field(default_factory=dict)  # of a case: tried, lost
 
     def expect(self, is_true: bool, otherwise: str) -> None:
         if not is_true:
@@ -113,7 +118,7 @@ def main() -> int:
 
 @asynccontextmanager
 async def routing(
-    engines: Sequence[Engine], core: set[int] | None, **settings: Any
+    engines: Sequence[Engine], core: set[int] | None, *, num_workers: int = 1, **settings: Any
 ) -> AsyncIterator[Router]:
     """A router process in front of them that has heard of them all."""
     async with AsyncExitStack() as stack:
@@ -121,7 +126,7 @@ async def routing(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         port = free_port()
         document = {
-            "server": {"port": port},
+            "server": {"port": port, "workers": num_workers},
             "discovery": {"upstreams": [{"url": url} for url in urls]},
             **settings,
         }
@@ -134,29 +139,43 @@ async def routing(
 
 
 async def slow(scale: Scale, core: set[int] | None = None) -> Verdict:
-    """Six in ten idle, three drip their heads, one does not read."""
+    """Half of them idle; of the others nine in ten drip their heads, and one does not read.
+
+    A process has fewer files than all of them need, so there are several of clients and routers.
+    """
     verdict = Verdict("Slow clients")
-    files = raise_file_limit(3 * scale.num_slow + 4000)
-    # The router counts two files for each client, and who is sent away stays for a moment.
-    number = min(scale.num_slow, int((files - 2000) / 2 / 1.4))
+    num_crowds = scale.num_crowds
+    files = raise_file_limit(3 * scale.num_slow // num_crowds + 4000)
+    # A router counts two files for each client, and who is sent away stays for a moment.
+    number = min(scale.num_slow // num_crowds, int((files - 2000) / 2 / 1.4)) * num_crowds
     engines = [Engine() for _ in range(4)]
     limits = {"max_connections": 2 * number}
     flow = {"max_in_flight": number}
-    readers, heads = number // 10, 3 * number // 10
-    numbers = {"idle": number - readers - heads, "head": heads, "reader": readers}
+    each = number // num_crowds
+    readers, heads = each // 20, 9 * each // 20
+    numbers = {"idle": each - readers - heads, "head": heads, "reader": readers}
+    settings = {"limits": limits, "flow": flow, "timeouts": {"header_s": scale.header_s}}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        async with routing(engines, core, limits=limits, flow=flow) as router:
+        async with routing(engines, core, num_workers=num_crowds, **settings) as router:
             alone = await _measured(pool, router, scale)
             before = stand.rss_mib(router.pid)
-            async with crowding(router.port, **numbers) as leave:
+            async with AsyncExitStack() as crowds:
+                leave = [
+                    await crowds.enter_async_context(
+                        crowding(router.port, f"127.0.0.{2 + which}", **numbers)
+                    )
+                    for which in range(num_crowds)
+                ]
                 among = await _measured(pool, router, scale)
                 with_them = stand.rss_mib(router.pid)
-                crowd = await leave()
+                crowd = joined([await each() for each in leave])
             left = await _until_gone(router)
             after = await _measured(pool, router, scale)
     per_client_kib = (with_them - before) * 1024 / number
     verdict.seen = {
         "slow clients": number,
+        "of them idle": numbers["idle"] * num_crowds,
+        "processes of the router that serve": num_crowds,
         "memory of the router for each, KiB": per_client_kib,
         "heads that were ended, and came again": crowd.num_ended.get("head", 0),
         "requests a second of the others": scale.rate,
@@ -284,14 +303,19 @@ class Measured:
 
 
 async def _measured(pool: ProcessPoolExecutor, router: Router, scale: Scale) -> Measured:
-    pids = (router.pid, os.getpid())
-    began_at, before = time.monotonic(), [waited_s(pid) for pid in pids]
+    began_at, before = time.monotonic(), [_router_waited_s(router), waited_s(os.getpid())]
     load, load_waited_s = await asyncio.get_running_loop().run_in_executor(
         pool, _load, router.port, scale
     )
     took_s = time.monotonic() - began_at
-    waited = [waited_s(pid) - since for pid, since in zip(pids, before, strict=True)]
+    now = [_router_waited_s(router), waited_s(os.getpid())]
+    waited = [seconds - since for seconds, since in zip(now, before, strict=True)]
     return Measured(load, *(each_s / took_s for each_s in (load_waited_s, *waited)))
+
+
+def _router_waited_s(router: Router) -> float:
+    """The process that waited longest."""
+    return max(waited_s(process.pid) for process in stand.tree(router.pid))
 
 
 def _load(port: int, scale: Scale) -> tuple[Load, float]:
@@ -318,11 +342,13 @@ async def _until_ready(port: int, process: subprocess.Popen[bytes], log: Path) -
 async def _until_gone(router: Router) -> int:
     """How many files more than a few it still has when nobody is there any more."""
     process = psutil.Process(router.pid)
+    processes = [process, *process.children(recursive=True)]
     for _ in range(_LOOKS):
-        if process.num_fds() <= _FEW_FILES:
-            return 0
+        left = sum(max(0, one.num_fds() - _FEW_FILES) for one in processes)
+        if not left:
+            break
         await asyncio.sleep(_LOOK_S)
-    return int(process.num_fds()) - _FEW_FILES
+    return left
 
 
 def free_port() -> int:

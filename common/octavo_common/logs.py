@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import select
+import stat
 import sys
 import time
 from contextvars import ContextVar
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_PIPE_PATIENCE_MS = 100
 OWN_LOGGERS = ("octavo", "octavo_engine", "octavo_router")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
     "message", "asctime", "color_message", "taskName",
@@ -101,7 +105,13 @@ def set_up_logging(log_format: str, level: str | int) -> None:
 
 def write_to_stderr(formatter: logging.Formatter) -> None:
     """Whatever is logged in this process, and to nowhere else."""
-    handler = TerminalHandler() if sys.stderr.isatty() else logging.StreamHandler(sys.stderr)
+    handler: logging.Handler
+    if sys.stderr.isatty():
+        handler = TerminalHandler()
+    elif (pipe := _pipe_of(sys.stderr)) is not None:
+        handler = PipeHandler(pipe)
+    else:
+        handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.getLogger().handlers[:] = [handler]
 
@@ -120,6 +130,64 @@ class TerminalHandler(_Handler):
 
     def format(self, record: logging.LogRecord) -> str:
         return f"\r\033[K{super().format(record)}"
+
+
+class PipeHandler(logging.Handler):
+    """Of a pipe: where its reader stops reading, lines are lost, and this process does not wait.
+
+    The descriptor is shared with other processes, so it stays a blocking one: the kernel is asked
+    first whether the pipe takes a piece.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        self._num_lost = 0
+        self._is_cut = False  # a line ended in its midst
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = f"{self.format(record)}\n"
+        except Exception:
+            self.handleError(record)
+            return
+        if self._num_lost:
+            head, lost = "\n" if self._is_cut else "", self._num_lost
+            record = logging.makeLogRecord(
+                {"name": "octavo", "levelno": logging.WARNING, "levelname": "WARNING",
+                 "msg": "Log lines were lost: nobody read them", "lines": lost}
+            )  # fmt: skip
+            line = f"{head}{self.format(record)}\n{line}"
+        # Once it was waited for in vain, the next lines do not wait.
+        patience_ms = 0 if self._num_lost else _PIPE_PATIENCE_MS
+        if self._write(line.encode(errors="backslashreplace"), patience_ms):
+            self._num_lost = 0
+        else:
+            self._num_lost += 1
+
+    def _write(self, data: bytes, patience_ms: int) -> bool:
+        for start in range(0, len(data), select.PIPE_BUF):
+            if not self._poll.poll(patience_ms):
+                self._is_cut = self._is_cut or start > 0
+                return False
+            try:
+                os.write(self._fd, data[start : start + select.PIPE_BUF])
+            except OSError:  # its reader is gone
+                return False
+        self._is_cut = False
+        return True
+
+
+def _pipe_of(stream: TextIO) -> int | None:
+    """The descriptor, where it is a pipe."""
+    try:
+        fd = stream.fileno()
+        is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except (OSError, ValueError):  # a test's stand-in, or closed
+        return None
+    return fd if is_pipe else None
 
 
 def change_level(level: str | int) -> None:

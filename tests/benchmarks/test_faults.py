@@ -63,6 +63,18 @@ def test_the_command_fails_and_says_what_failed(
     assert run.main(["hostile bodies"]) == 0
 
 
+def test_the_scoreboard_says_what_was_tried_and_lost(capsys: pytest.CaptureFixture[str]):
+    run.show_board(
+        [Verdict("kills", board={"chat": (12, 1)}), Verdict("drains", board={"drains": (4, 0)})]
+    )
+    rows = [line.split() for line in capsys.readouterr().out.strip().splitlines()]
+    assert rows == [
+        ["case", "tried", "survived", "lost"], ["kills:", "chat", "12", "11", "1"],
+        ["drains", "4", "4", "0"],
+    ]  # fmt: skip
+    assert set(run.COUNTS) <= set(run.SCENARIOS)
+
+
 def test_tests_that_fail_or_are_not_there_are_not_kept(tmp_path):
     file = tmp_path / "test_it.py"
     file.write_text("def test_good(): pass\ndef test_bad(): assert False\n")

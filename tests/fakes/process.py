@@ -14,7 +14,7 @@ import httpx
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PATIENCE_S = 60.0  # ends tests that have gone wrong; a machine that does much else is slow
 
@@ -56,10 +56,15 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def serving(*flags: str, env: dict[str, str] | None = None) -> Iterator[ServeProcess]:
-    """`octavo serve --device sim` that is ready; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "octavo.cli", "serve", "--device", "sim", "--port", "0"]
-    command += ["--log-format", "json", *flags]
+def serving(
+    *flags: str, env: dict[str, str] | None = None, inside: Sequence[str] = ()
+) -> Iterator[ServeProcess]:
+    """`octavo serve --device sim` that is ready; killed at the end if it still runs.
+
+    `inside`: a command that runs it elsewhere, under the same process id.
+    """
+    command = [*inside, sys.executable, "-m", "octavo.cli", "serve", "--device", "sim"]
+    command += ["--port", "0", "--log-format", "json", *flags]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment(**(env or {}))
     )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import struct
 import time
 import zlib
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,26 +20,18 @@ if TYPE_CHECKING:
 
     Opened = tuple[Read, Sequence[bytes], tuple[type[BaseException], ...]]
 
-_FRAMING_TRAILER: Final = re.compile(
-    rb"\r\n0+[^\r\n]*\r\n(?:[^\r\n]+\r\n)*?(?:transfer-encoding|content-length):", re.IGNORECASE
-)
 _DATA: Final = Path(__file__).parents[1] / "data"
 
 
 def _http_requests(folder: Path) -> Opened:
-    """The router's reader, byte-cut and whole, and what llhttp finds in the same bytes."""
+    """The router's reader, byte-cut and whole, and what others find in what came and what goes."""
     from tests.fakes.api_fuzz import raw_requests
-    from tests.router.http.test_framing import Other, cut, read
+    from tests.router.http.test_framing import agrees_with_others, cut, read
 
     def check(data: bytes) -> bool:
-        whole = read([data])
+        whole = agrees_with_others(data)
         pieces = read(cut(data, [len(data) // 3, len(data) // 2, max(0, len(data) - 3)]))
         assert pieces.requests == whole.requests
-        ours = list(takewhile(lambda one: one[0] in ("GET", "POST"), whole.requests))
-        theirs = Other().read(data)
-        if _FRAMING_TRAILER.search(data):  # they refuse it; the router drops all trailers
-            ours = ours[: len(theirs)]
-        assert ours == theirs[: len(ours)]
         return bool(whole.requests)
 
     chunked = (
@@ -106,6 +96,29 @@ def _json_bodies(folder: Path) -> Opened:
         return is_read
 
     return read, [bodies.body() for _ in range(60)], (RequestError,)
+
+
+def _continued_streams(folder: Path) -> Opened:
+    """What a client says that it has of a stream."""
+    from octavo_engine.protocol.resume import unpack
+    from octavo_router.errors import Rejected
+    from octavo_router.proxy.continuation import remember
+    from octavo_router.proxy.resume import StreamMemory
+    from octavo_router.residency import native
+    from tests.router.proxy.test_resume import STREAM
+
+    hot = native.load()
+
+    def read(data: bytes) -> bool:
+        memory = StreamMemory(hot.split_token_lines, hot.find_event_end, keeps_lines=True)
+        remember(memory, data, is_stream=True)
+        if memory.can_resume:
+            frame, _ = unpack(memory.resume_body(b""))
+            assert "kv_address" not in json.loads(frame)
+        return memory.can_resume
+
+    parts = [b"".join(STREAM[:count]) for count in range(1, len(STREAM))]
+    return read, [*parts, parts[-4] + parts[0]], (Rejected,)
 
 
 def _forms(folder: Path) -> Opened:
@@ -341,6 +354,9 @@ WIRES: Final[dict[str, HostileParser]] = {
     "JSON bodies": HostileParser(open=_json_bodies, json_share=0.4, words=(b"\\ud800", b"1e400")),
     "forms": HostileParser(open=_forms, words=(b"--boundary", b"\r\n", b"--", b"filename=")),
     "event streams": HostileParser(open=_event_streams, words=(b"data: ", b": octavo ", b"\n\n")),
+    "continued streams": HostileParser(
+        open=_continued_streams, words=(b"data: ", b": octavo begin ", b"\n\n", b": octavo 0 1\n")
+    ),
     "usage": HostileParser(open=_usage, words=(b'"usage":', b"{")),
     "core frames": HostileParser(open=_core_frames),
     "resume frames": HostileParser(open=_resume_frames, words=(b"[[", b"],[", b"-1")),

@@ -28,6 +28,8 @@ SCHEMA_VALID_HEADER = "x-schema-valid"
 UNKNOWN_FIELDS_HEADER = "x-unknown-fields"
 
 # headers between router and engine; a client's are stripped
+# A client's: how many bytes of its stream stand before the request that continues it.
+CONTINUE_HEADER = "x-octavo-continue"
 STREAM_HEADER = "x-octavo-stream"  # "tokens": each SSE event carries the token ids behind its text
 RESUME_HEADER = "x-octavo-resume"  # "1": the body is a resume frame: protocol.resume
 POD_UID_HEADER = "x-octavo-pod-uid"  # whom the router means; another pod answers 421

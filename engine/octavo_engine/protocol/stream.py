@@ -25,7 +25,7 @@ KEY_BYTES = 8
 STORED_BYTES = 12
 MAX_FRAME_BYTES = 16 * 2**20
 HEARTBEAT_S = 1.0
-SILENCE_S = 5.0  # after which a router takes the engine for hung
+SILENCE_S = 4.0  # after which a router takes the engine for hung
 
 HELLO, SNAPSHOT, DELTA, DRAINING = "hello", "snapshot", "delta", "draining"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from uvicorn.config import Config
 from uvicorn.server import Server
 
+from octavo_common.loop_watch import LoopWatch
 from octavo_engine import __version__
 from octavo_engine.server.admin.reload import KeyFiles, Reloader
 from octavo_engine.server.admin.statistics import log_statistics
@@ -42,6 +43,8 @@ logger = logging.getLogger("octavo.server")
 KEEP_ALIVE_S = 75  # longer than the idle time of common load balancers
 LAST_WRITES_S = 5.0  # for answers that were complete when the drain ended
 PROGRESS_INTERVAL_S = 0.1
+LOOP_TICK_S = 1.0
+LOOP_DUMP_S = 4.0  # of standing still: the stacks are logged
 
 
 class LifecycleObserver(Protocol):
@@ -83,7 +86,8 @@ async def serve(
     stop = asyncio.Event()
     with _signals(stop, reloader):
         reloading = asyncio.create_task(reloader.run(), name="octavo-reload")
-        helpers = [reloading]
+        watching = asyncio.create_task(_watch_loop(), name="octavo-loop-watch")
+        helpers = [reloading, watching]
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
         try:
             if await _load(engine, observer, stop, service, modules):
@@ -106,6 +110,13 @@ async def serve(
             await asyncio.wait(helpers)
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
+
+
+async def _watch_loop() -> None:
+    """Until it is cancelled. While the loop stands still, probes are not answered."""
+    watched = logging.getLogger("octavo.server.loop")
+    async with LoopWatch(watched, tick_s=LOOP_TICK_S, dump_s=LOOP_DUMP_S):
+        await asyncio.Event().wait()
 
 
 def make_server(

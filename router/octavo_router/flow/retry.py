@@ -6,7 +6,7 @@
     a second engine died of it                          give up: flow.quarantine
     not sent: refused, reset, no connection             retry elsewhere, at most max_attempts
     "not accepted": 503, 429, 421                       retry elsewhere, max_refusals times
-    given back: it drains or has died, and said so      retry elsewhere, at most max_attempts
+    given back: it drains, hangs or died, and said so   retry elsewhere, at most max_attempts
     sent, then silence or a loss, tokens are known      resume elsewhere, at most max_resumes
     sent, then a 5xx, tokens are known                  resume elsewhere, once: then it is its own
     sent, then silence or a loss, nothing is known      give up: it may have run
@@ -35,7 +35,7 @@ class Failure(StrEnum):
     NO_SOCKET = "no_socket"  # this machine had none for it: nothing was sent, nobody was asked
     RESET_BEFORE_SENT = "reset_before_sent"  # a kept connection that was closed as we began
     NOT_ACCEPTED = "not_accepted"  # the engine said so: 503, 429, 421
-    GIVEN_BACK = "given_back"  # a 503 of an engine that drains or has died: nothing was answered
+    GIVEN_BACK = "given_back"  # a 503 of an engine that drains, hangs or died: nothing was answered
     REJECTED = "rejected"  # another 4xx
     ERROR_5XX = "error_5xx"  # 500 and others: it may have run
     NO_HEADERS = "no_headers"  # sent; no answer began in time
@@ -102,6 +102,8 @@ NOT_RUN = frozenset(
 )  # fmt: skip
 # It came to nothing because its engine ends, as far as anybody can tell.
 ENDS = frozenset({Failure.LOST, Failure.LEFT, Failure.GIVEN_BACK})
+# It came to nothing because nothing came: the engine hangs, or is slow.
+SILENCES = frozenset({Failure.NO_HEADERS, Failure.STALLED})
 
 
 def _retry(attempt: Attempt, config: RetryConfig) -> RetryVerdict:

@@ -93,8 +93,10 @@ class ProxyExchange:
         account: RequestAccount,
         *,
         hands_over: bool = False,
+        memory: StreamMemory | None = None,
     ) -> None:
-        """`hands_over`: another engine may compute the prompt."""
+        """`hands_over`: another engine may compute the prompt. `memory`: of a stream that the
+        client continues."""
         self._proxy = proxy
         self._connection = connection
         self._head = head
@@ -118,7 +120,7 @@ class ProxyExchange:
         self._pieces: list[bytes] = []
         self._size = 0
         self._relay: EventRelay | None = None
-        self._memory: StreamMemory | None = None
+        self._memory = memory
         self._tries: RetryState | None = None
         self._handover = (
             PromptHandover(self, proxy, head, body, request, account) if hands_over else None
@@ -132,7 +134,7 @@ class ProxyExchange:
         if isinstance(entry, Ticket):
             self._account.ticket = entry
             try:
-                self._place()
+                self._place(self._passed_over if self._memory is not None else ())
             except Exception:
                 self.broke()
             return
@@ -157,8 +159,7 @@ class ProxyExchange:
             finally:
                 self._waiting = self._turn = None
             self._account.record.queue_s += self._account.ticket.waited_s
-            tries = self._tries
-            self._place(tries.exclude(was_answered=self._was_answered) if tries else ())
+            self._place(self._passed_over)
         except Rejected as error:
             self._give_up(error, "refused")
         except Exception:
@@ -201,6 +202,15 @@ class ProxyExchange:
         self._account.begin_attempt(lease, upstream.lines, now)
         self._reach(upstream, now)
 
+    @property
+    def _passed_over(self) -> Collection[Endpoint]:
+        """Where it is not sent next."""
+        if self._tries is not None:
+            return self._tries.exclude(was_answered=self._was_answered)
+        if self._memory is None or self._memory.is_untouched:
+            return ()
+        return self._proxy.passed_over(self._request, [], was_answered=True)[0]
+
     def _waits_for_adapter(self, exclude: Collection[Endpoint]) -> bool:
         """Whether no engine has its adapter: the request is placed once one does, or is refused."""
         adapters = self._proxy.adapters
@@ -221,8 +231,7 @@ class ProxyExchange:
             if error is not None:
                 self._give_up(error, "refused")
                 return
-            tries = self._tries
-            self._place(tries.exclude(was_answered=self._was_answered) if tries else ())
+            self._place(self._passed_over)
         except Exception:
             self.broke()
 

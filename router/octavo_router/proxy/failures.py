@@ -45,7 +45,8 @@ _ENGINE_FAULTS: Final = frozenset(("internal_error", "model_error", "unreadable"
 DEADLINE_EXCEEDED: Final = "deadline_exceeded"
 WRONG_POD: Final = 421  # the address belongs to another pod by now
 NOT_ACCEPTED: Final = (WRONG_POD, 429, 503)  # statuses of a request that no engine has begun with
-_GIVES_BACK: Final = frozenset((ENGINE_DEAD, "server_shutdown", "draining"))  # codes of a 503
+# Codes of a 503 that is not for lack of room: it says nothing about other engines.
+_GIVES_BACK: Final = frozenset((ENGINE_DEAD, "engine_stalled", "server_shutdown", "draining"))
 NO_ENDPOINT_RETRY_S: Final = 5.0
 
 

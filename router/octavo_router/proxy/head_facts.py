@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from octavo_common.pages import CHAT_FILES
-from octavo_engine.protocol.endpoints import EXPLAIN_HEADER, TIMEOUT_HEADER
+from octavo_engine.protocol.endpoints import CONTINUE_HEADER, EXPLAIN_HEADER, TIMEOUT_HEADER
 from octavo_router.errors import Rejected, no_route
 from octavo_router.http.cors import Cors, is_preflight
 from octavo_router.http.fields import TRUSTED
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo_router.http.messages import Handler
     from octavo_router.http.request_head import RequestHead
 
+_CONTINUE: Final = CONTINUE_HEADER.encode()
 _EXPLAIN: Final = EXPLAIN_HEADER.encode()
 _TIMEOUT: Final = TIMEOUT_HEADER.encode()
 _MAX_KEY_BYTES: Final = 255
@@ -55,6 +56,7 @@ class HeadFacts:
     kept_id: str = ""  # of the answer that a path is about
     timeout_s: float = 0.0  # that the client gives the whole request; 0: any
     idempotency_key: str = ""
+    continues: int | None = None  # bytes of a stream before the request: proxy.continuation
     trusted_lines: bytes = b""  # for an engine, each with its CRLF, if the key is trusted
 
 
@@ -96,6 +98,8 @@ class FactReader:
                 facts.explain = value not in (b"", b"0", b"false")
             elif name == _TIMEOUT:
                 facts.timeout_s = _seconds(value)
+            elif name == _CONTINUE:
+                facts.continues = _length(value)
             elif name == IDEMPOTENCY_KEY and path.is_json and self._keeps_answers:
                 facts.idempotency_key = _key(value)
             elif name in TRUSTED:
@@ -159,6 +163,18 @@ def _seconds(value: bytes) -> float:
             param=TIMEOUT_HEADER,
         )
     return int(value) / 1000.0
+
+
+def _length(value: bytes) -> int:
+    """Raises Rejected."""
+    if not (value.isdigit() and len(value) <= 12):
+        raise Rejected(
+            400,
+            "invalid_header",
+            f"{CONTINUE_HEADER} must be a whole number of bytes",
+            param=CONTINUE_HEADER,
+        )
+    return int(value)
 
 
 def _key(value: bytes) -> str:

@@ -58,6 +58,7 @@ class StreamMemory:
         "_cutter",
         "_finished",
         "_form",
+        "_keeps_lines",
         "_kv_address",
         "_num_events",
         "_opened",
@@ -82,9 +83,12 @@ class StreamMemory:
         form: StreamForm = CHUNKS,
         wants_usage: bool = True,
         max_event_bytes: int = MAX_EVENT_BYTES,
+        keeps_lines: bool = False,
     ) -> None:
+        """`keeps_lines`: what is relayed has our lines, for a client that may continue it."""
         self.wants_usage = wants_usage  # whether a usage chunk comes before [DONE], as far as known
         self._form = form
+        self._keeps_lines = keeps_lines
         self._split = split_token_lines
         self._cutter = EventCutter(find_event_end, limit=max_event_bytes)
         self._begin: Resume | None = None  # without tokens
@@ -125,8 +129,9 @@ class StreamMemory:
                 self._take_begin(begin)
             if self._is_plain(clean, len(lines)) and self._fits(lines):
                 self._take_lines(lines)
+                shown = whole if self._keeps_lines else clean
             else:
-                clean = self._read_events(whole)
+                shown = clean = self._read_events(whole)
         except (MalformedStream, ValueError) as error:  # nothing of these bytes was taken in
             self._lose(str(error))
             return b""
@@ -134,7 +139,13 @@ class StreamMemory:
             self.is_untouched = False
             if self._form.is_items:
                 self._num_events += clean.count(b"\n\n")
-        return clean
+        if begin is not None and self._keeps_lines:
+            shown = _without_address(shown)
+        return shown
+
+    def forget_address(self) -> None:
+        """Where the blocks are: a client said so."""
+        self._kv_address = ""
 
     def start_over(self) -> None:
         """Another engine takes over: half an event of the one before is forgotten."""
@@ -281,7 +292,7 @@ class StreamMemory:
             end = whole.find(b"\n\n", start)
             end = len(whole) if end < 0 else end + 2
             event, lines, _ = self._split(whole[start:end])
-            start = end
+            written, start = whole[start:end], end
             problem = self._problem(event, lines)
             if problem:
                 self._lose(problem)
@@ -289,7 +300,7 @@ class StreamMemory:
                 self.lost_with = code
             else:
                 self._take_event(event, lines)
-                relayed.append(event)
+                relayed.append(written if self._keeps_lines else event)
         return b"".join(relayed)
 
     def _take_event(self, event: bytes, lines: list[TokenLine]) -> None:
@@ -331,6 +342,16 @@ class StreamMemory:
     def _lose(self, problem: str) -> None:
         self.lost_with = BAD_STREAM
         self.problem = problem
+
+
+def _without_address(events: bytes) -> bytes:
+    """A begin line at their head tells no client where engines listen."""
+    line, separator, rest = events.partition(b"\n")
+    if not line.startswith(BEGIN) or b'"kv_address"' not in line:
+        return events
+    fields = json.loads(line[len(BEGIN) :])
+    del fields["kv_address"]
+    return BEGIN + json.dumps(fields).encode() + separator + rest
 
 
 def _code_of(event: bytes) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from octavo_router.flow.retry import ENDS, Action, Attempt, decide
+from octavo_router.flow.retry import ENDS, SILENCES, Action, Attempt, decide
 from octavo_router.proxy.failures import RESULT_OF
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo_router.proxy.interfaces import ExchangeHost
     from octavo_router.proxy.paths import ProxiedPath
     from octavo_router.proxy.resume import StreamMemory
+    from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.request import RouteRequest
 
 _MAX_PAUSE_S: Final = 5.0  # an engine that wants more is passed on: its client knows when to come
@@ -85,7 +86,8 @@ class RetryState:
         exclude, is_alone = self._passed_over(was_answered)
         if is_alone and (verdict.delay_s is None or verdict.delay_s > _MAX_PAUSE_S):
             return None
-        if not (failure in ENDS and proxy.is_end_of(lease)):
+        is_end = failure in ENDS or (failure in SILENCES and _hangs(lease))
+        if not (is_end and proxy.is_end_of(lease)):
             if proxy.budget.take(self._request.tenant):
                 return None
             account.num_repeats += 1
@@ -112,3 +114,10 @@ class RetryState:
         if memory is None:
             return not was_answered
         return memory.is_untouched or memory.can_resume
+
+
+def _hangs(lease: Lease | None) -> bool:
+    """Its engine says nothing at all any more, or that it makes no progress: it is not slow."""
+    if lease is None or lease.endpoint.kind != "octavo":
+        return False
+    return lease.endpoint.reported_state not in ("ready", "draining")

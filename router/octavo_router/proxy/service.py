@@ -18,6 +18,7 @@ from octavo_router.flow.budget import Losses
 from octavo_router.flow.idempotency import IdempotencyKeys
 from octavo_router.flow.quarantine import Quarantine
 from octavo_router.metrics.record import RequestRecord
+from octavo_router.proxy import continuation
 from octavo_router.proxy.account import RequestAccount
 from octavo_router.proxy.events import EventRelay
 from octavo_router.proxy.exchange import ProxyExchange
@@ -138,6 +139,7 @@ class Proxy:
         if facts.explain:
             self._check_explain(connection, head)
             request.explain = True
+        seen, body = (None, body) if facts.continues is None else continuation.cut(body, facts)
         key = facts.idempotency_key
         if key and (kept := self._idempotency.find(tenant.name, path.path, key, body)) is not None:
             self._give_again(connection, kept, record)
@@ -150,6 +152,7 @@ class Proxy:
         else:
             request.prompt_bytes = len(body)
             request.session = facts.session
+        memory = None if seen is None else self._remember(seen, path, request, scan)
         route = self._route(facts, path, request, record)
         if route.is_canary:
             record.model = route.adapter
@@ -172,18 +175,25 @@ class Proxy:
             connection = ResponseRecorder(
                 connection, self._idempotency, run, record
             ).as_connection()
-        if tenant.limits.owner and (path.keeps or path.is_kept):
-            head = head.with_lines(f"{OWNER_HEADER}: {tenant.limits.owner}\r\n".encode())
-        if facts.trusted_lines and tenant.limits.is_trusted:
-            head = head.with_lines(facts.trusted_lines)
-        hands_over = path.hands_over and self.dispatcher.pairs(request.pool)
+        head = _for_engines(head, facts, path, tenant)
+        hands_over = path.hands_over and memory is None and self.dispatcher.pairs(request.pool)
         exchange = ProxyExchange(
-            self, connection, head, body, path, request, account, hands_over=hands_over
-        )
+            self, connection, head, body, path, request, account,
+            hands_over=hands_over, memory=memory,
+        )  # fmt: skip
         self.exchanges.add(exchange)
         exchange.start(entry)
-        if route.copies:
+        if route.copies and memory is None:
             self.mirrors.send(head, body, path.path, request, route.copies, total_s=total_s)
+
+    def _remember(
+        self, seen: bytes, path: ProxiedPath, request: RouteRequest, scan: Scan | None
+    ) -> StreamMemory:
+        """Of a stream that another router may have begun. Raises Rejected."""
+        assert path.resumes is not None and scan is not None  # continuation.cut
+        memory = self.new_memory(path.resumes, wants_usage=scan.include_usage, keeps_lines=True)
+        continuation.remember(memory, seen, is_stream=request.stream)
+        return memory
 
     def _read_body(
         self,
@@ -339,13 +349,16 @@ class Proxy:
     def inter_token_latency(self, pool: str) -> Histogram:
         return self._metrics.pool(pool).itl
 
-    def new_memory(self, form: StreamForm, *, wants_usage: bool) -> StreamMemory:
+    def new_memory(
+        self, form: StreamForm, *, wants_usage: bool, keeps_lines: bool = False
+    ) -> StreamMemory:
         return StreamMemory(
             self._hot_path.split_token_lines,
             self._hot_path.find_event_end,
             form=form,
             wants_usage=wants_usage,
             max_event_bytes=self._max_event_bytes,
+            keeps_lines=keeps_lines,
         )
 
     def new_relay(self) -> EventRelay:
@@ -399,3 +412,15 @@ class Proxy:
         if self._access_log is not None:
             record.client = connection.client
             self._access_log.write(record)
+
+
+def _for_engines(
+    head: RequestHead, facts: HeadFacts, path: ProxiedPath, tenant: Tenant
+) -> RequestHead:
+    """With what an engine is to know of the client."""
+    limits = tenant.limits
+    if limits.owner and (path.keeps or path.is_kept):
+        head = head.with_lines(f"{OWNER_HEADER}: {limits.owner}\r\n".encode())
+    if facts.trusted_lines and limits.is_trusted:
+        head = head.with_lines(facts.trusted_lines)
+    return head

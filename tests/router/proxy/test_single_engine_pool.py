@@ -199,7 +199,7 @@ class Ends:
 
 
 @pytest.mark.parametrize("kind", ["octavo", "openai"])
-@pytest.mark.parametrize("code", ["server_shutdown", "draining", "engine_dead"])
+@pytest.mark.parametrize("code", ["server_shutdown", "draining", "engine_dead", "engine_stalled"])
 @on_loop
 async def test_what_an_engine_gives_back_at_its_end_is_repeated_outside_the_budget(
     code: str, kind: Kind
@@ -223,7 +223,7 @@ async def test_what_an_engine_gives_back_at_its_end_is_repeated_outside_the_budg
 @on_loop
 async def test_two_engines_that_end_one_after_the_other_cost_no_answer():
     async with (
-        ScriptedUpstream(Ends("server_shutdown", 1)) as first,
+        ScriptedUpstream(Ends("engine_stalled", 1)) as first,
         ScriptedUpstream(Ends("draining", 1)) as second,
         ScriptedUpstream() as third,
         routing_to(first.port, second.port, third.port) as rig,
@@ -265,6 +265,29 @@ async def test_a_stream_that_times_out_is_repeated_only_within_the_budget():
         answer = await client.answer()
         assert (answer.status, answer.code) == (504, "upstream_stalled")
         assert not second.requests
+        await rig.settled()
+
+
+@on_loop
+async def test_what_a_hanging_engine_has_in_hand_goes_on_elsewhere_outside_the_budget():
+    """It says nothing to its routers either; one that is only slow does."""
+    config = fast_config(retry={"budget": 0.0, "budget_min": 0, "client_share": 0.0})
+    async with (
+        ScriptedUpstream(Engine(num_words=2, how="stall")) as first,
+        ScriptedUpstream(Engine()) as second,
+        routing_to(first.port, second.port, config=config, kind="octavo") as rig,
+    ):
+
+        async def ask(number: int) -> bytes:
+            async with await RawClient.open(rig.port) as client:
+                return (await client.ask(chat(stream=True))).body
+
+        asked = [asyncio.create_task(ask(number)) for number in range(6)]
+        hanging = rig.endpoints[0]
+        await rig.until(lambda: hanging.in_flight == 6)
+        rig.registry.report(hanging, "down", "nothing was heard for 5 s")
+        await rig.given_up(hanging, after_s=61.0)
+        assert await asyncio.gather(*asked) == [WHOLE] * 6
         await rig.settled()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ def test_mutated_files_end_no_worker() -> None:
         assert max(map(peak_mib, processes)) < MAX_WORKER_MIB
         assert 20 < outcomes.count("read") < 380
         assert not [each for each in outcomes if "died" in each or "takes longer" in each]
+
+    try:
+        asyncio.run(scene())
+    finally:
+        workers.close()
+
+
+@pytest.mark.slow
+def test_a_pause_of_the_whole_process_is_no_pictures_fault() -> None:
+    """As when it was stopped and went on, with its workers."""
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    workers = PictureWorkers(spec(), PictureTokens(spec().media, words))
+    picture = encoded(noise(700, 500), FORMATS[0])
+
+    async def scene() -> None:
+        assert await outcome(workers, picture) == "read"
+        workers._timeout_s = 2.0
+        waiting = asyncio.create_task(outcome(workers, picture))
+        await asyncio.sleep(0)
+        time.sleep(2.5)  # noqa: ASYNC251  # everything on the loop waits
+        assert await waiting == "read"
 
     try:
         asyncio.run(scene())
