@@ -168,7 +168,7 @@ def test_all_cores_are_started_again_when_one_is_lost(tmp_path: Path) -> None:
             client.send(wire.AddRequests([request]))
         await until(lambda: len(heard.tokens) == 4)
         cores_of()[0].kill()
-        await until(lambda: len(heard.refused) == 4)
+        await until(lambda: len(heard.refused) >= 4)
         assert any("rank 0 of 2" in error and "SIGKILL" in error for error in heard.refused)
         assert any("rank 0 of 2, which has some of the experts" in e for e in heard.refused)
         await until(lambda: len({core.pid for core in cores_of()} - before) == 2)
