@@ -387,6 +387,9 @@ class Program:
 
         A rank may have some experts in a row, from `first_expert` on, of `num_experts` that all
         ranks have together."""
+    def run_empty(self) -> None:
+        """With peers: this rank's experts' part of a step in which it has no tokens. Raises
+        RuntimeError where a rank has failed."""
     def expert_tokens(self) -> list[int]:
         """How many rows each expert was chosen for so far, of all mixtures, on any rank."""
     def columns(self, dst: int, src: int, first: int) -> None:

@@ -123,9 +123,7 @@ def _check_states(config: EngineConfig, model: ModelConfig) -> None:
         )
 
 
-def _check_experts(
-    config: EngineConfig, model: ModelConfig, num_cores: int | None = None
-) -> None:
+def _check_experts(config: EngineConfig, model: ModelConfig, num_cores: int | None = None) -> None:
     """Raises ConfigError where there is not an expert for each rank, or each core."""
     if not config.enable_expert_parallel:
         return

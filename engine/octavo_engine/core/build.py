@@ -136,9 +136,7 @@ def build_engine(
         backend = _build_backend(config, files, progress, peers)
     try:
         capacity = _capacity(config, backend, identity.own_max_model_len)
-        cache_key = hashlib.blake2b(
-            identity.digest + backend.name.encode(), digest_size=16
-        ).digest()
+        cache_key = _cache_key(identity, backend)
         engine = _assemble(
             config,
             backend,
@@ -182,6 +180,10 @@ def build_engine(
         _memory_note(kv_bytes, config),
     )  # fmt: skip
     return engine, info
+
+
+def _cache_key(identity: ModelIdentity, backend: Backend) -> bytes:
+    return hashlib.blake2b(identity.digest + backend.name.encode(), digest_size=16).digest()
 
 
 def _use_tiers(

@@ -15,7 +15,6 @@ import pytest
 
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.errors import ConfigError
-from octavo_engine.executor import ray_nodes
 from octavo_engine.executor.ray_nodes import threads_of_stage
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.process import environment
@@ -79,10 +78,7 @@ def test_answers_are_those_of_one_process_and_a_lost_stage_is_named() -> None:
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    monkeypatch.setattr(ray_nodes.importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"needs Ray on all hosts: pip install 'octavo\[ray\]'"):
         LLM.from_config(
             CONFIG.replace(pipeline_parallel_size=2, distributed_executor_backend="ray")

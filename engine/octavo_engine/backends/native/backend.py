@@ -137,6 +137,17 @@ def _plan_cut(
     return plan_cut(graph, stage, num_layers=config.num_layers, what=config.architecture)
 
 
+def _ranks_at(place: RankPlace, team: _native.Team) -> _native.Ranks:
+    return _native.Ranks(*place.shard, team.num_threads, place.file, place.patience_s)
+
+
+def _expert_shard(shard: Shard, peers: RankPlace | None, *, spreads: bool) -> Shard | None:
+    """Whose experts a process has as a whole; None: its part of all, or all."""
+    if peers is not None:
+        return peers.shard
+    return shard if spreads and shard.size > 1 else None
+
+
 class NativeBackend:
     """Packed weights, KV cache and program in csrc.
 
@@ -183,10 +194,7 @@ class NativeBackend:
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard
         self._shard = shard
-        if peers is not None:
-            self._expert_shard: Shard | None = peers.shard
-        else:
-            self._expert_shard = shard if spreads_experts and shard.size > 1 else None
+        self._expert_shard = _expert_shard(shard, peers, spreads=spreads_experts)
         assert place is None or stage is None, "layers are shared or spread, not both"
         rank, num_ranks = shard if stage is None else stage.on_host
         team = make_team(num_threads, isa, rank=rank, num_ranks=num_ranks)
@@ -194,12 +202,8 @@ class NativeBackend:
         self.ranks: _native.Ranks | None = None
         if place is not None:
             assert is_fused, "a rank has the halves of a gated layer for one instruction"
-            self.ranks = _native.Ranks(*shard, team.num_threads, place.file, place.patience_s)
-        self._peers: _native.Ranks | None = None
-        if peers is not None:
-            self._peers = _native.Ranks(
-                *peers.shard, team.num_threads, peers.file, peers.patience_s
-            )
+            self.ranks = _ranks_at(place, team)
+        self._peers = None if peers is None else _ranks_at(peers, team)
         self._lockstep: Lockstep | None = None  # with them
         self._adapters: _native.AdapterSlots | None = None
         if adapters is not None:
