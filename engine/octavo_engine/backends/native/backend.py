@@ -141,6 +141,10 @@ def _ranks_at(place: RankPlace, team: _native.Team) -> _native.Ranks:
     return _native.Ranks(*place.shard, team.num_threads, place.file, place.patience_s)
 
 
+def _adapter_slots(limits: AdapterLimits | None, dtype: Dtype) -> _native.AdapterSlots | None:
+    return limits and _native.AdapterSlots(limits.num_slots, limits.max_rank, dtype)
+
+
 def _expert_shard(shard: Shard, peers: RankPlace | None, *, spreads: bool) -> Shard | None:
     """Whose experts a process has as a whole; None: its part of all, or all."""
     if peers is not None:
@@ -199,15 +203,11 @@ class NativeBackend:
         rank, num_ranks = shard if stage is None else stage.on_host
         team = make_team(num_threads, isa, rank=rank, num_ranks=num_ranks)
         self.isa = team.isa
-        self.ranks: _native.Ranks | None = None
-        if place is not None:
-            assert is_fused, "a rank has the halves of a gated layer for one instruction"
-            self.ranks = _ranks_at(place, team)
+        assert place is None or is_fused, "a rank has the halves of a gated layer together"
+        self.ranks = None if place is None else _ranks_at(place, team)
         self._peers = None if peers is None else _ranks_at(peers, team)
         self._lockstep: Lockstep | None = None  # with them
-        self._adapters: _native.AdapterSlots | None = None
-        if adapters is not None:
-            self._adapters = _native.AdapterSlots(adapters.num_slots, adapters.max_rank, dtype)
+        self._adapters = _adapter_slots(adapters, dtype)
         self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
         loader = NativeLoader(
             checkpoint,
