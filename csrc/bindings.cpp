@@ -93,7 +93,12 @@ void bind_ranks(nb::module_& module) {
         .def_prop_ro("size", &Ranks::size)
         .def_prop_ro("failed", &Ranks::failed)
         .def("barrier", &Ranks::barrier, nb::call_guard<nb::gil_scoped_release>())
-        .def("fail", &Ranks::fail, nb::arg("rank"));
+        .def("fail", &Ranks::fail, nb::arg("rank"))
+        .def("begin_step", &Ranks::begin_step, nb::arg("number"))
+        .def("await_step", &Ranks::await_step, nb::arg("number"), nb::arg("timeout_s"),
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("join", &Ranks::join)
+        .def_prop_ro("num_joined", &Ranks::num_joined);
     nb::class_<Ring>(module, "Ring", nb::is_weak_referenceable())
         .def(nb::init<int, int, int, int64_t>(), nb::arg("rank"), nb::arg("size"), nb::arg("file"),
              nb::arg("max_bytes"))

@@ -455,10 +455,11 @@ void bind_program(nb::module_& module) {
     nb::class_<Program> program(module, "Program", nb::is_weak_referenceable());
     bind_recurrent(program);
     program
-        .def(nb::init<Team&, int64_t, int64_t, int64_t, int, Ranks*>(), arg("team"),
+        .def(nb::init<Team&, int64_t, int64_t, int64_t, int, Ranks*, Ranks*>(), arg("team"),
              arg("arena_bytes"), arg("max_tokens"), arg("max_logit_rows"),
-             arg("activation_bits") = 16, arg("ranks").none() = nb::none(), nb::keep_alive<1, 2>(),
-             nb::keep_alive<1, 7>())
+             arg("activation_bits") = 16, arg("ranks").none() = nb::none(),
+             arg("peers").none() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 7>(),
+             nb::keep_alive<1, 8>())
         .def(
             "buffer",
             [](Program& self, int64_t offset, int64_t cols, const std::string& dtype,
@@ -551,6 +552,7 @@ void bind_program(nb::module_& module) {
             arg("first_expert") = 0, arg("num_experts").none() = nb::none(), nb::keep_alive<1, 8>(),
             nb::keep_alive<1, 9>())
         .def("expert_tokens", &Program::expert_tokens)
+        .def("run_empty", &Program::run_empty, nb::call_guard<nb::gil_scoped_release>())
         .def(
             "glu",
             [](Program& self, int dst, int src, const std::string& activation) {

@@ -134,11 +134,12 @@ void place(const Routing& routing, Pairs& pairs, int64_t num_tokens) {
 }
 
 void combine(const cpu::Matrix& dst, const float* results, const Pairs& pairs, int64_t top_k,
-             int64_t begin, int64_t end) {
+             int64_t begin, int64_t end, int64_t first_token) {
     for (int64_t token = begin; token < end; ++token) {
         auto* to = reinterpret_cast<float*>(dst.row(token));
         std::fill_n(to, dst.cols, 0.0F);
-        for (int64_t pair = token * top_k; pair < (token + 1) * top_k; ++pair) {
+        const int64_t first_pair = (first_token + token) * top_k;
+        for (int64_t pair = first_pair; pair < first_pair + top_k; ++pair) {
             const float weight = pairs.weights[static_cast<size_t>(pair)];
             const float* from = results + pairs.places[static_cast<size_t>(pair)] * dst.cols;
             for (int64_t c = 0; c < dst.cols; ++c) {

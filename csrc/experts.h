@@ -56,8 +56,8 @@ void route(const Routing& routing, Pairs& pairs, int64_t begin, int64_t end);
 void place(const Routing& routing, Pairs& pairs, int64_t num_tokens);
 
 // dst[token] = the sum of weight * results[place] over the token's pairs, in their order. Where the
-// inputs were weighed the weights are one.
+// inputs were weighed the weights are one. The first token of dst is that number among the pairs'.
 void combine(const cpu::Matrix& dst, const float* results, const Pairs& pairs, int64_t top_k,
-             int64_t begin, int64_t end);
+             int64_t begin, int64_t end, int64_t first_token = 0);
 
 }  // namespace octavo

@@ -33,9 +33,10 @@ void check_rows(const char* name, Rows dst, Rows src) {
 }  // namespace
 
 Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
-                 int activation_bits, Ranks* ranks)
+                 int activation_bits, Ranks* ranks, Ranks* peers)
     : team_(team),
       ranks_(ranks),
+      peers_(peers),
       max_tokens_(max_tokens),
       max_logit_rows_(max_logit_rows),
       activation_bits_(activation_bits) {
@@ -45,8 +46,12 @@ Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t ma
           "; it must be between 1 and ", kMaxRows);
     check(max_logit_rows >= 0 && max_logit_rows <= kMaxRows, "Program: max_logit_rows is ",
           max_logit_rows, "; it must be between 0 and ", kMaxRows);
-    check(ranks == nullptr || ranks->workers_per_rank() == team.num_threads(),
-          "Program: ", team.num_threads(), " threads; every rank must have the same number");
+    for (const Ranks* others : {ranks, peers}) {
+        check(others == nullptr || others->workers_per_rank() == team.num_threads(),
+              "Program: ", team.num_threads(), " threads; every rank must have the same number");
+    }
+    check(ranks == nullptr || peers == nullptr,
+          "Program: ranks and peers; there may be one of them");
     arena_ = ranks == nullptr ? Memory(arena_bytes) : ranks->share(arena_bytes);
     limits_ = {max_tokens,
                max_logit_rows,

@@ -155,9 +155,10 @@ constexpr int64_t kOwnRows = 3;
 class Program {
   public:
     // Activations meet integer weights in so many bits, 8 or 16. With `ranks`, all of them run the
-    // same program together, each with its part of the weights and of the heads: see Share.
+    // same program together, each with its part of the weights and of the heads: see Share. With
+    // `peers` each has tokens of its own, and some experts that it computes for all: see Exchange.
     Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
-            int activation_bits, Ranks* ranks = nullptr);
+            int activation_bits, Ranks* ranks = nullptr, Ranks* peers = nullptr);
 
     // Each throws ValueError when it does not fit the buffers. Tables and weights must outlive the
     // program; vectors are copied.
@@ -207,6 +208,8 @@ class Program {
     // Runs a step. Throws ValueError when its arrays do not agree or exceed the plan, and
     // RuntimeError when another rank has failed. One at a time.
     void run(const KVCache& kv, const Step& step, const KVCache* cross = nullptr);
+    // This rank's part of a step that peers have begun with: there are no tokens of its own.
+    void run_empty();
     int64_t num_instructions() const { return static_cast<int64_t>(instructions_.size()); }
 
     // The buffer, of which `num_rows` rows are to be read.
@@ -237,6 +240,23 @@ class Program {
         int64_t first_column;
         bool is_own;  // other ranks have other experts, or other columns of these
         std::vector<const float*> biases;  // of each; or empty
+    };
+    // What peers show each other at a mixture of experts: who has how many tokens, their rows and
+    // the experts that they chose; and what came of them. All mixtures of a program share it.
+    struct Exchange {
+        Memory shared;
+        int32_t* counts = nullptr;   // by rank
+        int32_t* experts = nullptr;  // [ranks, max_tokens * top_k]
+        float* weights = nullptr;
+        float* rows = nullptr;     // [ranks, max_tokens, cols]
+        float* results = nullptr;  // by place, [ranks * max_tokens * top_k, cols]
+        int64_t top_k = 0;
+        int64_t cols = 0;
+        // This rank's own, by place too: of its experts' rows only.
+        Memory gathered, hidden;
+        Pairs pairs;              // of all ranks' tokens, one rank's behind another's
+        std::vector<int32_t> of;  // by token: its place among `rows`
+        int64_t first_token = 0;  // of this rank's
     };
     struct LayerNorm {
         cpu::NormArgs args;
@@ -326,8 +346,13 @@ class Program {
     void quantize_pairs(const cpu::LinearArgs& args, Range rows);
     Experts experts_of(const MoeOptions& options, const std::vector<const Packed*>& weights,
                        std::span<const float> biases);
-    void for_each_expert(const Experts& experts, const cpu::Matrix& src, const cpu::Matrix& dst,
-                         cpu::Activation activation, bool shares_rows, int worker);
+    void for_each_expert(const Experts& experts, const Pairs& pairs, const cpu::Matrix& src,
+                         const cpu::Matrix& dst, cpu::Activation activation, bool shares_rows,
+                         int worker);
+    void make_exchange(const Moe& moe);
+    void run_exchange(const Moe& moe, int64_t num_tokens, int worker);
+    void show_tokens(const Moe& moe, Range tokens);
+    void place_all(const Moe& moe);
 
     // program_cross.cpp
     void check_cross(const char* name, const CrossOptions& options);
@@ -342,6 +367,8 @@ class Program {
 
     // program_run.cpp
     void prepare(const KVCache& kv, Step& step, const KVCache* cross);
+    void make_room();  // for what no step has needed before
+    void check_ranks() const;
     void place_adapters(const Step& step);
     void check_cache(const Attention& attention, const KVCache& kv) const;
     void run_worker(const KVCache& kv, const Step& step, int worker);
@@ -360,6 +387,7 @@ class Program {
 
     Team& team_;
     Ranks* ranks_;  // null: this process is alone
+    Ranks* peers_;  // null: it has all experts, or those that `ranks_` leave to it
     int64_t max_tokens_;
     int64_t max_logit_rows_;
     int activation_bits_;
@@ -387,6 +415,7 @@ class Program {
     std::vector<int32_t> cross_stores_;  // slot of each token's keys and values
     std::vector<int32_t> shifted_rows_;
 
+    Exchange exchange_;
     Pairs pairs_;                         // of the mixture of experts under way
     std::vector<int64_t> expert_tokens_;  // by expert: rows of all mixtures so far
 

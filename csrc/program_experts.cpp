@@ -5,6 +5,10 @@
 //
 // Ranks either have some columns of every expert, or some experts as a whole. What an expert takes
 // and gives lies in memory that all ranks see, so nothing is sent to its owner, or back.
+//
+// Peers have tokens of their own. Each shows its tokens and the experts that they chose; all place
+// the tokens of all, one rank's behind another's, and an expert's owner gathers its rows from
+// there.
 #include <algorithm>
 
 #include "common/check.h"
@@ -68,8 +72,8 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
               num_own <= num_experts - options.first_expert,
           "moe: ", num_own, " experts from ", options.first_expert, " on, of ", num_experts,
           "; there may be ", kMaxExperts, " at most");
-    check(num_own == num_experts || ranks_ != nullptr, "moe: ", num_own, " of ", num_experts,
-          " experts, and no other ranks");
+    check(num_own == num_experts || ranks_ != nullptr || peers_ != nullptr, "moe: ", num_own,
+          " of ", num_experts, " experts, and no other ranks");
     check(k >= 1 && k <= std::min(num_experts, kMaxTopK), "moe: top_k is ", k, " of ", num_experts,
           " experts; at most ", kMaxTopK);
     check(options.activation != cpu::Activation::None, "moe needs an activation");
@@ -132,13 +136,21 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
         if (panels.is_quantized()) {
             const int64_t row =
                 kernels.quantized_row_bytes(of_experts(panels, {}, {}, cpu::Activation::None));
-            quantized_bytes_ = std::max(quantized_bytes_, max_tokens_ * k * row);
+            const int64_t num_ranks = peers_ == nullptr ? 1 : peers_->size();
+            quantized_bytes_ = std::max(quantized_bytes_, num_ranks * max_tokens_ * k * row);
         }
+    }
+    if (peers_ != nullptr) {
+        make_exchange(instruction);
     }
     instructions_.push_back({Rows::Tokens, std::move(instruction)});
 }
 
 void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
+    if (peers_ != nullptr) {
+        run_exchange(moe, num_tokens, worker);
+        return;
+    }
     // Each rank routes all tokens for itself: that is less than a barrier.
     const int64_t top_k = moe.routing.top_k;
     const Range routed = split(num_tokens, worker, team_.num_threads());
@@ -165,20 +177,168 @@ void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
         quantize_pairs(of_experts(moe.gate_up.weights[0], moe.gathered, {}, moe.activation), pairs);
     }
     meet();
-    for_each_expert(moe.gate_up, moe.gathered, moe.hidden, moe.activation, shares_gathered, worker);
+    for_each_expert(moe.gate_up, pairs_, moe.gathered, moe.hidden, moe.activation, shares_gathered,
+                    worker);
     meet();
     if (shares_hidden) {
         quantize_pairs(of_experts(moe.down.weights[0], moe.hidden, {}, cpu::Activation::None),
                        pairs);
         meet();
     }
-    for_each_expert(moe.down, moe.hidden, moe.results, cpu::Activation::None, shares_hidden,
+    for_each_expert(moe.down, pairs_, moe.hidden, moe.results, cpu::Activation::None, shares_hidden,
                     worker);
     meet();
 
     const Range tokens = split(num_tokens, all.worker, all.workers);
     combine(moe.dst, reinterpret_cast<const float*>(moe.results.data), pairs_, top_k, tokens.begin,
             tokens.end);
+}
+
+// Memory for what peers show each other, the same for all of them, and for this rank's part of it.
+void Program::make_exchange(const Moe& moe) {
+    Exchange& exchange = exchange_;
+    const int64_t top_k = moe.routing.top_k;
+    const int64_t cols = moe.src.cols;
+    const int64_t num_tokens = peers_->size() * max_tokens_;
+    const int64_t num_pairs = num_tokens * top_k;
+    check(num_pairs * cols < int64_t{1} << 40, "moe: no room for ", num_pairs, " rows");
+    if (exchange.top_k == 0) {
+        const int64_t sizes[] = {kMaxRanks, num_pairs, num_pairs, num_tokens * cols,
+                                 num_pairs * cols};
+        int64_t offsets[6] = {};  // each at a cache line of its own
+        for (size_t part = 0; part < 5; ++part) {
+            offsets[part + 1] = offsets[part] + (4 * sizes[part] + 63) / 64 * 64;
+        }
+        exchange.shared = peers_->share(offsets[5]);
+        std::byte* data = exchange.shared.data();
+        exchange.counts = reinterpret_cast<int32_t*>(data);
+        exchange.experts = reinterpret_cast<int32_t*>(data + offsets[1]);
+        exchange.weights = reinterpret_cast<float*>(data + offsets[2]);
+        exchange.rows = reinterpret_cast<float*>(data + offsets[3]);
+        exchange.results = reinterpret_cast<float*>(data + offsets[4]);
+        exchange.top_k = top_k;
+        exchange.cols = cols;
+        exchange.of.resize(static_cast<size_t>(num_tokens));
+    }
+    check(exchange.top_k == top_k && exchange.cols == cols, "moe: ", top_k, " experts of ", cols,
+          " columns; peers exchange ", exchange.top_k, " of ", exchange.cols);
+    exchange.pairs.make_room(num_pairs, moe.routing.num_experts);
+    const auto reserve = [&](Memory& memory, const Matrix& matrix) {
+        const int64_t num_bytes = num_pairs * (matrix.row(1) - matrix.row(0));
+        if (memory.size() < num_bytes) {
+            memory = Memory(num_bytes);
+        }
+    };
+    reserve(exchange.gathered, moe.gathered);
+    reserve(exchange.hidden, moe.hidden);
+}
+
+// The own tokens and the experts that they chose, for the peers to see.
+void Program::show_tokens(const Moe& moe, Range tokens) {
+    const Exchange& exchange = exchange_;
+    const int64_t top_k = exchange.top_k;
+    const int64_t first = peers_->rank() * max_tokens_ + tokens.begin;
+    const int64_t count = tokens.end - tokens.begin;
+    std::copy_n(pairs_.experts.data() + tokens.begin * top_k, count * top_k,
+                exchange.experts + first * top_k);
+    std::copy_n(pairs_.weights.data() + tokens.begin * top_k, count * top_k,
+                exchange.weights + first * top_k);
+    std::copy_n(reinterpret_cast<const float*>(moe.src.row(tokens.begin)), count * exchange.cols,
+                exchange.rows + first * exchange.cols);
+}
+
+// The tokens of all ranks by expert. NOTE: what ranks show is copied first: once one has failed it
+// may change meanwhile, and what indexes memory must not.
+void Program::place_all(const Moe& moe) {
+    Exchange& exchange = exchange_;
+    const int64_t top_k = exchange.top_k;
+    int64_t num_tokens = 0;
+    for (int rank = 0; rank < peers_->size(); ++rank) {
+        const int64_t count = exchange.counts[rank];
+        const int64_t first = rank * max_tokens_;
+        std::copy_n(exchange.experts + first * top_k, count * top_k,
+                    exchange.pairs.experts.data() + num_tokens * top_k);
+        std::copy_n(exchange.weights + first * top_k, count * top_k,
+                    exchange.pairs.weights.data() + num_tokens * top_k);
+        for (int64_t token = 0; token < count; ++token) {
+            exchange.of[static_cast<size_t>(num_tokens + token)] =
+                static_cast<int32_t>(first + token);
+        }
+        exchange.first_token = rank == peers_->rank() ? num_tokens : exchange.first_token;
+        num_tokens += count;
+    }
+    place(moe.routing, exchange.pairs, num_tokens);
+    for (int64_t pair = 0; pair < num_tokens * top_k; ++pair) {
+        int32_t& token = exchange.pairs.tokens[static_cast<size_t>(pair)];
+        token = exchange.of[static_cast<size_t>(token)];
+    }
+    for (size_t e = 0; e < static_cast<size_t>(moe.routing.num_experts); ++e) {
+        expert_tokens_[e] += exchange.pairs.starts[e + 1] - exchange.pairs.starts[e];
+    }
+}
+
+void Program::run_exchange(const Moe& moe, int64_t num_tokens, int worker) {
+    Exchange& exchange = exchange_;
+    const Pairs& pairs = exchange.pairs;
+    const Range own = split(num_tokens, worker, team_.num_threads());
+    route(moe.routing, pairs_, own.begin, own.end);
+    show_tokens(moe, own);
+    if (worker == 0) {
+        exchange.counts[peers_->rank()] = static_cast<int32_t>(num_tokens);
+    }
+    peers_->barrier();
+    if (worker == 0) {
+        place_all(moe);
+    }
+    team_.barrier();
+
+    const int64_t first_expert = moe.gate_up.first_expert;
+    const int64_t num_own = static_cast<int64_t>(moe.gate_up.weights.size());
+    const int64_t begin = pairs.starts[static_cast<size_t>(first_expert)];
+    const int64_t count = pairs.starts[static_cast<size_t>(first_expert + num_own)] - begin;
+    Range rows = split(count, worker, team_.num_threads());
+    rows = {begin + rows.begin, begin + rows.end};
+    const Matrix gathered{exchange.gathered.data(), moe.gathered.cols, moe.gathered.dtype};
+    const Matrix hidden{exchange.hidden.data(), moe.hidden.cols, moe.hidden.dtype};
+    const Matrix results{reinterpret_cast<std::byte*>(exchange.results), exchange.cols, Dtype::F32};
+    cpu::RowOpArgs gather{
+        .op = cpu::RowOp::Select,
+        .dst = gathered,
+        .src = {reinterpret_cast<std::byte*>(exchange.rows), exchange.cols, Dtype::F32}};
+    gather.rows = pairs.tokens.data();
+    gather.factors = moe.routing.options.weighs_inputs ? pairs.factors.data() : nullptr;
+    team_.kernels().row_op(gather, rows.begin, rows.end);
+    const bool is_many = count > kOwnRows;
+    const bool shares_gathered = is_many && moe.gate_up.weights[0].is_quantized();
+    const bool shares_hidden = is_many && moe.down.weights[0].is_quantized();
+    if (shares_gathered) {  // each worker those that it has just gathered
+        quantize_pairs(of_experts(moe.gate_up.weights[0], gathered, {}, moe.activation), rows);
+    }
+    team_.barrier();
+    for_each_expert(moe.gate_up, pairs, gathered, hidden, moe.activation, shares_gathered, worker);
+    team_.barrier();
+    if (shares_hidden) {
+        quantize_pairs(of_experts(moe.down.weights[0], hidden, {}, cpu::Activation::None), rows);
+        team_.barrier();
+    }
+    for_each_expert(moe.down, pairs, hidden, results, cpu::Activation::None, shares_hidden, worker);
+    peers_->barrier();
+    combine(moe.dst, exchange.results, pairs, exchange.top_k, own.begin, own.end,
+            exchange.first_token);
+}
+
+void Program::run_empty() {
+    check(peers_ != nullptr, "run_empty: there are no peers");
+    make_room();
+    team_.run([&](int worker) {
+        for (const Instruction& instruction : instructions_) {
+            if (const auto* moe = std::get_if<Moe>(&instruction.args)) {
+                run_exchange(*moe, 0, worker);
+                team_.barrier();
+            }
+        }
+    });
+    check_ranks();
 }
 
 // A product of rows by expert; with an activation, of gate and up.
@@ -223,10 +383,11 @@ Program::Experts Program::experts_of(const MoeOptions& options,
 }
 
 // One product for each own expert that has rows. `shares_rows`: they have been quantised.
-void Program::for_each_expert(const Experts& experts, const Matrix& src, const Matrix& dst,
-                              cpu::Activation activation, bool shares_rows, int worker) {
+void Program::for_each_expert(const Experts& experts, const Pairs& pairs, const Matrix& src,
+                              const Matrix& dst, cpu::Activation activation, bool shares_rows,
+                              int worker) {
     const Share share = experts.is_own ? own(worker) : all(worker);
-    const int32_t* starts = pairs_.starts.data() + experts.first_expert;
+    const int32_t* starts = pairs.starts.data() + experts.first_expert;
     for (size_t e = 0; e < experts.weights.size(); ++e) {
         const int64_t first = starts[e];
         const int64_t count = starts[e + 1] - first;

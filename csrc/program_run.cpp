@@ -104,9 +104,15 @@ void Program::run(const KVCache& kv, const Step& given, const KVCache* cross) {
         step.op_times[0] = now_ns();
     }
     team_.run([&](int worker) { run_worker(kv, step, worker); });
-    if (ranks_ != nullptr && ranks_->failed() >= 0) {
-        throw std::runtime_error("rank " + std::to_string(ranks_->failed()) + " of " +
-                                 std::to_string(ranks_->size()) + " has failed");
+    check_ranks();
+}
+
+void Program::check_ranks() const {
+    for (const Ranks* ranks : {ranks_, peers_}) {
+        if (ranks != nullptr && ranks->failed() >= 0) {
+            throw std::runtime_error("rank " + std::to_string(ranks->failed()) + " of " +
+                                     std::to_string(ranks->size()) + " has failed");
+        }
     }
 }
 
@@ -125,6 +131,15 @@ void Program::prepare(const KVCache& kv, Step& step, const KVCache* cross) {
             check_cache(latent->attention, kv);
         }
     }
+    make_room();
+    next_part_[0].store(0, std::memory_order_relaxed);
+    for (AttentionPlan& plan : plans_) {
+        plan.build(step, team_.num_threads(), reinterpret_cast<float*>(partials_.data()),
+                   kPartialFloats);
+    }
+}
+
+void Program::make_room() {
     const int64_t num_threads = team_.num_threads();
     if (scratch_.size() < scratch_bytes_ * num_threads) {
         scratch_bytes_ = (scratch_bytes_ + 4095) / 4096 * 4096;  // no cache line of two workers
@@ -135,10 +150,6 @@ void Program::prepare(const KVCache& kv, Step& step, const KVCache* cross) {
     }
     if (!plans_.empty() && partials_.size() == 0) {
         partials_ = Memory(kPartialFloats * 4);
-    }
-    next_part_[0].store(0, std::memory_order_relaxed);
-    for (AttentionPlan& plan : plans_) {
-        plan.build(step, num_threads, reinterpret_cast<float*>(partials_.data()), kPartialFloats);
     }
 }
 

@@ -32,6 +32,8 @@ struct Ranks::Shared {
     Counter generation;                       // counts barriers passed
     Counter parked;                           // workers that must be woken
     Counter failed;                           // 0, or 1 + the rank
+    Counter begun;                            // the last step that a rank has begun with
+    Counter joined;                           // ranks
     std::array<Counter, kMaxRanks> arrivals;  // of each rank's workers, at all barriers so far
 };
 
@@ -113,6 +115,37 @@ int Ranks::slowest() const {
     }
     return slowest;
 }
+
+void Ranks::begin_step(uint32_t number) {
+    std::atomic<uint32_t>& begun = shared_->begun.count;
+    uint32_t last = begun.load(std::memory_order_relaxed);
+    while (static_cast<int32_t>(number - last) > 0) {
+        if (begun.compare_exchange_weak(last, number)) {
+            wake(begun);
+            return;
+        }
+    }
+}
+
+bool Ranks::await_step(uint32_t number, double timeout_s) {
+    std::atomic<uint32_t>& begun = shared_->begun.count;
+    const int64_t end = now_ns() + static_cast<int64_t>(timeout_s * 1e9);
+    while (true) {
+        const uint32_t last = begun.load(std::memory_order_seq_cst);
+        if (static_cast<int32_t>(last - number) >= 0) {
+            return true;
+        }
+        const int64_t left = end - now_ns();
+        if (left <= 0) {
+            return false;
+        }
+        park(begun, last, left);
+    }
+}
+
+void Ranks::join() { shared_->joined.count.fetch_add(1); }
+
+int Ranks::num_joined() const { return static_cast<int>(shared_->joined.count.load()); }
 
 void Ranks::fail(int rank) {
     check(rank >= 0 && rank < size_, "ranks: no rank ", rank, " of ", size_);

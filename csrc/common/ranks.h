@@ -32,6 +32,15 @@ class Ranks {
     // False from when a rank failed: what others should have written may be missing.
     bool barrier();
 
+    // Ranks with steps of their own, which run them at the same time all the same: one says that it
+    // begins with the step of that number, from 1 on, and the others see it.
+    void begin_step(uint32_t number);
+    // Whether some rank has; waits for it so long at most.
+    bool await_step(uint32_t number, double timeout_s);
+    // This rank is there; once each.
+    void join();
+    int num_joined() const;
+
     // The rank has ended, or hangs. Only the first one counts.
     void fail(int rank);
     int failed() const;  // -1: none

@@ -156,6 +156,14 @@ class Ranks:
         """False from when a rank has failed."""
     def fail(self, rank: int) -> None:
         """Ends all waiting, now and from then on."""
+    def begin_step(self, number: int) -> None:
+        """Of ranks with steps of their own: the others are to take that step too, from 1 on."""
+    def await_step(self, number: int, timeout_s: float) -> bool:
+        """Whether some rank has begun with it; waits for that so long at most."""
+    def join(self) -> None:
+        """This rank is there; once each."""
+    @property
+    def num_joined(self) -> int: ...
 
 class Ring:
     """Messages from rank 0 to all other ranks, in order, through `file`, which is memory."""
@@ -216,9 +224,11 @@ class Program:
         max_logit_rows: int,
         activation_bits: int = 16,
         ranks: Ranks | None = None,
+        peers: Ranks | None = None,
     ) -> None:
         """Activations are rounded to 16 or 8 bits where they meet integer weights. With `ranks`,
-        all of them have the same program over one arena, and run each step together."""
+        all of them have the same program over one arena, and run each step together. With `peers`
+        each runs steps of its own at the same time, and has some experts for the tokens of all."""
     def buffer(self, offset: int, cols: int, dtype: str, rows: str) -> int:
         """Declare a buffer; returns its number. Offsets are multiples of 64."""
     def embed(
@@ -377,6 +387,9 @@ class Program:
 
         A rank may have some experts in a row, from `first_expert` on, of `num_experts` that all
         ranks have together."""
+    def run_empty(self) -> None:
+        """With peers: this rank's experts' part of a step in which it has no tokens. Raises
+        RuntimeError where a rank has failed."""
     def expert_tokens(self) -> list[int]:
         """How many rows each expert was chosen for so far, of all mixtures, on any rank."""
     def columns(self, dst: int, src: int, first: int) -> None:

@@ -38,7 +38,7 @@ Policy = Literal["fcfs", "priority"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 KernelChoice = Literal["auto", "triton", "plain"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
-ExecutorBackend = Literal["auto", "uni", "mp"]
+ExecutorBackend = Literal["auto", "uni", "mp", "ray"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 SpeculationMethod = Literal[
     "ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "mtp"
@@ -375,6 +375,7 @@ class EngineConfig:
     memory_fraction: float | None = None
     num_threads: int | None = None  # of all ranks; default: the cores this process may use
     tensor_parallel_size: int = 1  # processes that share each layer
+    cpu_tp: Literal["off", "auto"] = "off"  # auto: as many as there are memory nodes
     # Of those, each has some experts as a whole instead of some rows of every expert.
     enable_expert_parallel: bool = False
     pipeline_parallel_size: int = 1  # processes that have some layers each, one after another
@@ -493,6 +494,28 @@ class EngineConfig:
         _check(self.pipeline_layer_partition is None or self.pipeline_parallel_size > 1,
                "--pipeline-layer-partition goes with --pipeline-parallel-size",
                self.pipeline_layer_partition)  # fmt: skip
+        _check(backend != "ray" or self.pipeline_parallel_size > 1,
+               "--distributed-executor-backend ray places the stages of --pipeline-parallel-size, "
+               "which must be above 1; ranks that share each layer need one host: use mp",
+               self.pipeline_parallel_size)  # fmt: skip
+        _check(backend != "ray" or self.nnodes == 1,
+               "--distributed-executor-backend ray chooses the hosts itself: --nnodes must be 1",
+               self.nnodes)  # fmt: skip
+        _check(backend != "ray" or self.data_parallel_size == 1,
+               "--distributed-executor-backend ray needs --data-parallel-size 1",
+               self.data_parallel_size)  # fmt: skip
+        _check_choice("--cpu-tp", self.cpu_tp, Literal["off", "auto"])
+        _check(self.cpu_tp == "off" or (self.num_ranks == 1 and backend in ("auto", "mp")),
+               "--cpu-tp auto chooses --tensor-parallel-size: it goes with neither that, nor "
+               "--pipeline-parallel-size, nor --distributed-executor-backend uni or ray",
+               self.cpu_tp)  # fmt: skip
+        _check(self.cpu_tp == "off" or self.data_parallel_size == 1
+               or not self.enable_expert_parallel,
+               "--enable-expert-parallel with --data-parallel-size needs to know the ranks of a "
+               "core: give --tensor-parallel-size instead of --cpu-tp", self.cpu_tp)  # fmt: skip
+        _check(self.cpu_tp == "off" or self.device in ("auto", "cpu"),
+               "--cpu-tp auto is for --device cpu only; leave it out here",
+               f"--device {self.device}")  # fmt: skip
         self._check_expert_parallelism()
         self._check_data_parallelism()
         self._check_nodes()
@@ -637,6 +660,15 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Processes that hold one copy of the model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def spreads_experts_over_cores(self) -> bool:
+        """Whether each of several engine cores has some of the experts, for the tokens of all."""
+        return (
+            self.enable_expert_parallel
+            and self.data_parallel_size > 1
+            and self.tensor_parallel_size == 1
+        )
 
     @property
     def ranks_flag(self) -> str:

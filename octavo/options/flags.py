@@ -95,9 +95,10 @@ ENGINE_FLAGS = (
          "compute threads of all processes together; default: the cores this process may use"),
     Flag("tensor_parallel_size",
          "processes that share each layer on a CPU, with the same bits; see docs/parallelism.md"),
+    Flag("cpu_tp", "auto: --tensor-parallel-size is the number of the host's memory nodes"),
     Flag("enable_expert_parallel",
-         "give each rank of --tensor-parallel-size some experts as a whole; see "
-         "docs/parallelism.md"),
+         "give each rank of --tensor-parallel-size, or each core of --data-parallel-size, some "
+         "experts as a whole; see docs/parallelism.md"),
     Flag("pipeline_parallel_size",
          "processes that hold some layers each on a CPU, with the same bits; see "
          "docs/parallelism.md"),
@@ -111,7 +112,8 @@ ENGINE_FLAGS = (
     Flag("data_parallel_size",
          "engine cores behind this server, each with the whole model; see docs/parallelism.md"),
     Flag("distributed_executor_backend",
-         "uni: one process; mp: several on this host; auto: mp if there are several ranks"),
+         "uni: one process; mp: several on this host; ray: stages on the hosts of a Ray "
+         "cluster; auto: mp if there are several ranks"),
     Flag("seed", "seed of requests that set none; 0: a new one for each"),
     Flag("stream_interval",
          "tokens per event of a stream, after the first; higher values cost less"),

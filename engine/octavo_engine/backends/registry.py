@@ -31,10 +31,12 @@ def build_backend(
     config: EngineConfig,
     files: ModelFiles | None,
     progress: Callable[[int, int], None] | None = None,
+    peers: RankPlace | None = None,
 ) -> Backend:
     """The backend that `config.device` names; reads the weights, which takes the time it takes.
 
-    `progress(bytes_done, bytes_total)` follows it. Raises ModelError and ConfigError.
+    `progress(bytes_done, bytes_total)` follows it. With `peers` it has some of the experts. Raises
+    ModelError and ConfigError.
     """
     _check_kv_cache_dtype(config)
     check_activation_bits(config)
@@ -56,7 +58,7 @@ def build_backend(
         return _build_transformers(config, files)
     model = ModelConfig.from_hf(files.config)
     _check_states(config, model)
-    _check_experts(config, model)
+    _check_experts(config, model, None if peers is None else peers.shard.size)
     max_model_len = config.max_model_len or model.max_position_embeddings
     if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
         raise ConfigError(
@@ -67,7 +69,9 @@ def build_backend(
         return _build_torch(config, model, files, max_model_len=max_model_len, progress=progress)
     if config.device in ("cuda", "plugin"):
         return _build_cuda(config, model, files, max_model_len=max_model_len, progress=progress)
-    return _build_native(config, model, files, max_model_len=max_model_len, progress=progress)
+    return _build_native(
+        config, model, files, max_model_len=max_model_len, progress=progress, peers=peers
+    )
 
 
 def build_rank(
@@ -119,8 +123,8 @@ def _check_states(config: EngineConfig, model: ModelConfig) -> None:
         )
 
 
-def _check_experts(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises ConfigError where there is not an expert for each rank."""
+def _check_experts(config: EngineConfig, model: ModelConfig, num_cores: int | None = None) -> None:
+    """Raises ConfigError where there is not an expert for each rank, or each core."""
     if not config.enable_expert_parallel:
         return
     if model.experts is None:
@@ -128,11 +132,12 @@ def _check_experts(config: EngineConfig, model: ModelConfig) -> None:
             "--enable-expert-parallel is for mixtures of experts, and this model, "
             f"{model.architecture}, has none; leave it out"
         )
-    count, size = model.experts.num_experts, config.tensor_parallel_size
+    count, size = model.experts.num_experts, num_cores or config.tensor_parallel_size
     if size > count:
+        flag = "--data-parallel-size" if num_cores else "--tensor-parallel-size"
         raise ConfigError(
             f"--enable-expert-parallel has {count} experts for {size} ranks; lower "
-            f"--tensor-parallel-size to {count}, or leave it out"
+            f"{flag} to {count}, or leave it out"
         )
 
 
@@ -172,6 +177,7 @@ def _build_native(
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
     place: RankPlace | None = None,
+    peers: RankPlace | None = None,
     stage: StagePlace | None = None,
 ) -> NativeBackend:
     if config.dtype == "float16":
@@ -193,6 +199,7 @@ def _build_native(
         progress=progress,
         place=place,
         spreads_experts=config.enable_expert_parallel,
+        peers=peers,
         stage=stage,
         draft=open_draft(config, model),
         heads=open_heads(config, model),

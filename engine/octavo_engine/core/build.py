@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_engine.backends.backend import Backend
+    from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import EngineConfig, SpeculationConfig
     from octavo_engine.core.adapters import AdapterQueue
     from octavo_engine.core.grammar_queue import GrammarQueue
@@ -114,11 +115,13 @@ def build_engine(
     *,
     progress: Callable[[int, int], None] | None = None,
     backend: Backend | None = None,
+    peers: RankPlace | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> tuple[Engine, ModelInfo]:
     """Load, size and warm up. Raises ConfigError or ModelError; then nothing is left behind.
 
-    A `backend` that is given is used, and closed, instead of the one that the settings name.
+    A `backend` that is given is used, and closed, instead of the one that the settings name. With
+    `peers` it computes some of the experts for other cores too.
     """
     started = time.monotonic()
     files = resolve(config)
@@ -130,12 +133,10 @@ def build_engine(
     if backend is None:
         if config.device in ("auto", "cpu"):
             require_extension()
-        backend = _build_backend(config, files, progress)
+        backend = _build_backend(config, files, progress, peers)
     try:
         capacity = _capacity(config, backend, identity.own_max_model_len)
-        cache_key = hashlib.blake2b(
-            identity.digest + backend.name.encode(), digest_size=16
-        ).digest()
+        cache_key = _cache_key(identity, backend)
         engine = _assemble(
             config,
             backend,
@@ -181,6 +182,10 @@ def build_engine(
     return engine, info
 
 
+def _cache_key(identity: ModelIdentity, backend: Backend) -> bytes:
+    return hashlib.blake2b(identity.digest + backend.name.encode(), digest_size=16).digest()
+
+
 def _use_tiers(
     config: EngineConfig,
     backend: Backend,
@@ -201,7 +206,10 @@ def _use_tiers(
 
 
 def _build_backend(
-    config: EngineConfig, files: ModelFiles | None, progress: Callable[[int, int], None] | None
+    config: EngineConfig,
+    files: ModelFiles | None,
+    progress: Callable[[int, int], None] | None,
+    peers: RankPlace | None,
 ) -> Backend:
     if config.num_ranks > 1:
         from octavo_engine.executor.leader import start_ranks
@@ -210,7 +218,7 @@ def _build_backend(
         return start_ranks(config, files, progress)
     from octavo_engine.backends.registry import build_backend
 
-    return build_backend(config, files, progress)
+    return build_backend(config, files, progress, peers)
 
 
 def _media_bytes(config: EngineConfig, backend: Backend) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.build import build_engine, resolve
-from octavo_engine.core.data_parallel.core_share import core_share
+from octavo_engine.core.data_parallel.core_share import core_share, expert_peers, settle_ranks
 from octavo_engine.core.expected_files import check_runner
 from octavo_engine.core.pooling.build import build_pooling_engine, pooling_config
 
@@ -23,16 +23,19 @@ def build_core(
     *,
     progress: Callable[[int, int], None] | None = None,
     backend: Backend | None = None,
+    expert_file: int | None = None,
 ) -> tuple[CoreEngine, ModelInfo]:
     """Load, size and warm up. Raises ConfigError or ModelError; then nothing is left behind.
 
     One of several cores takes its share: see `core_share`. A `backend` that is given generates; it
-    is used instead of the one that the settings name.
+    is used instead of the one that the settings name. `expert_file` is memory that cores share
+    which compute experts for each other.
     """
-    config = core_share(config)
+    peers = expert_peers(config, expert_file)
+    config = settle_ranks(core_share(config))
     files = resolve(config)
     pooling = None if backend is not None else pooling_config(config, files)
     check_runner(config, pools=pooling is not None)
     if pooling is not None:
         return build_pooling_engine(config, pooling, files, progress=progress)
-    return build_engine(config, progress=progress, backend=backend)
+    return build_engine(config, progress=progress, backend=backend, peers=peers)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.build_core import build_core
 from octavo_engine.core.data_parallel.data_parallel_client import DataParallelClient
+from octavo_engine.core.process.expert_cores import ExpertCores
 from octavo_engine.core.process.in_process_client import InProcessClient
 from octavo_engine.core.process.process_client import ProcessClient
 
@@ -34,6 +35,9 @@ def choose_connect(config: EngineConfig, timing: Timing | None = None) -> Connec
     """The simulator shares this process."""
     if config.device == "sim":
         return in_process
+    if config.spreads_experts_over_cores:
+        cores = ExpertCores(config.data_parallel_size)
+        return partial(ProcessClient, timing=timing, expert_cores=cores)
     return in_child_process if timing is None else partial(ProcessClient, timing=timing)
 
 

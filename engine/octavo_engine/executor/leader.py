@@ -54,7 +54,12 @@ def start_ranks(
     if is_pipeline:
         place_of(local, 0)  # before processes are started for what cannot be
     processes: RankProcesses
-    if local.nnodes > 1:
+    if config.distributed_executor_backend == "ray":
+        from octavo_engine.executor.ray_nodes import RayNodes
+
+        processes = RayNodes(config, patience_s, files)
+        local = processes.config.replace(model=local.model, revision=None)
+    elif local.nnodes > 1:
         processes = RankNodes(local, patience_s, files)
     else:
         processes = RankProcesses(local, patience_s)

@@ -58,6 +58,21 @@ def run_node(config: EngineConfig, files: ModelFiles) -> None:
         serve_leader(config, files, channel)
 
 
+def compute_for_leader(config: EngineConfig, files: ModelFiles, secret: bytes) -> None:
+    """For one leader, which waits already. Raises ConfigError where it will not have this node, and
+    OSError or NodeError where it is gone."""
+    channel = _connect(config)
+    try:
+        join(channel, secret, model_digest(files.config), config.node_rank)
+    except NodeRefused as error:
+        channel.close()
+        raise ConfigError(f"rank {config.node_rank} was refused: {error}") from None
+    except NodeError:
+        channel.close()
+        raise
+    serve_leader(config, files, channel)
+
+
 def serve_leader(config: EngineConfig, files: ModelFiles, channel: NodeChannel) -> None:
     """Until one of both ends."""
     own_path = str(files.path.absolute())

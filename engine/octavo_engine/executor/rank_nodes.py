@@ -20,7 +20,7 @@ from octavo_engine.executor.rank_processes import RankProcesses
 from octavo_engine.shared_secret import read_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from octavo_engine.config import EngineConfig
@@ -53,13 +53,17 @@ class _NodeAdmission:
         self._found: dict[int, tuple[NodeChannel, str]] = {}
         self._begun: set[NodeChannel] = set()
 
-    def wait(self, listener: socket.socket) -> dict[int, tuple[NodeChannel, str]]:
-        """The connection and the host of each rank, once all are there."""
+    def wait(
+        self, listener: socket.socket, check: Callable[[], None]
+    ) -> dict[int, tuple[NodeChannel, str]]:
+        """The connection and the host of each rank, once all are there. `check` is called now and
+        then, and raises where one will never be."""
         logger.info("Waiting for ranks %s", sorted(self._missing))
         listener.settimeout(ACCEPT_S)
         with ThreadPoolExecutor(MAX_HANDSHAKES, "octavo-handshake") as threads:
             try:
                 while self._missing:
+                    check()
                     with contextlib.suppress(TimeoutError):
                         connection, (host, *_) = listener.accept()
                         channel = NodeChannel(connection)
@@ -113,15 +117,22 @@ class RankNode:
 class RankNodes(RankProcesses):
     """Ranks 1 to nnodes - 1, a host for each."""
 
-    def __init__(self, config: EngineConfig, patience_s: float, files: ModelFiles) -> None:
-        self._secret = node_secret(config)
+    def __init__(
+        self,
+        config: EngineConfig,
+        patience_s: float,
+        files: ModelFiles,
+        secret: bytes | None = None,
+    ) -> None:
+        self._secret = secret or node_secret(config)
         self._digest = model_digest(files.config)
         super().__init__(config, patience_s)
 
     def _start(self, command: Sequence[str]) -> None:
         """Wait for all nodes. What connects and is none is turned away."""
-        with _listen(self.config) as listener:
-            found = _NodeAdmission(self._secret, self._digest, self.size).wait(listener)
+        with self._listen() as listener:
+            admission = _NodeAdmission(self._secret, self._digest, self.size)
+            found = admission.wait(listener, self._check_missing)
         for rank in range(1, self.size):
             channel, host = found[rank]
             ours, theirs = socket.socketpair()
@@ -130,6 +141,12 @@ class RankNodes(RankProcesses):
             bridge = NodeBridge(channel, end, place, rank, self.size, is_leader=True)
             self.processes.append(RankNode(bridge, host))
             self._connections.append(Connection(ours.detach()))
+
+    def _listen(self) -> socket.socket:
+        return _listen(self.config)
+
+    def _check_missing(self) -> None:
+        """Raises where a node that is not there will never be: of ours, any may still come."""
 
 
 def _listen(config: EngineConfig) -> socket.socket:

@@ -121,7 +121,8 @@ COLUMNS, ROWS = 96, 64
 
 
 def loader_of(checkpoint: Any, shard: Shard) -> NativeLoader:
-    return NativeLoader(checkpoint, _native.Team(1), "bf16", shard=shard, spreads_experts=True)
+    own = shard if shard.size > 1 else None
+    return NativeLoader(checkpoint, _native.Team(1), "bf16", shard=shard, expert_shard=own)
 
 
 def load(checkpoint: Any, shard: Shard, count: int = 4) -> NativeExperts:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from octavo_engine import _native
-from octavo_engine.backends.native.placement import cpus_of_workers
+from octavo_engine.backends.native import placement
+from octavo_engine.backends.native.placement import cpus_of_workers, num_nodes
+from octavo_engine.config import EngineConfig
+from octavo_engine.core.data_parallel.core_share import settle_ranks
+from octavo_engine.core.offline.llm import LLM
+from octavo_engine.errors import ConfigError
+from octavo_engine.state.sampling_params import SamplingParams
+from tests.fakes.rank_processes import workers_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
 TWO_NODES = ["0-1,4-5", "2-3,6-7"]
 
@@ -48,6 +57,55 @@ def test_workers_stay_in_their_node_where_the_team_fills_several(
 ) -> None:
     folder = machine(tmp_path, lists)
     assert cpus_of_workers(num_threads, frozenset(allowed), folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("lists", "allowed", "expected"),
+    [
+        (TWO_NODES, range(8), 2),
+        (TWO_NODES, [2, 7], 1),
+        (["0-7", ""], range(8), 1),  # memory only
+        (["0-1", "2-3", "4-5", "6-7"], [0, 2, 3, 6], 3),
+        ([], range(8), 1),
+        (["0-3", "4-x"], range(8), 1),
+    ],
+)
+def test_the_nodes_whose_processors_a_process_may_use(
+    tmp_path: Path, lists: list[str], allowed: list[int], expected: int
+) -> None:
+    assert num_nodes(frozenset(allowed), machine(tmp_path, lists)) == expected
+
+
+@pytest.mark.slow
+def test_ranks_by_node_are_settled_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    folder = machine(tmp_path, [str(cpu) for cpu in cpus])
+    monkeypatch.setattr(placement, "num_nodes", partial(num_nodes, folder=folder))
+    config = EngineConfig(model="demo://smollm2", device="cpu", cpu_tp="auto")
+    assert settle_ranks(config).tensor_parallel_size == min(len(cpus), 64)
+    assert settle_ranks(config.replace(cpu_tp="off")).tensor_parallel_size == 1
+    monkeypatch.setattr(placement, "num_nodes", lambda: 3)
+    with LLM.from_config(config.replace(max_model_len=64, num_threads=3)) as llm:
+        assert len(workers_of()) == 2
+        llm.generate("The", SamplingParams(max_tokens=2), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "it goes with neither that"),
+        ({"pipeline_parallel_size": 2}, "it goes with neither that"),
+        ({"distributed_executor_backend": "uni"}, "it goes with neither that"),
+        ({"device": "cuda"}, "is for --device cpu only"),
+        ({"data_parallel_size": 2, "enable_expert_parallel": True}, "give --tensor-parallel-size"),
+        ({"cpu_tp": "many"}, "--cpu-tp must be one of off, auto; got many"),
+    ],
+)
+def test_settings_that_do_not_go_with_ranks_by_node(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**{"cpu_tp": "auto", **changes})
 
 
 def affinities() -> dict[int, set[int]]:

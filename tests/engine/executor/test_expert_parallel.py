@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.build_core import build_core
+from octavo_engine.core.connect import choose_connect, connect_cores
+from octavo_engine.core.data_parallel.core_group import CoreGroup
+from octavo_engine.core.process import wire
+from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import ConfigError, OctavoError, WorkerLost
 from tests.engine.models.tiny import tiny_model
-from tests.fakes.rank_processes import workers_of
+from tests.fakes.rank_processes import until, workers_of
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from octavo_engine.core.engine import Engine
+    from octavo_engine.state.outputs import StepOutput
 
 
 def config_of(folder: Path, name: str, **changes: Any) -> EngineConfig:
@@ -38,7 +45,7 @@ def config_of(folder: Path, name: str, **changes: Any) -> EngineConfig:
     return config.replace(**changes)
 
 
-def add_requests(engine: Engine, count: int = 8) -> None:
+def add_requests(engine: Engine | CoreGroup, count: int = 8) -> None:
     for number in range(count):
         prompt = [token % 250 for token in make_prompt(280, first=number % 2)]
         request = make_request(
@@ -47,7 +54,7 @@ def add_requests(engine: Engine, count: int = 8) -> None:
         engine.add(request)
 
 
-def answers_of(engine: Engine) -> dict[str, Any]:
+def answers_of(engine: Engine | CoreGroup) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     while engine.has_work:
         for output in engine.step().outputs:
@@ -90,6 +97,92 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     assert not workers_of()
 
 
+def cores_of() -> list[psutil.Process]:
+    """The engine cores that this process has started."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "octavo_engine.core.process.child" in child.cmdline()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3"])
+def test_cores_that_share_the_experts_answer_as_one_process(name: str, tmp_path: Path) -> None:
+    """Each has requests of its own, and at the end some have none."""
+    config = config_of(tmp_path, name)
+    engine, _ = build_engine(config.replace(enable_expert_parallel=False))
+    add_requests(engine)
+    expected = answers_of(engine)
+    engine.close()
+    for size in (2, 3):
+        group, _ = CoreGroup.build(config.replace(data_parallel_size=size, num_threads=size))
+        assert len(cores_of()) == size
+        add_requests(group)
+        assert answers_of(group) == expected
+        counts = group._stats.expert_rank_tokens
+        assert len(counts) == size
+        assert all(counts)
+        group.close()
+        assert not cores_of()
+
+
+@pytest.mark.slow
+def test_a_core_that_is_killed_is_named(tmp_path: Path) -> None:
+    group, _ = CoreGroup.build(config_of(tmp_path, "qwen3-moe", data_parallel_size=2))
+    add_requests(group)
+    answers_of(group)
+    cores_of()[1].kill()
+    with pytest.raises(WorkerLost, match="data-parallel rank 1 of 2"):
+        for _ in range(1000):  # until it is seen
+            add_requests(group)
+            answers_of(group)
+    assert not cores_of()
+
+
+class _Heard:
+    """A Listener."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.refused: list[str] = []
+
+    def on_step(self, step: StepOutput) -> None:
+        for output in step.outputs:
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+
+    def on_refused(self, sequence_id: str, error: OctavoError) -> None:
+        self.refused.append(str(error))
+
+    def on_lost(self, error: OctavoError) -> None:
+        self.refused.append(str(error))
+
+
+@pytest.mark.slow
+def test_all_cores_are_started_again_when_one_is_lost(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "qwen3-moe", data_parallel_size=2)
+    timing = Timing(first_delay=0.05, last_delay=0.1, fast_failure=0.0)
+
+    async def test() -> None:
+        heard = _Heard()
+        client = connect_cores(config, heard, choose_connect(config, timing))
+        await client.ready()
+        before = {core.pid for core in cores_of()}
+        for number in range(4):
+            request = make_request(20, request_id=str(number), max_tokens=250)
+            client.send(wire.AddRequests([request]))
+        await until(lambda: len(heard.tokens) == 4)
+        cores_of()[0].kill()
+        await until(lambda: len(heard.refused) >= 4)
+        assert any("rank 0 of 2" in error and "SIGKILL" in error for error in heard.refused)
+        assert any("rank 0 of 2, which has some of the experts" in e for e in heard.refused)
+        await until(lambda: len({core.pid for core in cores_of()} - before) == 2)
+        await until(lambda: client.health().is_ready and not client.health().reason)
+        client.send(wire.AddRequests([make_request(20, request_id="after", max_tokens=5)]))
+        await until(lambda: len(heard.tokens.get("after", [])) == 5)
+        await client.stop()
+
+    asyncio.run(test())
+    assert not cores_of()
+
+
 @pytest.mark.slow
 def test_more_ranks_than_experts_are_refused(tmp_path: Path) -> None:
     fields = {**tiny_model("mixtral").config, "num_local_experts": 3}
@@ -98,6 +191,10 @@ def test_more_ranks_than_experts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 3 experts for 4 ranks; lower --tensor-parallel-siz"):
         build_engine(config)
     assert not workers_of()
+    cores = config.replace(tensor_parallel_size=1, data_parallel_size=4, num_threads=4)
+    with pytest.raises(ConfigError, match="has 3 experts for 4 ranks; lower --data-parallel-size"):
+        CoreGroup.build(cores)
+    assert not cores_of()
 
 
 @pytest.mark.parametrize("size", [1, 2])

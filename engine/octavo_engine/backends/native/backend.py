@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -24,6 +25,7 @@ from octavo_engine.backends.native.kv_format import (
     settle_kv_format,
 )
 from octavo_engine.backends.native.loader import NativeLoader
+from octavo_engine.backends.native.lockstep import Lockstep
 from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.recorder import record
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.stages import StageCut, StagePlace
     from octavo_engine.caches import CacheLayout
     from octavo_engine.config import KVCacheDType, Quantization
+    from octavo_engine.errors import WorkerLost
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.vision_config import MediaConfig
     from octavo_engine.ops import EncoderDecoder, Model
@@ -134,13 +137,29 @@ def _plan_cut(
     return plan_cut(graph, stage, num_layers=config.num_layers, what=config.architecture)
 
 
+def _ranks_at(place: RankPlace, team: _native.Team) -> _native.Ranks:
+    return _native.Ranks(*place.shard, team.num_threads, place.file, place.patience_s)
+
+
+def _adapter_slots(limits: AdapterLimits | None, dtype: Dtype) -> _native.AdapterSlots | None:
+    return limits and _native.AdapterSlots(limits.num_slots, limits.max_rank, dtype)
+
+
+def _expert_shard(shard: Shard, peers: RankPlace | None, *, spreads: bool) -> Shard | None:
+    """Whose experts a process has as a whole; None: its part of all, or all."""
+    if peers is not None:
+        return peers.shard
+    return shard if spreads and shard.size > 1 else None
+
+
 class NativeBackend:
     """Packed weights, KV cache and program in csrc.
 
     With a `place` it is one of several ranks, each with its part of the weights and of the KV
     heads, and with `spreads_experts` some of the experts; all must be prepared for the same, and
-    compute the same steps together. With a `stage` it has some layers and their caches; what it
-    computes of a step is the next stage's input.
+    compute the same steps together. With `peers` it is one of several cores with requests of their
+    own, which have some of the experts each. With a `stage` it has some layers and their caches;
+    what it computes of a step is the next stage's input.
     """
 
     laps: Laps | None = None  # while steps are recorded
@@ -163,6 +182,7 @@ class NativeBackend:
         progress: Callable[[int, int], None] | None = None,
         place: RankPlace | None = None,
         spreads_experts: bool = False,
+        peers: RankPlace | None = None,
         stage: StagePlace | None = None,
         draft: DraftPart | None = None,
         heads: HeadsPart | None = None,
@@ -178,18 +198,16 @@ class NativeBackend:
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard
         self._shard = shard
-        self._spreads_experts = spreads_experts and shard.size > 1
+        self._expert_shard = _expert_shard(shard, peers, spreads=spreads_experts)
         assert place is None or stage is None, "layers are shared or spread, not both"
         rank, num_ranks = shard if stage is None else stage.on_host
         team = make_team(num_threads, isa, rank=rank, num_ranks=num_ranks)
         self.isa = team.isa
-        self.ranks: _native.Ranks | None = None
-        if place is not None:
-            assert is_fused, "a rank has the halves of a gated layer for one instruction"
-            self.ranks = _native.Ranks(*shard, team.num_threads, place.file, place.patience_s)
-        self._adapters: _native.AdapterSlots | None = None
-        if adapters is not None:
-            self._adapters = _native.AdapterSlots(adapters.num_slots, adapters.max_rank, dtype)
+        assert place is None or is_fused, "a rank has the halves of a gated layer together"
+        self.ranks = None if place is None else _ranks_at(place, team)
+        self._peers = None if peers is None else _ranks_at(peers, team)
+        self._lockstep: Lockstep | None = None  # with them
+        self._adapters = _adapter_slots(adapters, dtype)
         self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
         loader = NativeLoader(
             checkpoint,
@@ -198,7 +216,7 @@ class NativeBackend:
             progress,
             quantization=quantization,
             shard=shard,
-            spreads_experts=spreads_experts,
+            expert_shard=self._expert_shard,
             adapters=self._adapters,
             only=None if self._cut is None else self._cut.names,
         )
@@ -257,7 +275,7 @@ class NativeBackend:
             cut = None
             if self._cut is not None:
                 keep, cut = layer_names(self.config.num_layers), self._cut.apply
-            self._compiled = self._compile(model.forward, limits, keep, cut)
+            self._compiled = self._compile(model.forward, limits, keep, cut, self._peers)
             if heads is not None:
                 heads.prepare(
                     min(limits.max_seqs, MAX_SPECULATION),
@@ -282,6 +300,13 @@ class NativeBackend:
                 f"{limits.max_tokens} tokens; lower --kv-cache-memory-bytes or "
                 "--max-num-batched-tokens"
             ) from error
+        if self._peers is not None:
+            self._lockstep = Lockstep(self._peers, self._compiled.program.run_empty)
+            self._lockstep.start()
+
+    def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
+        if self._lockstep is not None:
+            self._lockstep.watch(when_lost)
 
     def _compile(
         self,
@@ -289,6 +314,7 @@ class NativeBackend:
         limits: BackendLimits,
         keep: Collection[str] = (),
         cut: Callable[[Graph], Graph] | None = None,
+        peers: _native.Ranks | None = None,
     ) -> CompiledProgram:
         own = self.own_layout
         nowhere = [-1] * self._first_cache
@@ -302,6 +328,7 @@ class NativeBackend:
             is_fused=self._is_fused,
             activation_bits=self._activation_bits,
             ranks=self.ranks,
+            peers=peers,
             keep=keep,
             cut=cut,
         )
@@ -351,21 +378,22 @@ class NativeBackend:
             return np.empty((0, self.vocab_size), np.float32)
         program, logits, ops, *_ = self._compiled
         times = None if self.laps is None else np.empty(len(ops) + 1, np.int64)
-        program.run(
-            self._kv,
-            *step.native_arrays,
-            op_times=times,
-            adapters=step.adapters,
-            cross=None if self._audio is None else self._audio.cache,
-            cross_slots=step.audio_slots,
-            states=self._states,
-            state_slots=None if states is None else states.slots,
-            state_saves=None if states is None else states.saves,
-            input_rows=step.input_rows,
-            inputs=step.inputs,
-            seen_to=step.seen_to,
-            rope_positions=step.rope_positions,
-        )
+        with nullcontext() if self._lockstep is None else self._lockstep.step():
+            program.run(
+                self._kv,
+                *step.native_arrays,
+                op_times=times,
+                adapters=step.adapters,
+                cross=None if self._audio is None else self._audio.cache,
+                cross_slots=step.audio_slots,
+                states=self._states,
+                state_slots=None if states is None else states.slots,
+                state_saves=None if states is None else states.saves,
+                input_rows=step.input_rows,
+                inputs=step.inputs,
+                seen_to=step.seen_to,
+                rope_positions=step.rope_positions,
+            )
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
         is_last = self._cut is None or self._cut.place.is_last
@@ -373,12 +401,17 @@ class NativeBackend:
 
     def expert_rank_tokens(self) -> list[int]:
         """How many rows the experts of each rank have computed so far, as every rank counts them;
-        empty where none has experts of its own."""
-        if self._compiled is None or not self._spreads_experts:
+        of `peers` only this one's, whose figures are added up. Empty where none has experts of its
+        own."""
+        if self._compiled is None or self._expert_shard is None:
             return []
         counts = self._compiled.program.expert_tokens()
-        bounds = [split(len(counts), shard) for shard in self._shard.all()]
-        return [sum(counts[first:end]) for first, end in bounds]
+        return [
+            sum(counts[slice(*split(len(counts), shard))])
+            if self._peers is None or shard == self._expert_shard
+            else 0
+            for shard in self._expert_shard.all()
+        ]
 
     def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         assert self._compiled_draft is not None and self._kv is not None, "made without a draft"
@@ -507,6 +540,8 @@ class NativeBackend:
                 self._states = _native.StateCache(self._num_slots, values)
 
     def close(self) -> None:
+        if self._lockstep is not None:
+            self._lockstep.close()
         self._compiled = None
         self._compiled_draft = None
         self._audio = None

@@ -27,6 +27,7 @@ def compile_forward(
     is_fused: bool,
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
+    peers: _native.Ranks | None = None,
     keep: Collection[str] = (),
     cut: Callable[[Graph], Graph] | None = None,
 ) -> CompiledProgram:
@@ -39,4 +40,5 @@ def compile_forward(
     graph = graph if cut is None else cut(graph)
     graph = fuse(graph) if is_fused else graph
     settled = settle_dtypes(graph, elide=is_fused)
-    return compile_graph(settled, team, limits, places or CachePlaces(), activation_bits, ranks)
+    places = places or CachePlaces()
+    return compile_graph(settled, team, limits, places, activation_bits, ranks, peers)

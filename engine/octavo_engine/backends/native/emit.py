@@ -44,13 +44,20 @@ def compile_graph(
     places: CachePlaces,
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
+    peers: _native.Ranks | None = None,
 ) -> CompiledProgram:
     """Plan the arena for the largest step and add all instructions. The arena is all ranks': it has
     whole values, of which each rank writes the columns and heads that it has weights for."""
     shard = Shard() if ranks is None else Shard(ranks.rank, ranks.size)
     plan = plan_memory(graph, {"T": limits.max_tokens, "S": limits.max_logit_rows})
     program = _native.Program(
-        team, plan.num_bytes, limits.max_tokens, limits.max_logit_rows, activation_bits, ranks
+        team,
+        plan.num_bytes,
+        limits.max_tokens,
+        limits.max_logit_rows,
+        activation_bits,
+        ranks,
+        peers,
     )
     buffers = {
         value: program.buffer(offset, value.cols, value.dtype, value.rows)

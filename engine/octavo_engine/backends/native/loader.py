@@ -43,8 +43,8 @@ _GATED = (".gate_proj", ".gate_up_proj", ".w1")
 
 class NativeLoader:
     """The Loader of the native backend: matrices packed as `choose_packings` says, and of each only
-    the rows of this rank's shard. With `spreads_experts` a rank has some experts as a whole instead
-    of some rows of each. With `only`, matrices of other names are absent."""
+    the rows of this rank's shard. With `expert_shard` it has those experts as a whole instead of
+    some rows of each. With `only`, matrices of other names are absent."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class NativeLoader:
         *,
         quantization: Quantization = "auto",
         shard: Shard | None = None,
-        spreads_experts: bool = False,
+        expert_shard: Shard | None = None,
         adapters: _native.AdapterSlots | None = None,
         only: Collection[str] | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class NativeLoader:
         self._dtype = dtype
         self._quantization = quantization
         self._shard = shard or Shard()
-        self._spreads_experts = spreads_experts and self._shard.size > 1
+        self._expert_shard = expert_shard
         self._has_integers = False
         self._adapters = adapters
         self.sites: list[AdapterSite] = []  # of the adapters
@@ -123,7 +123,7 @@ class NativeLoader:
                 f"{names[0][0]}: experts of a width of {halves} cannot be computed on this device; "
                 f"it must be a multiple of {PANEL_ROWS}"
             )
-        if self._spreads_experts:
+        if self._expert_shard is not None:
             return self._own_experts(names, in_features, out_features, bias=bias)
         packed = tuple(
             self._pack([f"{name}.weight" for name in own], out_features, in_features,
@@ -140,7 +140,8 @@ class NativeLoader:
     ) -> NativeExperts:
         """Those of this rank. Of the first one of all, which another rank may have, all ranks see
         how it is stored: what they compute together is in one form."""
-        first, end = split(len(names), self._shard)
+        assert self._expert_shard is not None
+        first, end = split(len(names), self._expert_shard)
         packed, biases, forms = [], [], set()
         for number, own in enumerate(names):
             weights = [f"{name}.weight" for name in own]

@@ -44,6 +44,13 @@ def cpus_of_workers(
     return workers
 
 
+def num_nodes(allowed: frozenset[int] | None = None, folder: Path = NODES) -> int:
+    """In how many memory nodes this process may use processors; 1 where the system does not say."""
+    if allowed is None:
+        allowed = frozenset(os.sched_getaffinity(0))
+    return max(1, sum(bool(allowed & cpus) for cpus in _nodes(folder)))
+
+
 def _nodes(folder: Path) -> list[frozenset[int]]:
     """Each node's processors; none where the system does not say."""
     try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from octavo_engine.config import HOST_MEMORY_FRACTION
+from octavo_engine.config import HOST_MEMORY_FRACTION, MAX_RANKS
+from octavo_engine.executor.commands import BARRIER_PATIENCE_S
 
 if TYPE_CHECKING:
+    from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.config import EngineConfig
 
 
@@ -31,6 +33,26 @@ def core_share(config: EngineConfig) -> EngineConfig:
     if config.device == "sim":
         return share
     return share.replace(num_threads=_own_threads(config))
+
+
+def expert_peers(config: EngineConfig, file: int | None) -> RankPlace | None:
+    """Where the core is among those that have some of the experts each; None: it has them all."""
+    if not config.spreads_experts_over_cores:
+        return None
+    from octavo_engine.backends.native.shard import RankPlace, Shard
+
+    assert file is not None, "cores that compute experts for each other start with memory to share"
+    shard = Shard(config.data_parallel_rank, config.data_parallel_size)
+    return RankPlace(shard, file, BARRIER_PATIENCE_S)
+
+
+def settle_ranks(config: EngineConfig) -> EngineConfig:
+    """A rank for each memory node that the core may use, where the settings leave it to us."""
+    if config.cpu_tp == "off":
+        return config
+    from octavo_engine.backends.native.placement import num_nodes
+
+    return config.replace(cpu_tp="off", tensor_parallel_size=min(num_nodes(), MAX_RANKS))
 
 
 def _own_threads(config: EngineConfig) -> int:

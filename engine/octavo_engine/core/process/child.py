@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -156,11 +157,12 @@ class CoreProcess:
 def main(argv: list[str] | None = None, build: Build | None = None) -> int:
     parser = argparse.ArgumentParser(description="engine core; started by the API server")
     parser.add_argument("--fd", type=int, required=True, help="the socket to the API server")
+    parser.add_argument("--expert-file", type=int, help="memory of cores that share the experts")
     args = parser.parse_args(argv)
     if build is None:
         from octavo_engine.core.build_core import build_core
 
-        build = build_core
+        build = partial(build_core, expert_file=args.expert_file)
     core = CoreProcess(socket.socket(fileno=args.fd), build)
 
     def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
@@ -170,7 +172,9 @@ def main(argv: list[str] | None = None, build: Build | None = None) -> int:
     # A hung loop can still say where it hangs: the supervisor asks before it kills.
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the parent decides
-    signal.signal(signal.SIGTERM, on_sigterm)
+    # One that is idle still computes experts for the others, so the parent decides this too.
+    shares_experts = args.expert_file is not None
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if shares_experts else on_sigterm)
     return core.run()
 
 

@@ -42,6 +42,7 @@ class CoreHandle(asyncio.Protocol):
         self.changed = asyncio.Event()  # it got ready, or ended
         self.listener = CoreListener(listener)
         self.watch = HangDetector(timing)
+        self.killed_for = ""
         self._reader = wire.MessageReader(wire.FROM_CORE)
         self._transport: asyncio.Transport | None = None
         self._pings = 0
@@ -53,13 +54,18 @@ class CoreHandle(asyncio.Protocol):
         listener: Listener,
         timing: Timing,
         command: Sequence[str] = CORE_COMMAND,
+        expert_file: int | None = None,
     ) -> CoreHandle:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
+                files, more = [theirs.fileno()], []
+                if expert_file is not None:
+                    files.append(expert_file)
+                    more = ["--expert-file", str(expert_file)]
                 process = subprocess.Popen(  # noqa: ASYNC220  (fork and exec take a millisecond)
-                    [*command, "--fd", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
+                    [*command, "--fd", str(theirs.fileno()), *more],
+                    pass_fds=files,
                     stdin=subprocess.DEVNULL,
                 )
             except OSError:
@@ -126,7 +132,8 @@ class CoreHandle(asyncio.Protocol):
         if not self.is_loading and self.process.poll() is None:
             self.process.send_signal(STACK_DUMP_SIGNAL)
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
+        self.killed_for = self.killed_for or why
         self.process.kill()  # SIGKILL: it works on a stopped process too
 
     async def reap(self) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.info import ModelInfo
     from octavo_engine.core.process import wire
     from octavo_engine.core.process.client import Listener
+    from octavo_engine.core.process.expert_cores import ExpertCores
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +35,13 @@ class ProcessClient:
         *,
         timing: Timing | None = None,
         command: Sequence[str] = CORE_COMMAND,
+        expert_cores: ExpertCores | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
         self._timing = timing or Timing()
         self._command = command
+        self._expert_cores = expert_cores
         self._core: CoreHandle | None = None
         self._settled = asyncio.Event()  # the first start succeeded or failed
         self._start_error: OctavoError | None = None
@@ -105,14 +108,12 @@ class ProcessClient:
     async def _keep_alive(self) -> None:
         restarts = Restarts(self._timing)
         while True:
-            core = await CoreHandle.launch(
-                self._config, self._listener, self._timing, self._command
-            )
+            core = await self._launch()
             self._core = core
-            killed_for = await self._attend(core)
+            await self._attend(core)
             how = await core.reap()
             self._core = None
-            reason = f"{killed_for}; it was killed" if killed_for else how
+            reason = f"{core.killed_for}; it was killed" if core.killed_for else how
             if self._info is None:  # what fails at the first start would fail again
                 self._start_error = core.listener.fatal or OctavoError(f"{reason} while it loaded")
                 self._down = str(self._start_error)
@@ -130,12 +131,22 @@ class ProcessClient:
                 return
             await asyncio.sleep(delay)
 
-    async def _attend(self, core: CoreHandle) -> str:
-        """Ping until the core ends; why it was killed, if it was."""
+    async def _launch(self) -> CoreHandle:
+        others = self._expert_cores
+        file = None if others is None else others.file()
+        core = await CoreHandle.launch(
+            self._config, self._listener, self._timing, self._command, file
+        )
+        if others is not None:
+            others.add(core)
+        return core
+
+    async def _attend(self, core: CoreHandle) -> None:
+        """Ping until the core ends."""
         timing = self._timing
         tick = timing.ping / 2
         next_ping = looked_at = time.monotonic()
-        stall = killed_for = ""
+        stall = ""
         while not core.ended.is_set():
             now = time.monotonic()
             if now - looked_at > 2 * tick + 1.0:
@@ -149,15 +160,15 @@ class ProcessClient:
             if stall and not before:
                 logger.warning("The engine core seems to hang: %s; its stacks follow", stall)
                 core.dump_stacks()
-            if not killed_for and core.watch.must_be_killed(now, stall):
+            if not core.killed_for and core.watch.must_be_killed(now, stall):
                 logger.error("Killing the engine core: %s", stall)
-                killed_for = stall
-                core.kill()
+                core.kill(stall)
             with suppress(TimeoutError):
                 async with asyncio.timeout(tick):
                     await (core.changed if core.is_loading else core.ended).wait()
         self._note_start(core)  # it may have come and gone within one tick
-        return killed_for
+        if self._expert_cores is not None:
+            self._expert_cores.remove(core, self._config.data_parallel_rank)
 
     def _note_start(self, core: CoreHandle) -> None:
         if self._info is None and core.listener.info is not None:
