@@ -48,6 +48,8 @@ class Hello:
     format: str = ""  # of its weights, such as "safetensors bfloat16"; empty: not known
     vocab_size: int = 0  # 0: not known
     kv_role: str = ""  # kv_producer, kv_consumer or kv_both; empty: its KV cache stays its own
+    kv_address: str = ""  # HOST:PORT where it serves KV blocks; empty: it does not
+    kv_follows: bool = False  # fetches, or serves, blocks of a prompt while that is computed
     tokens: bool = True  # understands STREAM_HEADER and RESUME_HEADER
     # The content of each of `adapters`: the route keys of its requests are made from it, or from
     # the adapter's name where that is missing here.

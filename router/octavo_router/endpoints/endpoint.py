@@ -73,6 +73,8 @@ class Endpoint:
     vocab_size: int = 0  # 0: not reported
     max_num_seqs: int = 0
     epoch: str = ""
+    kv_address: str = ""  # of ours: where it serves KV blocks
+    kv_follows: bool = False  # of ours: also those of a prompt while that is computed
     kv_role: str = ""  # of ours: whether its KV cache goes to others, or comes from there
 
     # reported by the engine

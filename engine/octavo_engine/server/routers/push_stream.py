@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo_engine import __version__
-from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.config import BLOCK_SIZE, join_address
 from octavo_engine.protocol.stream import (
     DELTA,
     DRAINING,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from octavo_engine.metrics import EngineMetrics
     from octavo_engine.server.admission import RequestAdmission
     from octavo_engine.server.served_engine import ServedEngine
+    from octavo_engine.state.kv_source import KVSource
     from octavo_engine.state.labels import ResidencyChange
     from octavo_engine.state.outputs import EngineStats, StepOutput
 
@@ -160,6 +161,7 @@ class SubscriberHub:
         self.was_joined = True
         subscriber = Subscriber()
         subscriber.adapters = self._adapters
+        transfer = engine.config.kv_transfer
         hello = Hello(
             epoch=self._feed.epoch,
             model=info.names[0],
@@ -174,7 +176,9 @@ class SubscriberHub:
             architecture=info.architecture,
             format=info.format,
             vocab_size=info.vocab_size,
-            kv_role="" if engine.config.kv_transfer is None else engine.config.kv_transfer.kv_role,
+            kv_role="" if transfer is None else transfer.kv_role,
+            kv_address=_address(info.kv_source),
+            kv_follows=transfer is not None,
             pod_uid=self._pod_uid,
         )
         subscriber.put(frame(HELLO, hello))
@@ -311,6 +315,10 @@ class SubscriberHub:
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
             is_saturated=self._admission.is_saturated,
         )
+
+
+def _address(source: KVSource | None) -> str:
+    return "" if source is None else join_address(source.host, source.port)
 
 
 def _snapshot_frames(snapshot: bytes) -> Iterator[bytes]:
