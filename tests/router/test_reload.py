@@ -75,6 +75,12 @@ IN_FORCE: dict[str, Callable[[App, Server], Any]] = {
     "routing.prefill_min_tokens": lambda app, server: (
         _there(app.dispatcher.policies.by_pool.get("pair")).min_tokens
     ),
+    "routing.prefill_first_token_s": lambda app, server: (
+        _there(app.dispatcher.policies.by_pool.get("pair")).targets.first_token_s
+    ),
+    "routing.prefill_token_s": lambda app, server: (
+        _there(app.dispatcher.policies.by_pool.get("pair")).targets.token_s
+    ),
     "routing.session_headers": lambda app, server: tuple(
         name.decode() for name in app.proxy._facts._session_headers
     ),

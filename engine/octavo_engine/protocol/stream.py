@@ -74,6 +74,7 @@ class Load:
     kv_usage: float = 0.0  # 0 to 1
     step_s: float = 0.0  # a typical step
     prefill_tokens_per_s: float = 0.0  # lately; 0 while unknown
+    computed_tokens: int = 0  # of prompts, since it started
     is_saturated: bool = False  # it would refuse another request
 
 

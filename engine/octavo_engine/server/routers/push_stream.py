@@ -46,7 +46,7 @@ FLUSH_S = 0.005  # between frames that carry residency
 LOAD_S = 0.02  # between frames that carry load
 MAX_QUEUE_BYTES = 16 * 2**20  # of frames that a subscriber has not read; a snapshot does not count
 SNAPSHOT_BYTES = 2**20 // STORED_BYTES * STORED_BYTES  # in one frame
-_SMOOTHING = 0.1  # weight of the newest step in the typical one
+SMOOTHING = 0.1  # weight of the newest step in the typical one
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -292,7 +292,7 @@ class SubscriberHub:
         step_s = stats.step_ms / 1e3
         if step_s:
             before = self._step_s or step_s
-            self._step_s = before + _SMOOTHING * (step_s - before)
+            self._step_s = before + SMOOTHING * (step_s - before)
 
     def _has_new_load(self) -> bool:
         """Steps differ in length all the time: that alone is not reported."""
@@ -313,6 +313,7 @@ class SubscriberHub:
             kv_usage=_usage(stats),
             step_s=self._step_s,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            computed_tokens=stats.prompt_tokens - stats.prompt_tokens_cached,
             is_saturated=self._admission.is_saturated,
         )
 
