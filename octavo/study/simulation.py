@@ -189,9 +189,7 @@ class _Run:
             refused.append(lease.endpoint)
             lease.finish(Outcome(AttemptResult.REFUSED))
 
-    def _hand_over(
-        self, number: int, prepared: Prepared, lease: Lease, arrived_at: float
-    ) -> bool:
+    def _hand_over(self, number: int, prepared: Prepared, lease: Lease, arrived_at: float) -> bool:
         """Whether another engine computes the prompt first."""
         dispatcher = self._router.dispatcher
         if not dispatcher.wants_prompt(lease) or not (there := dispatcher.place_prompt(lease)):

@@ -70,7 +70,10 @@ class StudyRouter:
         self._timeline = timeline
         specs = [
             EndpointSpec(
-                f"engine-{i}", Address(f"10.0.0.{i + 1}", 8000), POOL, kind="octavo",
+                f"engine-{i}",
+                Address(f"10.0.0.{i + 1}", 8000),
+                POOL,
+                kind="octavo",
                 role="prefill" if i < num_prefill else "both",
             )
             for i in range(num_engines)

@@ -133,11 +133,12 @@ def make_side_counters(sides: SideKeeper) -> Callable[[], Iterator[Metric]]:
     """A source, too: engines that this router had change between prompts and answers."""
 
     def read() -> Iterator[Metric]:
+        rows: Rows = {pair: count for pair, count in sides.num_changes.items()}
         yield counter(
             names.ROUTER_SIDE_CHANGES,
             "Engines that changed sides, by the side that they went to.",
             ("pool", "side"),
-            dict(sides.num_changes),
+            rows,
         )
 
     return read

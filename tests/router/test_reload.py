@@ -158,7 +158,8 @@ def in_force(path: str, app: App, server: Server) -> list[Any]:
 @on_loop
 async def test_a_setting_that_needs_no_restart_is_in_force_at_once(path, tmp_path):
     level = logging.getLogger("octavo").level
-    pair = "routing: {pools: [{name: pair, policy: prefill-decode}]}"
+    pools = "[{name: pair, policy: prefill-decode}]"
+    pair = f"routing: {{prefill_first_token_s: 1, pools: {pools}}}"
     before = configuration(9, text=f"limits: {{max_connections: 50}}\n{pair}\n")
     OTHERS["flow.keys_file"] = str(tmp_path / "keys.yaml")
     (tmp_path / "keys.yaml").write_text("keys: []\n")

@@ -35,7 +35,8 @@ class OwnBlocks:
         wake: Callable[[], None],
         will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
     ) -> None:
-        """`will_compute`: whether a sequence has yet to compute one of these. `wake` has `serve` called soon; it is called on other threads."""
+        """`wake` has `serve` called soon; it is called on other threads. `will_compute`: whether a
+        sequence has yet to compute one of these."""
         self._kv, self._mover, self._page_bytes = kv, mover, page_bytes
         self._host, self._disk = host, disk
         self._requests: deque[PageRequest] = deque()  # its ends are safe to use from any thread

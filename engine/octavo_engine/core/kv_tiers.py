@@ -400,9 +400,7 @@ class KVTiers:
                 len(other.names) - len(other.pages)
                 for fetch in self._fetches.values()
                 for other in fetch.reads
-                if other.meter is read.meter
-                and other.ended_at is None
-                and not other.is_followed
+                if other.meter is read.meter and other.ended_at is None and not other.is_followed
             )
         return read.meter.seconds(num_blocks * self._page_bytes)
 

@@ -236,7 +236,6 @@ class BlockServer:
         channel.deadline = time.monotonic() + SEND_S
         channel.send(FrameKind.END)
 
-
     def _send_as_computed(self, channel: PeerChannel, names: Sequence[BlockName]) -> None:
         """Until all are sent, or the engine computes none of the others any more."""
 

@@ -195,8 +195,8 @@ class PeerChannel:
         return self._rest(data, (*expected, FrameKind.REFUSED))
 
     def receive_request(self, idle_s: float, frame_s: float) -> Frame | None:
-        """A client's next LOOKUP, GET or FOLLOW; None when it left, or said nothing for so long. Once it
-        has begun, a frame must be whole within `frame_s`. Raises PeerError."""
+        """A client's next LOOKUP, GET or FOLLOW; None when it left, or said nothing for so long.
+        Once it has begun, a frame must be whole within `frame_s`. Raises PeerError."""
         data = bytearray(_HEADER.size)
         self._connection.settimeout(idle_s)
         try:

@@ -234,9 +234,7 @@ class Registry:
     def _find(self, pool: str, revision: str) -> Candidates:
         # Prefill engines hand their work over; alone they answer nobody.
         members = [
-            endpoint
-            for endpoint in self._members(pool, revision)
-            if endpoint.role != "prefill"
+            endpoint for endpoint in self._members(pool, revision) if endpoint.role != "prefill"
         ]
         ready = [endpoint for endpoint in members if endpoint.state == "ready"] or [
             endpoint  # that can answer too: none is left that does

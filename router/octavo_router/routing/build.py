@@ -141,13 +141,9 @@ def build_policy(name: str, config: RoutingConfig, underway: api.Underway, rng: 
 
 
 def _targets(config: RoutingConfig) -> SideTargets | None:
-    targets = SideTargets(config.prefill_first_token_s, config.prefill_token_s)
-    if any(targets) and not all(targets):
-        raise ConfigInvalid(
-            "routing.prefill_token_s",
-            "must be set together with routing.prefill_first_token_s: engines change sides by both",
-        )
-    return targets if all(targets) else None
+    if not config.prefill_first_token_s:
+        return None
+    return SideTargets(config.prefill_first_token_s, config.prefill_token_s)
 
 
 def _profile(config: ProfileConfig, rng: Random) -> ScoringProfile:

@@ -97,9 +97,7 @@ class SideKeeper:
                 self.num_changes[pool, side] = self.num_changes.get((pool, side), 0) + 1
                 self._put(by_id[id_], side)
 
-    def _measure(
-        self, key: tuple[str, str], engines: Sequence[Endpoint], now: float
-    ) -> _Measured:
+    def _measure(self, key: tuple[str, str], engines: Sequence[Endpoint], now: float) -> _Measured:
         """Prompt tokens that came lately: those computed, and those that are queued more."""
         measured = self._measured.setdefault(key, _Measured(now))
         elapsed_s = now - measured.at

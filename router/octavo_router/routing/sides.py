@@ -73,7 +73,11 @@ class SideChange(NamedTuple):
 
 
 def decide_sides(
-    engines: Sequence[EngineLoad], demand: SideDemand, targets: SideTargets, *, since_change_s: float
+    engines: Sequence[EngineLoad],
+    demand: SideDemand,
+    targets: SideTargets,
+    *,
+    since_change_s: float,
 ) -> SideChange | None:
     """Who changes sides now; None: nobody."""
     now = sum(engine.computes for engine in engines)

@@ -284,9 +284,7 @@ def test_real_models_say_the_same(family, dtype):
             outputs += engine.step().outputs
         return [(output.token_ids, output.logprobs) for output in outputs]
 
-    first, _, source = make_engine(
-        transfer(), num_blocks=64, backend=tiny_backend(family, dtype)
-    )
+    first, _, source = make_engine(transfer(), num_blocks=64, backend=tiny_backend(family, dtype))
     second, _, _ = make_engine(
         transfer("kv_consumer"), num_blocks=64, backend=tiny_backend(family, dtype)
     )

@@ -27,9 +27,7 @@ CORNERS = [SideTargets(first, each) for first in (0.25, 4.0) for each in (0.0115
 def run(num_prefill, targets=None):
     arrivals = tuple(random_prompts(NUM_REQUESTS, Random(1)))
     workload = Workload("random", arrivals).at_load(1.0, MODEL, NUM_ENGINES)
-    setup = Setup(
-        model=MODEL, num_engines=NUM_ENGINES, num_prefill=num_prefill, targets=targets
-    )
+    setup = Setup(model=MODEL, num_engines=NUM_ENGINES, num_prefill=num_prefill, targets=targets)
     return RoutingStudy(workload, setup).run("prefill-decode")
 
 

@@ -32,9 +32,9 @@ TIGHT = SideTargets(first_token_s=0.5, token_s=0.01)
 
 
 def engines(computing: int, answering: int, *, running=15, step_s=0.011, queued=0):
-    return [
-        EngineLoad(f"p{i}", True, 0, queued, 4e-5, 0.0) for i in range(computing)
-    ] + [EngineLoad(f"d{i}", False, running, 0, 4e-5, step_s) for i in range(answering)]
+    return [EngineLoad(f"p{i}", True, 0, queued, 4e-5, 0.0) for i in range(computing)] + [
+        EngineLoad(f"d{i}", False, running, 0, 4e-5, step_s) for i in range(answering)
+    ]
 
 
 def decide(loads, tokens_per_s=24_000.0, targets=TIGHT, since_change_s=60.0):
