@@ -93,7 +93,7 @@ class StudyRouter:
 
     @property
     def num_side_changes(self) -> int:
-        return sum(self.dispatcher.sides.num_changes.values())
+        return int(sum(self.dispatcher.sides.num_changes.values()))
 
     def _make_fleet(self, setup: AdapterSetup, timeline: Timeline) -> None:
         self.adapter_calls = SimulatedAdapterCalls(setup, timeline)

@@ -133,7 +133,7 @@ def make_side_counters(sides: SideKeeper) -> Callable[[], Iterator[Metric]]:
     """A source, too: engines that this router had change between prompts and answers."""
 
     def read() -> Iterator[Metric]:
-        rows: Rows = {pair: count for pair, count in sides.num_changes.items()}
+        rows: Rows = {**sides.num_changes}
         yield counter(
             names.ROUTER_SIDE_CHANGES,
             "Engines that changed sides, by the side that they went to.",

@@ -47,7 +47,7 @@ class SideKeeper:
         self._registry = registry
         self._measured: dict[tuple[str, str], _Measured] = {}
         self.reasons: dict[str, str] = {}  # of the last change, by pool
-        self.num_changes: dict[tuple[str, str], int] = {}  # by pool and side changed to
+        self.num_changes: dict[tuple[str, ...], float] = {}  # by pool and side changed to
 
     def tick(self, policies: Policies, now: float) -> None:
         groups: set[tuple[str, str]] = set()
