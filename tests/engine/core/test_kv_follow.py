@@ -113,7 +113,7 @@ def until(is_true):
 def test_blocks_come_while_the_prompt_is_computed(windows):
     prompt = make_prompt(230)
     with following(prompt, windows=windows) as (gated, first, second, answer):
-        seen = []
+        seen: list[int] = []
         for _ in range(3):
             gated.step(first)
             before = seen[-1] if seen else 0
