@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.study.publisher import Publisher
+from octavo_engine.kv.restore import place_blocks, wanted_blocks
 from octavo_engine.scheduling.scheduler import Scheduler
 from octavo_engine.state.outputs import StepResult
 from octavo_engine.state.request import EngineRequest
@@ -55,15 +56,19 @@ class SimulatedEngine:
         self._is_busy = False
 
     def submit(
-        self, request_id: str, prompt: list[int], answer: range, labels: Labels | None
-    ) -> None:
-        """Raises RequestError: it is full, or this one can never be served."""
+        self, request_id: str, prompt: list[int], answer: range, labels: Labels | None, *,
+        is_fetched: bool = False,
+    ) -> None:  # fmt: skip
+        """`is_fetched`: the prompt's KV cache has come from another engine. Raises RequestError:
+        it is full, or this one can never be served."""
         params = SamplingParams(max_tokens=len(answer), ignore_eos=True, temperature=0.0)
         self.scheduler.add(
             EngineRequest(
                 request_id=request_id, prompt_token_ids=prompt, params=params, labels=labels
             )
         )
+        if is_fetched:
+            self._take_blocks(request_id)
         self._answers[request_id] = answer
         if not self._is_busy:
             # Not at once: others may arrive in the same moment, and share the step.
@@ -74,6 +79,13 @@ class SimulatedEngine:
         """Labels for an answer that has just ended."""
         self.scheduler.kv.residency.label(request_id, labels)
         self._publisher.on_change()
+
+    def _take_blocks(self, request_id: str) -> None:
+        """As many as there is room for; the others are computed."""
+        kv = self.scheduler.kv
+        sequence = next(one for one in self.scheduler.waiting if one.request_id == request_id)
+        _, turns = wanted_blocks(kv, sequence, lambda digest, group: True)
+        place_blocks(kv, sequence, turns)
 
     def _begin_step(self) -> None:
         batch = self.scheduler.schedule()
@@ -106,6 +118,6 @@ class SimulatedEngine:
         for output in outputs:
             if output.finish_reason is not None:
                 del answers[output.request_id]
-        self._publisher.on_change()
+        self._publisher.on_change(step_s)
         self._on_outputs(outputs)
         self._begin_step()

@@ -39,6 +39,14 @@ class Figures:
     predicted_within_block: float  # of requests: the router foresaw what the engine found
     num_preemptions: int
     num_adapter_loads: int = 0
+    num_side_changes: int = 0
+    # By request, in the order of their ends: seconds to the first token, and for each further one.
+    felt: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+
+    def within(self, first_token_s: float, token_s: float) -> float:
+        """The share of all requests that met both."""
+        met = sum(first <= first_token_s and each <= token_s for first, each in self.felt)
+        return met / max(self.num_requests + self.num_refused, 1)
 
 
 @dataclass(slots=True)
@@ -59,6 +67,7 @@ class StudyTally:
     """What is collected while a run lasts."""
 
     num_refused: int = 0
+    each_token: array[float] = field(default_factory=lambda: array("d"))
     ttfts: array[float] = field(default_factory=lambda: array("d"))
     gaps: array[float] = field(default_factory=lambda: array("d"))
     durations: array[float] = field(default_factory=lambda: array("d"))
@@ -73,6 +82,8 @@ class StudyTally:
         """It was answered in full."""
         self.ttfts.append(record.first_at - record.arrived_at)
         self.durations.append(record.last_at - record.arrived_at)
+        gaps = max(record.num_output_tokens - 1, 1)
+        self.each_token.append((record.last_at - record.first_at) / gaps)
         self.num_prompt_tokens += record.num_prompt_tokens
         self.num_cached_tokens += record.num_cached_tokens
         self.num_output_tokens += record.num_output_tokens
@@ -84,6 +95,7 @@ class StudyTally:
     def figures(
         self, policy: str, *, requests: Sequence[int], busy_s: Sequence[float],
         num_prefilled_tokens: int, num_preemptions: int, num_adapter_loads: int = 0,
+        num_side_changes: int = 0,
     ) -> Figures:  # fmt: skip
         """`requests` and `busy_s` by engine."""
         count = len(self.ttfts)
@@ -113,6 +125,8 @@ class StudyTally:
             predicted_within_block=self.num_exact / max(count, 1),
             num_preemptions=num_preemptions,
             num_adapter_loads=num_adapter_loads,
+            num_side_changes=num_side_changes,
+            felt=tuple(zip(self.ttfts, self.each_token, strict=True)),
         )
 
 

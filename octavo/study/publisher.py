@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.stream import HEARTBEAT_S, Delta, Load
-from octavo_engine.server.routers.push_stream import FLUSH_S, LOAD_S
+from octavo_engine.server.routers.push_stream import FLUSH_S, LOAD_S, SMOOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ class Publisher:
         self._delay_s = delay_s
         self._max_queue = max_queue
         self._seq = 0
+        self._step_s = 0.0
         self._load = Load()
         self._load_at = self._flushed_at = float("-inf")
         self._planned_at = float("inf")
@@ -40,8 +42,11 @@ class Publisher:
         scheduler.kv.residency.take()  # the first snapshot: nothing is cached yet
         self._plan(timeline.now)
 
-    def on_change(self) -> None:
-        """A step was done, or an answer labelled."""
+    def on_change(self, step_s: float = 0.0) -> None:
+        """A step was done, which took so long, or an answer labelled."""
+        if step_s:
+            before = self._step_s or step_s
+            self._step_s = before + SMOOTHING * (step_s - before)
         self._plan(self._flushed_at + FLUSH_S)
 
     def _plan(self, when: float) -> None:
@@ -58,7 +63,7 @@ class Publisher:
         now = self._timeline.now
         change = self._scheduler.kv.residency.take()
         current = self._load_of(self._scheduler.stats())
-        has_changed = current != self._load
+        has_changed = replace(current, step_s=0.0) != replace(self._load, step_s=0.0)
         load = None
         if now >= self._load_at + (LOAD_S if has_changed else HEARTBEAT_S):
             load, self._load, self._load_at = current, current, now
@@ -76,7 +81,8 @@ class Publisher:
             waiting=stats.num_waiting,
             queued_tokens=stats.queued_tokens,
             kv_usage=stats.kv_blocks_used / stats.kv_blocks_total,
-            step_s=stats.step_ms / 1e3,
+            step_s=self._step_s,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            computed_tokens=stats.prompt_tokens - stats.prompt_tokens_cached,
             is_saturated=stats.num_waiting >= self._max_queue,
         )

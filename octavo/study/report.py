@@ -69,8 +69,12 @@ def as_json(workload: Workload, setup: Setup, results: Sequence[Figures]) -> dic
         "shape": setup.shape,
         "seed": setup.seed,
         "adapters": None if setup.adapters is None else asdict(setup.adapters),
-        "policies": [asdict(figures) for figures in results],
+        "policies": [_numbers(figures) for figures in results],
     }
+
+
+def _numbers(figures: Figures) -> dict[str, Any]:
+    return {name: value for name, value in asdict(figures).items() if name != "felt"}
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

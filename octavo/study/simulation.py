@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from octavo_router.adapters.fleet import AdapterFleet
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.routing.dispatcher import Lease
+    from octavo_router.routing.sides import SideTargets
 
 ShapeName = Literal["ids", "text"]
 
@@ -45,6 +46,9 @@ class Setup:
     shape: ShapeName = "ids"
     seed: int = 0
     adapters: AdapterSetup | None = None  # that requests are for; None: all are for the base model
+    num_prefill: int = 0  # of the engines, those that begin by computing prompts for the others
+    targets: SideTargets | None = None  # by which engines change sides; None: they stay
+    transfer_token_s: float = 2e-6  # to hand a token's KV cache over: 64 GB/s for gpu-8b
 
 
 class RoutingStudy:
@@ -85,6 +89,16 @@ class _Open(NamedTuple):
     answer_labels: Callable[[], Labels | None]
 
 
+class _Prompt(NamedTuple):
+    """A prompt that one engine computes for another one's answer."""
+
+    number: int
+    prepared: Prepared
+    lease: Lease  # of the answer
+    prompt_lease: Lease
+    arrived_at: float
+
+
 class _Run:
     def __init__(
         self, policy: str, workload: Workload, setup: Setup, shape: Shape, hot_path: native.HotPath
@@ -96,11 +110,13 @@ class _Run:
         self._tally = StudyTally()
         self._num_open = len(self._arrivals)
         self._open: dict[str, _Open] = {}
+        self._prompts: dict[str, _Prompt] = {}
+        self._transfer_token_s = setup.transfer_token_s
         self._followers: defaultdict[int, list[int]] = defaultdict(list)
         self._router = StudyRouter(
             policy, setup.model, self._timeline,
             num_engines=setup.num_engines, seed=setup.seed, hot_path=hot_path,
-            adapters=setup.adapters,
+            adapters=setup.adapters, num_prefill=setup.num_prefill, targets=setup.targets,
         )  # fmt: skip
         self._engines: dict[str, SimulatedEngine] = {}
         self._num_placed: dict[str, int] = {}
@@ -131,6 +147,7 @@ class _Run:
             num_prefilled_tokens=sum(engine.num_prefilled_tokens for engine in engines),
             num_preemptions=sum(engine.scheduler.stats().preemptions for engine in engines),
             num_adapter_loads=self._router.num_adapter_loads,
+            num_side_changes=self._router.num_side_changes,
         )
 
     def _arrive_after(self, delay_s: float, number: int) -> None:
@@ -165,19 +182,57 @@ class _Run:
             if lease is None:
                 self._give_up(number)
                 return
+            if self._hand_over(number, prepared, lease, arrived_at):
+                return
             if self._submit(number, prepared, lease, arrived_at):
                 return
             refused.append(lease.endpoint)
             lease.finish(Outcome(AttemptResult.REFUSED))
 
-    def _submit(self, number: int, prepared: Prepared, lease: Lease, arrived_at: float) -> bool:
+    def _hand_over(self, number: int, prepared: Prepared, lease: Lease, arrived_at: float) -> bool:
+        """Whether another engine computes the prompt first."""
+        dispatcher = self._router.dispatcher
+        if not dispatcher.wants_prompt(lease) or not (there := dispatcher.place_prompt(lease)):
+            return False
+        request_id = f"prompt {number}"
+        self._prompts[request_id] = _Prompt(number, prepared, lease, there, arrived_at)
+        lease.first_token()  # nothing of the prompt is to be done where it is answered
+        try:
+            self._engines[there.endpoint.id].submit(
+                request_id, prepared.tokens, range(1), prepared.labels()
+            )
+        except RequestError:
+            del self._prompts[request_id]
+            there.finish(Outcome(AttemptResult.REFUSED))
+            return False
+        return True
+
+    def _handed_over(self, request_id: str) -> None:
+        """The prompt is computed: its KV cache goes where it is answered."""
+        prompt = self._prompts.pop(request_id)
+        prompt.prompt_lease.finish(Outcome(AttemptResult.OK, ttft_s=0.0))
+        number, prepared, lease, _, arrived_at = prompt
+        delay_s = self._transfer_token_s * len(prepared.tokens)
+
+        def answer() -> None:
+            if not self._submit(number, prepared, lease, arrived_at, is_fetched=True):
+                lease.finish(Outcome(AttemptResult.REFUSED))
+                self._place(number, prepared, arrived_at)
+
+        self._timeline.after(delay_s, answer)
+
+    def _submit(
+        self, number: int, prepared: Prepared, lease: Lease, arrived_at: float, *,
+        is_fetched: bool = False,
+    ) -> bool:  # fmt: skip
         arrival = self._arrivals[number]
         name = lease.endpoint.id
         request_id = str(number)
         try:
             self._engines[name].submit(
-                request_id, prepared.tokens, arrival.answer, prepared.labels()
-            )
+                request_id, prepared.tokens, arrival.answer, prepared.labels(),
+                is_fetched=is_fetched,
+            )  # fmt: skip
         except RequestError:
             return False
         self._num_placed[name] += 1
@@ -201,6 +256,9 @@ class _Run:
         now = self._timeline.now
         gaps = self._tally.gaps
         for output in outputs:
+            if output.request_id in self._prompts:
+                self._handed_over(output.request_id)
+                continue
             lease, record, _ = request = self._open[output.request_id]
             if record.num_output_tokens == 0:
                 record.first_at = now

@@ -23,8 +23,19 @@ if TYPE_CHECKING:
     from octavo.study.timeline import Timeline
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.residency.native import HotPath
+    from octavo_router.routing.sides import SideTargets
 
 TICK_S = 1.0
+
+
+def _routing(policy: str, targets: SideTargets | None) -> RoutingConfig:
+    if targets is None:
+        return RoutingConfig(policy=policy)
+    return RoutingConfig(
+        policy=policy,
+        prefill_first_token_s=targets.first_token_s,
+        prefill_token_s=targets.token_s,
+    )
 
 
 class StudyRouter:
@@ -40,11 +51,13 @@ class StudyRouter:
         seed: int,
         hot_path: HotPath,
         adapters: AdapterSetup | None = None,
+        num_prefill: int = 0,
+        targets: SideTargets | None = None,
     ) -> None:
         self._index = index = hot_path.ResidencyIndex()
         self.registry = Registry(index)
         self.dispatcher = build_dispatcher(
-            RouterConfig(routing=RoutingConfig(policy=policy)),
+            RouterConfig(routing=_routing(policy, targets)),
             self.registry,
             index,
             clock=timeline.clock,
@@ -56,13 +69,19 @@ class StudyRouter:
             self._make_fleet(adapters, timeline)
         self._timeline = timeline
         specs = [
-            EndpointSpec(f"engine-{i}", Address(f"10.0.0.{i + 1}", 8000), POOL, kind="octavo")
+            EndpointSpec(
+                f"engine-{i}",
+                Address(f"10.0.0.{i + 1}", 8000),
+                POOL,
+                kind="octavo",
+                role="prefill" if i < num_prefill else "both",
+            )
             for i in range(num_engines)
         ]
         self._hello = Hello(
             epoch="study", model=POOL, names=[POOL], num_blocks=model.sim.kv_blocks,
             max_model_len=model.scheduler.max_model_len,
-            max_num_seqs=model.scheduler.max_num_seqs,
+            max_num_seqs=model.scheduler.max_num_seqs, kv_role="kv_both",
         )  # fmt: skip
         self._counts = SignalCounts()
         self.followers = [self.follow(e) for e in self.registry.replace("study", specs).added]
@@ -71,6 +90,10 @@ class StudyRouter:
     @property
     def num_adapter_loads(self) -> int:
         return 0 if self.adapters is None else self.adapter_calls.num_loads
+
+    @property
+    def num_side_changes(self) -> int:
+        return int(sum(self.dispatcher.sides.num_changes.values()))
 
     def _make_fleet(self, setup: AdapterSetup, timeline: Timeline) -> None:
         self.adapter_calls = SimulatedAdapterCalls(setup, timeline)

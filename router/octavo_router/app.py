@@ -33,7 +33,7 @@ from octavo_router.flow.admission import AdmissionGate
 from octavo_router.flow.budget import RetryBudget, Throttle
 from octavo_router.flow.keys_file import KeysFile
 from octavo_router.flow.memory import Level, MemoryWatch
-from octavo_router.gauges import make_gauges, make_shadow_gauges
+from octavo_router.gauges import make_gauges, make_shadow_gauges, make_side_counters
 from octavo_router.http.deadlines import DeadlineTick
 from octavo_router.http.network import Network
 from octavo_router.http.tls import ClientTls
@@ -123,6 +123,7 @@ class App:
         self.dispatcher.on_result = self._throttle.note
         self.metrics.add_source(make_gauges(self.registry, index, self.gate.demand, now=clock))
         self.metrics.add_source(make_shadow_gauges(lambda: self.dispatcher.shadows))
+        self.metrics.add_source(make_side_counters(self.dispatcher.sides))
         self.deadlines = DeadlineTick(loop)
         self._tls = self._engine_tls()
         engine_key = config.discovery.engine_key

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.endpoints.registry import Registry
     from octavo_router.routing.shadow import Shadows
+    from octavo_router.routing.side_keeper import SideKeeper
 
 STATES = ("connecting", "ready", "draining", "ejected", "down")
 
@@ -124,6 +125,21 @@ def make_connection_gauges(
             (names.ROUTER_UPSTREAM_CONNECTIONS, "Open connections to engines.", upstreams()),
         ):
             yield gauge(name, text, (), {(): count})
+
+    return read
+
+
+def make_side_counters(sides: SideKeeper) -> Callable[[], Iterator[Metric]]:
+    """A source, too: engines that this router had change between prompts and answers."""
+
+    def read() -> Iterator[Metric]:
+        rows: Rows = {**sides.num_changes}
+        yield counter(
+            names.ROUTER_SIDE_CHANGES,
+            "Engines that changed sides, by the side that they went to.",
+            ("pool", "side"),
+            rows,
+        )
 
     return read
 

@@ -76,6 +76,12 @@ IN_FORCE: dict[str, Callable[[App, Server], Any]] = {
     "routing.prefill_min_tokens": lambda app, server: (
         _there(app.dispatcher.policies.by_pool.get("pair")).min_tokens
     ),
+    "routing.prefill_first_token_s": lambda app, server: (
+        _there(app.dispatcher.policies.by_pool.get("pair")).targets.first_token_s
+    ),
+    "routing.prefill_token_s": lambda app, server: (
+        _there(app.dispatcher.policies.by_pool.get("pair")).targets.token_s
+    ),
     "routing.session_headers": lambda app, server: tuple(
         name.decode() for name in app.proxy._facts._session_headers
     ),
@@ -153,7 +159,8 @@ def in_force(path: str, app: App, server: Server) -> list[Any]:
 @on_loop
 async def test_a_setting_that_needs_no_restart_is_in_force_at_once(path, tmp_path):
     level = logging.getLogger("octavo").level
-    pair = "routing: {pools: [{name: pair, policy: prefill-decode}]}"
+    pools = "[{name: pair, policy: prefill-decode}]"
+    pair = f"routing: {{prefill_first_token_s: 1, pools: {pools}}}"
     before = configuration(9, text=f"limits: {{max_connections: 50}}\n{pair}\n")
     OTHERS["flow.keys_file"] = str(tmp_path / "keys.yaml")
     (tmp_path / "keys.yaml").write_text("keys: []\n")

@@ -258,6 +258,7 @@ class Engine:
             stats.mm_encode_seconds = self._audio.encode_seconds
         if self._tiers is not None:
             stats.tiers = self._tiers.read_stats()
+            stats.queued_tokens -= self._tiers.num_followed_tokens
         if self._grammars is not None:
             compiles = self._grammars.compiler.stats
             stats.num_waiting += len(self._grammars)

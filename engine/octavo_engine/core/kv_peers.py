@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_NAMED_PEERS = 64  # that requests name; the one not named for longest is forgotten
+MAX_FOLLOWED = 4  # prompts of one engine at a time, each on a connection of its own; others wait
 LOOKUP_S = 0.5  # that a sequence waits to hear who has its blocks
 
 
@@ -58,6 +59,7 @@ class PeerEngines:
         self._woken, self._now = woken, now
         self._fixed = {address: self._make(address) for address in addresses}
         self._named: dict[PeerAddress, PeerEngine] = {}  # least recently named first
+        self._followers: dict[PeerAddress, list[PeerEngine]] = {}  # further connections
         self._lookups: dict[str, PeerLookup] = {}  # by request id
         self._found: dict[str, tuple[Sequence, PeerBlocks]] = {}
         self._refused: set[PeerAddress] = set()  # refused, with a line in the log
@@ -68,7 +70,7 @@ class PeerEngines:
 
     @property
     def num_failures(self) -> int:
-        return sum(one.num_failures for one in (*self._fixed.values(), *self._named.values()))
+        return sum(one.num_failures for one in self._all())
 
     def is_looking(self, request_id: str) -> bool:
         return request_id in self._lookups
@@ -84,6 +86,15 @@ class PeerEngines:
             return [peer for peer in self._fixed.values() if not peer.is_down]
         peer = self._peer_of(PeerAddress(source.host, source.port))
         return [peer] if peer is not None and not peer.is_down else []
+
+    def follower(self, peer: PeerEngine) -> PeerEngine:
+        """A connection to the same engine for a prompt that it is computing."""
+        others = self._followers.setdefault(peer.address, [])
+        best = min(others, key=lambda one: one.num_jobs, default=None)
+        if best is None or (best.num_jobs and len(others) < MAX_FOLLOWED):
+            best = self._make(peer.address)
+            others.append(best)
+        return best
 
     def look_up(self, sequence: Sequence, peers: List[PeerEngine], names: List[BlockName]) -> None:
         lookup = PeerLookup(sequence, self._now() + LOOKUP_S, len(peers))
@@ -107,7 +118,7 @@ class PeerEngines:
                 del self._found[request_id]
 
     def close(self) -> None:
-        for peer in (*self._fixed.values(), *self._named.values()):
+        for peer in self._all():
             peer.close()
 
     def _noting(self, lookup: PeerLookup, peer: PeerEngine) -> Callable[[set[BlockName]], None]:
@@ -134,8 +145,16 @@ class PeerEngines:
         if address not in self._fixed:
             self._named[address] = peer
             if len(self._named) > MAX_NAMED_PEERS:
-                self._named.pop(next(iter(self._named))).close(waits=False)
+                self._forget(next(iter(self._named)))
         return peer
+
+    def _forget(self, address: PeerAddress) -> None:
+        for peer in (self._named.pop(address), *self._followers.pop(address, ())):
+            peer.close(waits=False)
+
+    def _all(self) -> list[PeerEngine]:
+        followers = [one for line in self._followers.values() for one in line]
+        return [*self._fixed.values(), *self._named.values(), *followers]
 
     def _make(self, address: PeerAddress) -> PeerEngine:
         return PeerEngine(

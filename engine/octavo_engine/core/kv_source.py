@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from octavo_engine.tiers.block_server import PageRequest
+from octavo_engine.tiers.block_server import FollowedBlocks, FollowRequest, PageRequest
 from octavo_engine.tiers.page import split_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from octavo_engine.backends.backend import MovesKV
     from octavo_engine.kv.manager import KVManager
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo_engine.tiers.page import BlockName, Page
 
 MAX_COPIED_BYTES = 32 << 20  # between two steps
+MAX_FOLLOWED_BYTES = 64 << 20  # of one prompt that is being computed, after a step
 
 
 class OwnBlocks:
@@ -32,12 +33,15 @@ class OwnBlocks:
         host: HostStore | None = None,
         disk: DiskStore | None = None,
         wake: Callable[[], None],
+        will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
     ) -> None:
-        """`wake` has `serve` called soon; it is called on other threads."""
+        """`wake` has `serve` called soon; it is called on other threads. `will_compute`: whether a
+        sequence has yet to compute one of these."""
         self._kv, self._mover, self._page_bytes = kv, mover, page_bytes
         self._host, self._disk = host, disk
         self._requests: deque[PageRequest] = deque()  # its ends are safe to use from any thread
-        self._wake = wake
+        self._follows: deque[FollowRequest] = deque()  # likewise
+        self._wake, self._will_compute = wake, will_compute
 
     def has(self, name: BlockName) -> bool:
         digest, group = split_name(name)
@@ -54,15 +58,48 @@ class OwnBlocks:
         self._wake()
         return request
 
+    def follow(self, names: Sequence[BlockName]) -> FollowRequest:
+        request = FollowRequest(names)
+        self._follows.append(request)
+        self._wake()
+        return request
+
     def serve(self) -> int:
         """Copy what was asked for, up to a bound; on the engine's thread. Returns the bytes."""
         num_bytes = 0
+        for _ in range(len(self._follows)):
+            num_bytes += self._fill_followed(self._follows.popleft())
         while self._requests:
             if num_bytes >= MAX_COPIED_BYTES:
                 self._wake()
                 break
             num_bytes += self._fill(self._requests.popleft())
         return num_bytes
+
+    def _fill_followed(self, request: FollowRequest) -> int:
+        """What the last step has added, from the pool and host memory."""
+        found: dict[BlockName, Page] = {}
+        in_pool: list[tuple[BlockName, int]] = []
+        missing: list[bytes] = []
+        for name in request.names:
+            digest, group = split_name(name)
+            known = group < self._kv.num_groups
+            block = self._kv.pool.caches[group].get(digest) if known else None
+            if block is not None:
+                in_pool.append((name, block.id))
+            elif self._host is not None and (page := self._host.get(name)) is not None:
+                found[name] = page
+            else:
+                missing.append(digest)
+        most = max(1, MAX_FOLLOWED_BYTES // self._page_bytes)
+        is_more = len(in_pool) > most
+        in_pool = in_pool[:most]
+        if in_pool:
+            pages = self._mover.save_blocks([block_id for _, block_id in in_pool])
+            found |= zip((name for name, _ in in_pool), pages, strict=True)
+        is_more = is_more or (bool(missing) and self._will_compute(missing))
+        request.fill(FollowedBlocks(found, is_more))
+        return len(in_pool) * self._page_bytes
 
     def _fill(self, request: PageRequest) -> int:
         found: dict[BlockName, Page] = {}

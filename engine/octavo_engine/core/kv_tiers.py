@@ -4,7 +4,8 @@ A block that was computed is copied to host memory and disk at once, so that it 
 at any time. A waiting sequence whose prefix goes on outside the pool sits out while the blocks are
 read, if that is quicker than computing them; they are then published in the pool, and it is
 admitted like any other. Other engines are one more tier, but only they know what they have: a
-sequence waits for their answer first. Whatever goes wrong with a tier costs a computation and
+sequence waits for their answer first. Where one is computing its prompt at that moment, the blocks
+are fetched as they come. Whatever goes wrong with a tier costs a computation and
 nothing else.
 """
 
@@ -29,10 +30,11 @@ from octavo_engine.state.outputs import TierStats
 from octavo_engine.tiers.disk_store import DiskStore
 from octavo_engine.tiers.host_store import HostStore
 from octavo_engine.tiers.page import block_name
+from octavo_engine.tiers.peer_wire import MAX_NAMES
 from octavo_engine.tiers.price import TierMeter, is_worth_loading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from octavo_engine.backends.backend import Backend
     from octavo_engine.config import EngineConfig
@@ -51,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_PATIENCE_S = 1.0  # for a read; one that takes much longer than foreseen is given up
 PATIENCE = 4.0  # times what it should have taken
+LEAST_FOLLOW_S = 5.0  # without a further block of a prompt that another engine computes
 # What is assumed before anything was read: low, so that no more than a little time can be lost.
 HOST_LATENCY_S, HOST_BYTES_PER_S = 1e-3, 2e9
 DISK_LATENCY_S, DISK_BYTES_PER_S = 5e-3, 2e8
@@ -67,6 +70,9 @@ class TierRead:
     started_at: float  # by the reading thread, where others are read first
     pages: dict[BlockName, Page] = field(default_factory=dict)  # grows, by the reading thread
     ended_at: float | None = None  # set last, by the reading thread
+    is_followed: bool = False  # another engine is computing them
+    num_seen: int = 0  # of a followed read's pages, when its patience began
+    is_wanted: bool = True  # false: the thread need not go on
 
 
 @dataclass(slots=True)
@@ -77,6 +83,7 @@ class TierFetch:
     turns: list[BlockTurn]
     pages: dict[BlockName, Page]  # those that are there
     give_up_at: float
+    patience_s: float
     reads: list[TierRead] = field(default_factory=list)
 
 
@@ -92,11 +99,12 @@ class KVTiers:
         page_bytes: int,
         host: HostStore | None = None,
         disk: DiskStore | None = None,
+        will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Other engines are added by `use_peers`."""
+        """Other engines are added by `use_peers`. `will_compute`: as for OwnBlocks."""
         self._kv, self._mover, self._page_bytes, self._now = kv, mover, page_bytes, now
-        self.host, self.disk = host, disk
+        self.host, self.disk, self._will_compute = host, disk, will_compute
         self.stats = TierStats()
         self._host_meter = TierMeter(latency_s=HOST_LATENCY_S, bytes_per_s=HOST_BYTES_PER_S)
         self._disk_meter = TierMeter(latency_s=DISK_LATENCY_S, bytes_per_s=DISK_BYTES_PER_S)
@@ -111,6 +119,15 @@ class KVTiers:
     @property
     def is_fetching(self) -> bool:
         return bool(self._fetches) or (self._peers is not None and self._peers.is_waiting)
+
+    @property
+    def num_followed_tokens(self) -> int:
+        """Of sequences whose prompts other engines are computing."""
+        return sum(
+            len(fetch.sequence.token_ids)
+            for fetch in self._fetches.values()
+            if any(read.is_followed for read in fetch.reads)
+        )
 
     def use_peers(
         self, peers: PeerEngines | None, own: OwnBlocks | None, server: BlockServer | None
@@ -134,6 +151,7 @@ class KVTiers:
             host=self.host,
             disk=self.disk,
             wake=self.woken,
+            will_compute=self._will_compute,
         )
 
     def woken(self) -> None:
@@ -190,6 +208,11 @@ class KVTiers:
         ):
             return False
         sequence.tiers_looked = looks
+        source = sequence.request.kv_source
+        if peers is not None and source is not None and source.is_computing and looks == 0:
+            return self._follow(sequence, match, step_time, peers) or self._begin(
+                sequence, match, step_time, None
+            )
         if peers is not None and self._look_up(sequence, match, step_time, peers):
             return True
         return self._begin(sequence, match, step_time, None)
@@ -205,9 +228,12 @@ class KVTiers:
         now = self._now()
         for request_id, fetch in list(self._fetches.items()):
             late = [read for read in fetch.reads if read.ended_at is None]
-            if late and now < fetch.give_up_at:
+            if late and self._is_awaited(fetch, now):
                 continue
             for read in late:
+                read.is_wanted = False
+                if read.is_followed:  # its time says nothing of the connection
+                    continue
                 self.stats.failed_reads += 1
                 read.meter.observe(len(read.names) * self._page_bytes, now - read.started_at)
             self._take(fetch)
@@ -237,6 +263,53 @@ class KVTiers:
             self._peers.close()
         if self.disk is not None:
             self.disk.close()
+
+    def _is_awaited(self, fetch: TierFetch, now: float) -> bool:
+        """Whether a read that has not ended may still."""
+        for read in fetch.reads:
+            if read.is_followed and fetch.sequence.finish_reason is not None:
+                return False
+            if read.is_followed and len(read.pages) > read.num_seen:
+                read.num_seen = len(read.pages)
+                fetch.give_up_at = now + fetch.patience_s
+        return now < fetch.give_up_at
+
+    def _follow(
+        self, sequence: Sequence, match: PrefixMatch, step_time: StepTimeModel, peers: PeerEngines
+    ) -> bool:
+        """Begin to fetch the blocks of a prompt that another engine is computing, if they come
+        quicker than this engine computes."""
+        candidates = peers.candidates(sequence.request.kv_source)
+        end, turns = wanted_blocks(self._kv, sequence, lambda digest, group: True)
+        num_tokens = end * BLOCK_SIZE - match.num_tokens
+        names = [block_name(turn.digest, turn.group) for turn in turns]
+        pages: dict[BlockName, Page] = {}
+        if self.host is not None:
+            pages = {name: page for name in names if (page := self.host.get(name)) is not None}
+        rest = [name for name in names if name not in pages]
+        if not candidates or num_tokens <= 0 or not 0 < len(rest) <= MAX_NAMES:
+            return False
+        (peer,), recompute_s = candidates, step_time.prefill_s(num_tokens)
+        load_s = peer.meter.seconds(len(rest) * self._page_bytes)
+        if not is_worth_loading(load_s=load_s, recompute_s=recompute_s):
+            self.stats.refused += 1
+            peer.meter.refused()
+            return False
+        now = self._now()
+        patience_s = max(LEAST_FOLLOW_S, PATIENCE * recompute_s)
+        read = TierRead("peer", peer.meter, rest, now, is_followed=True)
+        self._fetches[sequence.request_id] = TierFetch(
+            sequence, turns, pages, now + patience_s, patience_s, [read]
+        )
+
+        def done() -> None:
+            read.ended_at = self._now()
+            self.woken()
+
+        peers.follower(peer).follow(
+            rest, read.pages.__setitem__, done, is_wanted=lambda: read.is_wanted
+        )
+        return True
 
     def _look_up(
         self, sequence: Sequence, match: PrefixMatch, step_time: StepTimeModel, peers: PeerEngines
@@ -311,7 +384,7 @@ class KVTiers:
                 meter.refused()
             return False
         patience = max(LEAST_PATIENCE_S, PATIENCE * load_s)
-        fetch = TierFetch(sequence, turns, pages, now + patience, reads)
+        fetch = TierFetch(sequence, turns, pages, now + patience, patience, reads)
         self._fetches[sequence.request_id] = fetch
         for read in reads:
             if read.tier == "disk" and self.disk is not None:
@@ -328,7 +401,7 @@ class KVTiers:
                 len(other.names) - len(other.pages)
                 for fetch in self._fetches.values()
                 for other in fetch.reads
-                if other.meter is read.meter and other.ended_at is None
+                if other.meter is read.meter and other.ended_at is None and not other.is_followed
             )
         return read.meter.seconds(num_blocks * self._page_bytes)
 
@@ -363,6 +436,8 @@ class KVTiers:
             if read.ended_at is None:
                 continue
             self.stats.failed_reads += len(read.names) - len(came)
+            if read.is_followed:
+                continue
             seconds = read.ended_at - read.started_at
             read.meter.observe(len(came) * self._page_bytes, seconds)
             if read.tier == "disk":
@@ -459,7 +534,15 @@ def make_tiers(
                 f"--kv-disk-path {config.kv_disk_path} cannot be used: {error.strerror or error}"
             ) from None
         logger.info("%d KV blocks are on disk in %s", disk.num_blocks, config.kv_disk_path)
-    return KVTiers(scheduler.kv, backend, page_bytes=page_bytes, host=host, disk=disk, now=now)
+    return KVTiers(
+        scheduler.kv,
+        backend,
+        page_bytes=page_bytes,
+        host=host,
+        disk=disk,
+        will_compute=scheduler.will_compute,
+        now=now,
+    )
 
 
 def disk_key(cache_key: bytes, backend: Backend) -> bytes:

@@ -117,6 +117,7 @@ ROUTER_RETRIES = "octavo_router_retries"
 ROUTER_RETRIES_EXHAUSTED = "octavo_router_retries_exhausted"
 ROUTER_QUARANTINED_REQUESTS = "octavo_router_quarantined_requests"
 ROUTER_HANDED_OVER_PROMPTS = "octavo_router_handed_over_prompts"  # counter {pool, outcome}
+ROUTER_SIDE_CHANGES = "octavo_router_side_changes"  # counter {pool, side}
 ROUTER_RESUMES = "octavo_router_resumes"  # counter {pool, outcome}
 ROUTER_ADAPTER_LOADS = "octavo_router_adapter_loads"
 ROUTER_ADAPTER_LOAD_FAILURES = "octavo_router_adapter_load_failures"

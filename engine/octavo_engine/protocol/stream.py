@@ -48,6 +48,8 @@ class Hello:
     format: str = ""  # of its weights, such as "safetensors bfloat16"; empty: not known
     vocab_size: int = 0  # 0: not known
     kv_role: str = ""  # kv_producer, kv_consumer or kv_both; empty: its KV cache stays its own
+    kv_address: str = ""  # HOST:PORT where it serves KV blocks; empty: it does not
+    kv_follows: bool = False  # fetches, or serves, blocks of a prompt while that is computed
     tokens: bool = True  # understands STREAM_HEADER and RESUME_HEADER
     # The content of each of `adapters`: the route keys of its requests are made from it, or from
     # the adapter's name where that is missing here.
@@ -72,6 +74,7 @@ class Load:
     kv_usage: float = 0.0  # 0 to 1
     step_s: float = 0.0  # a typical step
     prefill_tokens_per_s: float = 0.0  # lately; 0 while unknown
+    computed_tokens: int = 0  # of prompts, since it started
     is_saturated: bool = False  # it would refuse another request
 
 

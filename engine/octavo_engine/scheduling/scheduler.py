@@ -30,7 +30,7 @@ from octavo_engine.state.outputs import EngineStats, SequenceOutput
 from octavo_engine.state.sequence import Sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from collections.abc import Sequence as List
 
     from octavo_engine.config import SchedulerConfig, SpeculationConfig
@@ -739,6 +739,12 @@ class Scheduler:
         if owner.group != sequence.group and self.shares.pays_for_prompt(owner):
             return False
         return sequence.is_background or not owner.is_background
+
+    def will_compute(self, digests: Collection[bytes]) -> bool:
+        """Whether a sequence has yet to compute one of these blocks; of one that waits, the last
+        of its prompt."""
+        last = {digest for sequence in self.waiting for digest in sequence.digests[-2:]}
+        return any(digest in last or digest in self.kv.computing for digest in digests)
 
     def _lacks_slot(self, sequence: Sequence, adapter: HeldAdapter, now: float) -> bool:
         """Whether too many other adapters run. Who has waited for `aging_s` seconds gets the next

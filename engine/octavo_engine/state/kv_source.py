@@ -11,3 +11,4 @@ class KVSource(msgspec.Struct, frozen=True):
     host: str
     port: int
     engine_id: str = ""
+    is_computing: bool = False  # the prompt, now: its blocks are fetched as they come

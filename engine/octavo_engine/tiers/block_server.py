@@ -2,7 +2,8 @@
 
 Each connection has a thread, and their number is bounded. Whether a block is there is looked up at
 once; its bytes are copied by the engine between two steps, some MiB at a time, and sent while the
-next ones are copied.
+next ones are copied. Blocks of a prompt that is being computed are sent after each step, while the
+next one computes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -34,40 +35,64 @@ from octavo_engine.tiers.peer_wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from octavo_engine.tiers.page import BlockName, Page
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 128
 HANDSHAKE_S = 5.0
 IDLE_S = 600.0  # without a request; clients connect again
 FRAME_S = 10.0  # from the first byte of a request to its last
 SEND_S = 30.0  # for one frame to be taken in by a client
 COPY_S = 30.0  # for the engine to copy a batch: it may be in a long step
 BATCH_BYTES = 4 << 20  # that are copied at a time
+ARRIVAL_S = 0.5  # in which a prompt that is followed may still be on its way to this engine
+SIGN_S = 1.0  # between signs of life while a prompt is computed
+FOLLOW_PAUSE_S = 0.002  # before the engine is looked at again that had nothing new
 
 
-class PageRequest:
-    """Blocks whose bytes a connection waits for; the engine fills it."""
+class EngineAnswer(Generic[T]):
+    """What a connection waits for; the engine's thread fills it."""
 
     def __init__(self, names: Sequence[BlockName]) -> None:
         self.names = names
-        self._pages: list[Page | None] | None = None
+        self._answer: T | None = None
         self._filled = threading.Event()
 
-    def fill(self, pages: list[Page | None]) -> None:
-        """None where a block is gone."""
-        self._pages = pages
+    def fill(self, answer: T) -> None:
+        self._answer = answer
         self._filled.set()
 
-    def wait(self, timeout_s: float) -> list[Page | None]:
-        """Raises PeerError."""
-        self._filled.wait(timeout_s)
-        if self._pages is None:
+    def wait(self, timeout_s: float, sign: Callable[[], None] | None = None) -> T:
+        """`sign` is called about once a second meanwhile. Raises PeerError."""
+        end = time.monotonic() + timeout_s
+        while (left_s := end - time.monotonic()) > 0 and not self._filled.wait(
+            left_s if sign is None else min(SIGN_S, left_s)
+        ):
+            if sign is not None:
+                sign()
+        if self._answer is None:
             raise PeerError("the engine did not copy blocks in time")
-        return self._pages
+        return self._answer
+
+
+class PageRequest(EngineAnswer["list[Page | None]"]):
+    """The bytes of blocks; None where one is gone."""
+
+
+class FollowedBlocks(NamedTuple):
+    """Of blocks that are being computed: those that are there by now."""
+
+    pages: dict[BlockName, Page]
+    is_more_coming: bool  # a sequence is about to compute others of them
+
+
+class FollowRequest(EngineAnswer[FollowedBlocks]):
+    """Blocks of a prompt, as far as they are computed."""
 
 
 class BlockSource(Protocol):
@@ -78,6 +103,9 @@ class BlockSource(Protocol):
 
     def copy(self, names: Sequence[BlockName]) -> PageRequest:
         """Have the engine copy them soon."""
+
+    def follow(self, names: Sequence[BlockName]) -> FollowRequest:
+        """Have it copy those that are there after its next step, and say if others will come."""
 
 
 class BlockServer:
@@ -183,8 +211,10 @@ class BlockServer:
                 found = pack_found([self._source.has(name) for name in names])
                 channel.deadline = time.monotonic() + SEND_S
                 channel.send(FrameKind.FOUND, found)
-            else:
+            elif frame.kind is FrameKind.GET:
                 self._send_pages(channel, names)
+            else:
+                self._send_as_computed(channel, names)
 
     def _send_pages(self, channel: PeerChannel, names: Sequence[BlockName]) -> None:
         size = max(1, BATCH_BYTES // self._page_bytes)
@@ -203,6 +233,36 @@ class BlockServer:
                     channel.send_page(place, page)
                     self.num_sent += 1
                 place += 1
+        channel.deadline = time.monotonic() + SEND_S
+        channel.send(FrameKind.END)
+
+    def _send_as_computed(self, channel: PeerChannel, names: Sequence[BlockName]) -> None:
+        """Until all are sent, or the engine computes none of the others any more."""
+
+        def sign() -> None:
+            channel.deadline = time.monotonic() + SEND_S
+            channel.send(FrameKind.WAIT)
+
+        places = {name: place for place, name in enumerate(names)}
+        began_at = signed_at = time.monotonic()
+        was_coming = False
+        while places and not self._is_closed:
+            found = self._source.follow(list(places)).wait(COPY_S, sign)
+            for name, page in found.pages.items():
+                channel.deadline = time.monotonic() + SEND_S
+                channel.send_page(places.pop(name), page)
+                self.num_sent += 1
+            was_coming |= found.is_more_coming
+            now = time.monotonic()
+            if not found.is_more_coming and (was_coming or now - began_at >= ARRIVAL_S):
+                break
+            if found.pages:
+                signed_at = now
+            else:
+                if now - signed_at >= SIGN_S:
+                    sign()
+                    signed_at = now
+                time.sleep(FOLLOW_PAUSE_S)
         channel.deadline = time.monotonic() + SEND_S
         channel.send(FrameKind.END)
 

@@ -46,6 +46,8 @@ CONNECT_S = 2.0
 RETRY_S = 1.0  # after a failure; doubled with each further one
 MAX_RETRY_S = 30.0
 REFUSED_RETRY_S = 60.0  # it may be restarted with other settings
+SILENCE_S = 5.0  # of an engine that computes a prompt; it gives a sign every second
+FOLLOW_S = 600.0  # in which a followed prompt's turn must come
 # What is assumed before anything was read: low, so that no more than a little time can be lost.
 LATENCY_S, BYTES_PER_S = 5e-3, 2e8
 
@@ -58,6 +60,10 @@ class PeerAddress(NamedTuple):
 
     def __str__(self) -> str:
         return join_address(self.host, self.port)
+
+
+class _Unwanted(Exception):
+    """What is being read is of no use any more."""
 
 
 class _Job(NamedTuple):
@@ -84,6 +90,7 @@ class PeerEngine:
         self._retry_s = RETRY_S
         self._up_at = 0.0
         self._is_closed = False
+        self._is_busy = False
         self._connection: socket.socket | None = None
         self._channel: PeerChannel | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -137,6 +144,43 @@ class PeerEngine:
 
         self._submit(work, timeout_s, done)
 
+    def follow(
+        self,
+        names: Sequence[BlockName],
+        take: Callable[[BlockName, Page], None],
+        done: Callable[[], None],
+        *,
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """Read pages of a prompt that is being computed there, each soon after it is. Nothing else
+        is read meanwhile, so one that follows should do nothing else."""
+
+        def work(channel: PeerChannel) -> None:
+            if not is_wanted():
+                return
+            channel.deadline = time.monotonic() + SILENCE_S
+            channel.send(FrameKind.FOLLOW, b"".join(names))
+            left = set(range(len(names)))
+            while True:
+                channel.deadline = time.monotonic() + SILENCE_S
+                frame = channel.receive(FrameKind.PAGE, FrameKind.WAIT, FrameKind.END)
+                if frame.kind is FrameKind.END:
+                    return
+                if frame.kind is FrameKind.PAGE:
+                    if frame.place not in left or frame.page is None:
+                        raise PeerError("it sent a block out of turn")
+                    left.discard(frame.place)
+                    take(names[frame.place], frame.page)
+                if not is_wanted():
+                    raise _Unwanted
+
+        self._submit(work, FOLLOW_S, done)
+
+    @property
+    def num_jobs(self) -> int:
+        """About how many are under way or wait."""
+        return self._jobs.qsize() + self._is_busy
+
     def close(self, *, waits: bool = True) -> None:
         """With `waits` false its thread may end a little later."""
         self._is_closed = True
@@ -164,15 +208,19 @@ class PeerEngine:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
+            self._is_busy = True
             try:
                 if not self._is_closed and not self.is_down:
                     self._do(job)
+            except _Unwanted:
+                self._disconnect()  # more of it is on its way
             except PeerError as error:
                 self._fail(error)
             except Exception:
                 logger.exception("Unhandled error while KV blocks were read from another engine")
                 self._disconnect()
             finally:
+                self._is_busy = False
                 job.done()
         self._disconnect()
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Content = bytes | bytearray | memoryview
 
-VERSION = 1
+VERSION = 2
 CLIENT, SERVER = f"kv {VERSION} client", f"kv {VERSION} server"  # who proves the secret
 MAX_NAMES = 1 << 16  # in one frame
 _MAGIC = b"OKVP"
@@ -65,6 +65,8 @@ class FrameKind(IntEnum):
     GET = 8
     PAGE = 9
     END = 10
+    FOLLOW = 11  # as GET, of blocks that are being computed: each is sent once it is there
+    WAIT = 12  # a sign of life while none is
 
 
 MAX_BYTES = {  # of a payload; a page's is known to both sides
@@ -77,6 +79,8 @@ MAX_BYTES = {  # of a payload; a page's is known to both sides
     FrameKind.FOUND: MAX_NAMES // 8,
     FrameKind.GET: MAX_NAMES * NAME_BYTES,
     FrameKind.END: 0,
+    FrameKind.FOLLOW: MAX_NAMES * NAME_BYTES,
+    FrameKind.WAIT: 0,
 }
 
 
@@ -133,7 +137,7 @@ def parse_head(data: Content, *, expected: Sequence[FrameKind], page_bytes: int)
 
 
 def parse_names(payload: bytes) -> list[BlockName]:
-    """Of LOOKUP and GET. Raises PeerError."""
+    """Of LOOKUP, GET and FOLLOW. Raises PeerError."""
     if len(payload) % NAME_BYTES:
         raise PeerError("it sent names that are cut off")
     return [payload[at : at + NAME_BYTES] for at in range(0, len(payload), NAME_BYTES)]
@@ -191,8 +195,8 @@ class PeerChannel:
         return self._rest(data, (*expected, FrameKind.REFUSED))
 
     def receive_request(self, idle_s: float, frame_s: float) -> Frame | None:
-        """A client's next LOOKUP or GET; None when it left, or said nothing for so long. Once it
-        has begun, a frame must be whole within `frame_s`. Raises PeerError."""
+        """A client's next LOOKUP, GET or FOLLOW; None when it left, or said nothing for so long.
+        Once it has begun, a frame must be whole within `frame_s`. Raises PeerError."""
         data = bytearray(_HEADER.size)
         self._connection.settimeout(idle_s)
         try:
@@ -203,7 +207,7 @@ class PeerChannel:
             return None
         self.deadline = time.monotonic() + frame_s
         self._fill(memoryview(data)[1:])
-        return self._rest(data, (FrameKind.LOOKUP, FrameKind.GET))
+        return self._rest(data, (FrameKind.LOOKUP, FrameKind.GET, FrameKind.FOLLOW))
 
     def _rest(self, data: bytearray, expected: Sequence[FrameKind]) -> Frame:
         head = parse_head(data, expected=expected, page_bytes=self._page_bytes)

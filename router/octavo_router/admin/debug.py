@@ -120,7 +120,7 @@ class Debug:
             "pool": spec.pool,
             "revision": spec.revision,
             "kind": endpoint.kind,
-            "role": spec.role,
+            "role": endpoint.role,
             "state": endpoint.state,
             "reason": endpoint.reason,
             "names": list(endpoint.names),

@@ -367,6 +367,15 @@ class RoutingConfig:
     prefill_min_tokens: int = setting(
         256, "Uncached tokens from which another engine computes a prompt (prefill-decode).", low=1
     )
+    prefill_first_token_s: float = setting(
+        0.0,
+        "Target for the first token, by which engines of kv_role kv_both change sides; 0: they "
+        "stay (prefill-decode).",
+        unit="s", low=0.0,
+    )  # fmt: skip
+    prefill_token_s: float = setting(
+        0.05, "Target for each further token; see prefill_first_token_s.", unit="s", low=0.001
+    )
     session_headers: tuple[str, ...] = setting(
         (
             "x-session-id",

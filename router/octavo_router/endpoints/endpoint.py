@@ -75,6 +75,9 @@ class Endpoint:
     vocab_size: int = 0  # 0: not reported
     max_num_seqs: int = 0
     epoch: str = ""
+    side: Role | None = None  # that this router has put it on; None: as its spec says
+    kv_address: str = ""  # of ours: where it serves KV blocks
+    kv_follows: bool = False  # of ours: also those of a prompt while that is computed
     kv_role: str = ""  # of ours: whether its KV cache goes to others, or comes from there
 
     # reported by the engine
@@ -122,6 +125,15 @@ class Endpoint:
     @property
     def pool(self) -> str:
         return self.spec.pool
+
+    @property
+    def role(self) -> Role:
+        return self.side or self.spec.role
+
+    @property
+    def can_change_sides(self) -> bool:
+        """Whether it can compute prompts for others as well as fetch theirs."""
+        return self.state == "ready" and self.kind == "octavo" and self.kv_role == "kv_both"
 
     @property
     def hands_kv_over(self) -> bool:

@@ -155,7 +155,7 @@ class Registry:
             ready = [
                 endpoint
                 for endpoint in self._members(pool, revision)
-                if endpoint.spec.role == "prefill"
+                if endpoint.role == "prefill"
                 and endpoint.state == "ready"
                 and endpoint.hands_kv_over
             ]
@@ -234,11 +234,13 @@ class Registry:
     def _find(self, pool: str, revision: str) -> Candidates:
         # Prefill engines hand their work over; alone they answer nobody.
         members = [
-            endpoint
-            for endpoint in self._members(pool, revision)
-            if endpoint.spec.role != "prefill"
+            endpoint for endpoint in self._members(pool, revision) if endpoint.role != "prefill"
         ]
-        ready = [endpoint for endpoint in members if endpoint.state == "ready"]
+        ready = [endpoint for endpoint in members if endpoint.state == "ready"] or [
+            endpoint  # that can answer too: none is left that does
+            for endpoint in self._members(pool, revision)
+            if endpoint.side == "prefill" and endpoint.state == "ready"
+        ]
         is_panic = not ready
         chosen = ready or [endpoint for endpoint in members if endpoint.state == "ejected"]
         if not chosen:

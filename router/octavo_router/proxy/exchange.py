@@ -339,6 +339,8 @@ class ProxyExchange:
                 account.close_whole(now, usage, guess=self._request.prompt_tokens)
                 self._proxy.quarantine.answered(self._key)
                 self._proxy.over(self, account)
+                if self._handover is not None:
+                    self._handover.cancel()
                 connection.finish(keep_alive=answer.keeps_alive)
                 return
             self.on_head(head)
@@ -734,6 +736,8 @@ class ProxyExchange:
     def _close(self, result: AttemptResult, outcome: str, now: float) -> None:
         """Everything is given back, once."""
         self._state = ExchangeState.CLOSED
+        if self._handover is not None:
+            self._handover.cancel()  # a prompt that is computed beside it
         if result in _ANSWERS:
             self._proxy.quarantine.answered(self._key)
         else:

@@ -28,6 +28,7 @@ from octavo_router.routing.profile import (
 )
 from octavo_router.routing.scorers import SCORERS
 from octavo_router.routing.shadow import Shadows
+from octavo_router.routing.sides import SideTargets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,11 +136,18 @@ def build_policy(name: str, config: RoutingConfig, underway: api.Underway, rng: 
                 min_tokens=config.prefill_min_tokens,
                 balance_factor=config.balance_factor,
                 balance_slack=config.balance_slack,
+                targets=_targets(config),
             )
     if (point := installed_policies().get(name)) is not None:
         return load_policy(point, prefix_load)
     known = ", ".join(policy_names(config))
     raise ConfigInvalid("routing.policy", f"no policy {name!r}; there are {known}")
+
+
+def _targets(config: RoutingConfig) -> SideTargets | None:
+    if not config.prefill_first_token_s:
+        return None
+    return SideTargets(config.prefill_first_token_s, config.prefill_token_s)
 
 
 def _profile(config: ProfileConfig, rng: Random) -> ScoringProfile:

@@ -17,6 +17,7 @@ from octavo_router.routing.estimate import TokenRates
 from octavo_router.routing.filters import narrow
 from octavo_router.routing.outcome import CLIENT_GONE, AttemptResult, Outcome
 from octavo_router.routing.prefill_decode import PrefillDecode
+from octavo_router.routing.side_keeper import SideKeeper
 from octavo_router.routing.tier_hits import count_tier_hits
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Dispatcher:
     __slots__ = (
         "_clock", "_index", "decisions", "health", "locality", "num_picks", "observer",
         "on_adapter_idle", "on_result", "on_room", "policies", "registry", "sample_every",
-        "shadows", "token_rates", "underway",
+        "shadows", "sides", "token_rates", "underway",
     )  # fmt: skip
 
     def __init__(
@@ -185,6 +186,7 @@ class Dispatcher:
         )
         self.decisions: deque[dict[str, Any]] = deque(maxlen=num_kept)  # sampled, newest last
         self.num_picks = 0
+        self.sides = SideKeeper(registry)
         self.token_rates = TokenRates()
         self._index = index
         self.underway = underway
@@ -271,7 +273,7 @@ class Dispatcher:
         policy = self.policies.of(request.pool)
         return (
             isinstance(policy, PrefillDecode)
-            and request.prompt_tokens - decision.matched_tokens >= policy.min_tokens
+            and policy.is_worth_it(request.prompt_tokens - decision.matched_tokens)
             and decision.endpoint.fetches_kv
         )
 
@@ -320,6 +322,7 @@ class Dispatcher:
             pricing.settle(members, now)
             if self.health is not None:
                 canaries += self.health.tick(self.registry, members, now)
+        self.sides.tick(self.policies, now)
         self._call_on_room()
         return canaries
 

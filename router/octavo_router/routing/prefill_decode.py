@@ -13,6 +13,9 @@ from octavo_router.routing.prefix_load import PrefixLoad
 
 if TYPE_CHECKING:
     from octavo_router.residency.api import Underway
+    from octavo_router.routing.sides import SideTargets
+
+_SMOOTHING = 0.05  # weight of the newest prompt
 
 
 class PrefillDecode(PrefixLoad):
@@ -21,7 +24,23 @@ class PrefillDecode(PrefixLoad):
     name = "prefill-decode"
 
     def __init__(
-        self, underway: Underway, *, min_tokens: int, balance_factor: float, balance_slack: int
+        self,
+        underway: Underway,
+        *,
+        min_tokens: int,
+        balance_factor: float,
+        balance_slack: int,
+        targets: SideTargets | None = None,
     ) -> None:
         super().__init__(underway, balance_factor=balance_factor, balance_slack=balance_slack)
         self.min_tokens = min_tokens  # uncached ones that are worth the way
+        self.targets = targets  # by which engines change sides; None: they stay
+        self.prompt_tokens = 0.0  # uncached ones of a prompt that is worth the way, on average
+
+    def is_worth_it(self, uncached_tokens: int) -> bool:
+        """Whether so much is computed elsewhere, if an engine is there for it."""
+        if uncached_tokens < self.min_tokens:
+            return False
+        before = self.prompt_tokens or uncached_tokens
+        self.prompt_tokens = before + _SMOOTHING * (uncached_tokens - before)
+        return True

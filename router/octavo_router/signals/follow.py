@@ -112,6 +112,7 @@ class Follower:
         endpoint.max_model_len = hello.max_model_len
         endpoint.vocab_size = hello.vocab_size
         endpoint.kv_role = hello.kv_role
+        endpoint.kv_address, endpoint.kv_follows = hello.kv_address, hello.kv_follows
         endpoint.max_num_seqs = hello.max_num_seqs
         endpoint.model = ModelState(hello.model, hello.architecture, hello.format)
         if _profile(endpoint) != before:
@@ -165,6 +166,8 @@ def _profile(endpoint: Endpoint) -> tuple[object, ...]:
     return (
         endpoint.kind,
         endpoint.kv_role,
+        endpoint.kv_address,
+        endpoint.kv_follows,
         endpoint.names,
         endpoint.adapters,
         endpoint.adapter_digests,

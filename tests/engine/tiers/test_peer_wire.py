@@ -23,6 +23,7 @@ from octavo_engine.tiers.peer_wire import (
     CLIENT,
     MAX_BYTES,
     SERVER,
+    VERSION,
     FrameKind,
     PeerChannel,
     PeerError,
@@ -295,7 +296,7 @@ def shake_hands(client):
     channel = PeerChannel(client, page_bytes=PAGE_BYTES)
     channel.deadline = time.monotonic() + 5
     nonce = "0" * 32
-    channel.send(FrameKind.HELLO, msgspec.json.encode({"version": 1, "nonce": nonce}))
+    channel.send(FrameKind.HELLO, msgspec.json.encode({"version": VERSION, "nonce": nonce}))
     theirs = msgspec.json.decode(channel.receive(FrameKind.CHALLENGE).payload)
     own = proof(b"s" * 16, CLIENT, nonce, theirs["nonce"])
     channel.send(FrameKind.PROOF, msgspec.json.encode({"proof": own, "identity": IDENTITY}))

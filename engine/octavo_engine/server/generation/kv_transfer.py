@@ -2,7 +2,8 @@
 
 A request with `do_remote_decode` computes a prompt for another engine; its answer says where the
 cache lies. With that in a request (`do_remote_prefill`) the other engine fetches it. Only the
-address matters: which blocks are wanted follows from the prompt.
+address matters: which blocks are wanted follows from the prompt. A field of ours says that the
+prompt is being computed there now (`remote_is_computing`): its blocks are fetched as they come.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def read_kv_source(given: Any, config: KVTransferConfig | None) -> KVSource | No
         )
     if type(port) is not int or not 0 < port < 1 << 16:
         raise InvalidRequest(f"{_PARAM}.remote_port must be from 1 to 65535", param=_PARAM)
-    return KVSource(host, port)
+    return KVSource(host, port, is_computing=_flag(given, "remote_is_computing"))
 
 
 def kv_answer(given: Any, info: ModelInfo, request_id: str) -> dict[str, Any] | None:

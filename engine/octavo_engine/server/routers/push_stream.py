@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo_engine import __version__
-from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.config import BLOCK_SIZE, join_address
 from octavo_engine.protocol.stream import (
     DELTA,
     DRAINING,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from octavo_engine.metrics import EngineMetrics
     from octavo_engine.server.admission import RequestAdmission
     from octavo_engine.server.served_engine import ServedEngine
+    from octavo_engine.state.kv_source import KVSource
     from octavo_engine.state.labels import ResidencyChange
     from octavo_engine.state.outputs import EngineStats, StepOutput
 
@@ -45,7 +46,7 @@ FLUSH_S = 0.005  # between frames that carry residency
 LOAD_S = 0.02  # between frames that carry load
 MAX_QUEUE_BYTES = 16 * 2**20  # of frames that a subscriber has not read; a snapshot does not count
 SNAPSHOT_BYTES = 2**20 // STORED_BYTES * STORED_BYTES  # in one frame
-_SMOOTHING = 0.1  # weight of the newest step in the typical one
+SMOOTHING = 0.1  # weight of the newest step in the typical one
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -160,6 +161,7 @@ class SubscriberHub:
         self.was_joined = True
         subscriber = Subscriber()
         subscriber.adapters = self._adapters
+        transfer = engine.config.kv_transfer
         hello = Hello(
             epoch=self._feed.epoch,
             model=info.names[0],
@@ -174,7 +176,9 @@ class SubscriberHub:
             architecture=info.architecture,
             format=info.format,
             vocab_size=info.vocab_size,
-            kv_role="" if engine.config.kv_transfer is None else engine.config.kv_transfer.kv_role,
+            kv_role="" if transfer is None else transfer.kv_role,
+            kv_address=_address(info.kv_source),
+            kv_follows=transfer is not None,
             pod_uid=self._pod_uid,
         )
         subscriber.put(frame(HELLO, hello))
@@ -288,7 +292,7 @@ class SubscriberHub:
         step_s = stats.step_ms / 1e3
         if step_s:
             before = self._step_s or step_s
-            self._step_s = before + _SMOOTHING * (step_s - before)
+            self._step_s = before + SMOOTHING * (step_s - before)
 
     def _has_new_load(self) -> bool:
         """Steps differ in length all the time: that alone is not reported."""
@@ -309,8 +313,13 @@ class SubscriberHub:
             kv_usage=_usage(stats),
             step_s=self._step_s,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            computed_tokens=stats.prompt_tokens - stats.prompt_tokens_cached,
             is_saturated=self._admission.is_saturated,
         )
+
+
+def _address(source: KVSource | None) -> str:
+    return "" if source is None else join_address(source.host, source.port)
 
 
 def _snapshot_frames(snapshot: bytes) -> Iterator[bytes]:

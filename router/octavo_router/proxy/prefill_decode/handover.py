@@ -4,6 +4,9 @@
                        │ no engine, no room, no answer in time           │ not to be fetched
                        └─────────────────► connect ──► send, as the client wrote it ──► answer
 
+Two engines of ours are sent the request side by side: the one that answers fetches the blocks while
+the other one computes them, and computes itself what does not come.
+
 Whatever goes wrong there costs time and nothing else: the answering engine computes the prompt.
 That holds until it has begun to answer: it may find only then that the other one is gone.
 """
@@ -23,6 +26,7 @@ from octavo_router.proxy.prefill_decode.kv_transfer import (
     opening_of,
     prompt_question,
     with_cache,
+    with_engine,
 )
 from octavo_router.routing.outcome import AttemptResult, Outcome
 
@@ -55,7 +59,7 @@ class PromptHandover:
 
     __slots__ = (
         "_account", "_call", "_client_body", "_computes_locally", "_exchange", "_head", "_held",
-        "_prompt", "_proxy", "_request", "_sent_at", "body", "fetches",
+        "_is_beside", "_prompt", "_proxy", "_request", "_sent_at", "body", "fetches",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +84,7 @@ class PromptHandover:
         self._prompt: Lease | None = None
         self._call: EngineCall | None = None
         self._sent_at = 0.0
+        self._is_beside = False  # the answering engine has the request already
         # while the cache is fetched
         # The answering engine was sent the cache's location, and has not begun to answer.
         self.fetches = False
@@ -88,7 +93,10 @@ class PromptHandover:
     # -- the prompt
 
     def place(self, now: float) -> bool:
-        """Begins an attempt: whether another engine is to compute the prompt first; see `send`."""
+        """Begins an attempt: whether another engine is to compute the prompt first; see `send`.
+
+        Where both engines can, it computes from now on, and `body` says where.
+        """
         self.body, self.fetches, self._held = self._client_body, False, b""
         dispatcher, lease = self._proxy.dispatcher, self._account.lease
         assert lease is not None
@@ -107,7 +115,13 @@ class PromptHandover:
             heads.request_bytes(head, there.lines, request_id, question, forward=head.forward),
             self._on_reply,
         )
-        return True
+        self._is_beside = lease.endpoint.kv_follows and prompt.endpoint.kv_follows
+        if not self._is_beside:
+            return True
+        self.body = with_engine(self._client_body, prompt.endpoint.kv_address)
+        lease.first_token()  # nothing of the prompt is to be done there
+        self.send()
+        return False
 
     def send(self) -> None:
         """Then `send_after_prompt` of the exchange follows, unless it is cancelled."""
@@ -116,7 +130,8 @@ class PromptHandover:
 
     @property
     def is_computing(self) -> bool:
-        return self._call is not None
+        """The request waits for it."""
+        return self._call is not None and not self._is_beside
 
     def time_out(self) -> None:
         assert self._call is not None
@@ -140,14 +155,18 @@ class PromptHandover:
                 self._proxy.note_loss(prompt, reply.problem)
                 failure = FAILURE_OF[reply.loss]
                 result = RESULT_OF[failure]
-                if failure is Failure.LOST and exchange.prompt_has_killed(prompt, self._sent_at):
+                if (
+                    failure is Failure.LOST
+                    and exchange.prompt_has_killed(prompt, self._sent_at)
+                    and not self._is_beside
+                ):
                     self._prompt = self._call = None
                     prompt.finish(Outcome(result))
                     exchange.refuse_quarantined()
                     return
             else:
                 result, _ = verdict_on(reply.status, reply.body)
-            if result is AttemptResult.OK:
+            if result is AttemptResult.OK and not self._is_beside:
                 try:
                     self.body = with_cache(self._client_body, reply.body)
                 except NotHandedOver as error:
@@ -172,6 +191,11 @@ class PromptHandover:
             )
         )  # fmt: skip
         proxy.count_prompt(self._request.pool, result)
+        if self._is_beside:  # the answering engine sees for itself what became of it
+            if not is_ok:
+                self._computes_locally = True
+                lease.decision.prompt_at = ""
+            return
         if is_ok:
             self.fetches = True
             lease.first_token()  # nothing of the prompt is left to do there

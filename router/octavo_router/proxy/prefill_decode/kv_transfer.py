@@ -4,6 +4,9 @@ The first is sent a request for one token and to keep the cache (`do_remote_deco
 says where it lies (`kv_transfer_params`), and with that in its request the second fetches it. The
 router reads none of it. These are the fields of vLLM's NIXL connector. Its Mooncake connector uses
 others: there a router names the transfer and the engine that computes, whose response says nothing.
+
+Two engines of ours are sent the request at once: the first one's address is known, and the second
+fetches the blocks as they are computed (`remote_is_computing`).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ _KEEP: Final = {
     "remote_host": None,
     "remote_port": None,
 }
+_COMPUTING: Final = {"do_remote_prefill": True, "remote_is_computing": True}
 _ONE_ANSWER: Final = ("n", "best_of")
 _SPACE: Final = b" \t\r\n"
 _MAX_OPENING_BYTES: Final = 64 * 2**10
@@ -83,6 +87,17 @@ def with_cache(body: bytes, answer: bytes) -> bytes:
         raise NotHandedOver(f"its answer cannot be read: {error}") from None
     if not where.startswith(b"{"):
         raise NotHandedOver(f"its answer has no {_FIELD}; is it started with a KV connector?")
+    return _with_field(body, where)
+
+
+def with_engine(body: bytes, address: str) -> bytes:
+    """The client's body, with the engine of ours that is computing its prompt now."""
+    host, _, port = address.rpartition(":")
+    where = _COMPUTING | {"remote_host": host.strip("[]"), "remote_port": int(port)}
+    return _with_field(body, msgspec.json.encode(where))
+
+
+def _with_field(body: bytes, where: bytes) -> bytes:
     return b'%b,"%b":%b}' % (body.rstrip(_SPACE)[:-1], _FIELD.encode(), where)
 
 

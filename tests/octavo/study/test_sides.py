@@ -1,0 +1,63 @@
+"""Engines that change sides, against fixed sides: real schedulers and the real router in virtual
+time, at four corners of what clients may want.
+
+Red when: the mode that is chosen keeps fewer promises than the better fixed one; engines change
+sides back and forth; a request is lost while they do.
+"""
+
+from random import Random
+
+import pytest
+
+from octavo.study.engine_models import engine_models
+from octavo.study.simulation import RoutingStudy, Setup
+from octavo.study.synthetic import random_prompts
+from octavo.study.workload import Workload
+from octavo_router.routing.sides import SideTargets
+
+pytestmark = pytest.mark.slow
+
+MODEL = engine_models()["gpu-8b"]
+NUM_ENGINES, NUM_REQUESTS = 4, 400
+NUM_BEFORE = NUM_REQUESTS // 4  # that end before the load is known and engines have changed
+SLACK = 0.02  # of the others
+CORNERS = [SideTargets(first, each) for first in (0.25, 4.0) for each in (0.0115, 0.1)]
+
+
+def run(num_prefill, targets=None):
+    arrivals = tuple(random_prompts(NUM_REQUESTS, Random(1)))
+    workload = Workload("random", arrivals).at_load(1.0, MODEL, NUM_ENGINES)
+    setup = Setup(model=MODEL, num_engines=NUM_ENGINES, num_prefill=num_prefill, targets=targets)
+    return RoutingStudy(workload, setup).run("prefill-decode")
+
+
+def kept(figures, targets):
+    """The share of promises kept, once sides have settled."""
+    felt = figures.felt[NUM_BEFORE:]
+    met = sum(first <= targets[0] and each <= targets[1] for first, each in felt)
+    return met / len(felt)
+
+
+@pytest.fixture(scope="module")
+def fixed():
+    """All engines do both, and a pair of sides that suits this load."""
+    return [run(0), run(2)]
+
+
+@pytest.mark.parametrize("targets", CORNERS, ids=str)
+def test_the_chosen_mode_keeps_as_many_promises_as_the_better_fixed_one(fixed, targets):
+    chosen = run(0, targets)
+    assert kept(chosen, targets) >= max(kept(figures, targets) for figures in fixed) - SLACK
+    assert chosen.num_side_changes <= 3
+    assert chosen.num_requests == NUM_REQUESTS and chosen.num_refused == 0
+
+
+def test_sides_pay_where_each_token_counts_and_cost_where_the_first_does(fixed):
+    together, apart = fixed
+    assert apart.within(4.0, 0.0115) > together.within(4.0, 0.0115) + 0.1
+    assert together.within(0.15, 0.1) > apart.within(0.15, 0.1) + 0.05
+
+
+def test_engines_that_begin_on_the_wrong_side_change_it():
+    targets = SideTargets(0.25, 0.1)
+    assert run(1, targets).within(*targets) > run(1).within(*targets) + 0.3
