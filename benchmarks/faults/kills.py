@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -30,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -322,10 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_cleanly_on_sigterm()
     features = tuple(sorted(set(args.features)))
     verdict = run(Setup(args.model, args.kills, args.clients, args.seed, features, args.seconds))
-    verdict.show()
-    if args.json:
-        Path(args.json).write_text(json.dumps(asdict(verdict), indent=2) + "\n")
-    return 1 if verdict.complaints else 0
+    return verdict.report(args.json)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def _prediction_layer(
     """The layer behind the model's last in its own checkpoint."""
     checkpoint = open_weights(config, model, files)
     head = prediction_config(model)
-    if config.load_format == "dummy":  # it has whatever is asked for
+    if config.load_format == "dummy":  # it has whatever is requested
         return DraftHeadPart(head, checkpoint, None, speculation.quantization)
     prefix = f"model.layers.{model.num_layers}."
     if not any(name.startswith(prefix) for name in checkpoint.names()):

@@ -55,7 +55,7 @@ class OwnBlocks:
         return request
 
     def serve(self) -> int:
-        """Copy what was asked for, up to a bound; on the engine's thread. Returns the bytes."""
+        """Copy what was requested, up to a bound; on the engine's thread. Returns the bytes."""
         num_bytes = 0
         while self._requests:
             if num_bytes >= MAX_COPIED_BYTES:

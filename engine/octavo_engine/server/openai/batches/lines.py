@@ -134,7 +134,7 @@ def refused(broken: BadLine) -> bytes:
 
 
 def expired(task: BatchTask) -> bytes:
-    """For what was not asked in time."""
+    """For a request that was not sent in time."""
     message = "This request was not answered before the batch expired."
     return _line(task.custom_id, None, {"code": EXPIRED, "message": message})
 
@@ -183,7 +183,7 @@ def _shown(value: object) -> str:
 
 
 def _drop_half_line(path: str) -> None:
-    """What a run that was killed wrote last may lack its end; its request is asked again."""
+    """What a run that was killed wrote last may lack its end; its request is sent again."""
     with open(path, "r+b") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
