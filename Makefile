@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml install.py $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-all test-faults soak test-emulated test-asan test-arm64 check format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels release release-tools cluster cluster-up clean
+.PHONY: demo test test-all test-faults soak test-emulated test-asan test-arm64 check check-flaky format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels release release-tools cluster cluster-up clean
 
 # --- targets for users -------------------------------------------------------------------------------
 
@@ -83,12 +83,16 @@ test-arm64:  ## Kernels for 64-bit Arm, on an emulated processor; needs g++-aarc
 	cmake --build build/arm64 --target compare_sets --parallel $(WORKERS)
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm64/compare_sets
 
-check: $(VENV)/.dev  ## Checks that a change must pass in addition to the tests
+check: check-flaky $(VENV)/.dev  ## Checks that a change must pass in addition to the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check-flaky:
+	@! grep -v '^#' .ci/flaky.txt || { echo "These tests are flaky: mend them, and remove their \
+	lines from .ci/flaky.txt" >&2; exit 1; }
 
 format: $(VENV)/.dev  ## Format all sources
 	$(BIN)/ruff format .

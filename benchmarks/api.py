@@ -91,7 +91,7 @@ def serving(step_ms: float) -> Iterator[tuple[int, psutil.Process]]:
 
 
 class Client:
-    """One connection; knows just enough HTTP for the answers it asked for."""
+    """One connection; knows just enough HTTP for the answers it requested."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

@@ -47,8 +47,8 @@ def start(role: str, max_model_len: int, folder: Path, flags: list[str]) -> Serv
 
 def compute(url: str, body: dict[str, Any]) -> dict[str, Any]:
     """Where the prompt's blocks are then."""
-    asked = {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=600)
+    prefill = {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    answer = httpx.post(f"{url}/v1/completions", json=prefill, timeout=600)
     found: dict[str, Any] = answer.raise_for_status().json()["kv_transfer_params"]
     return found
 

@@ -35,7 +35,6 @@ from octavo.measure.limits import measure_limits
 from octavo.measure.shapes import write_shape
 from octavo.measure.work import ModelWork, WorkStep
 from octavo_engine.config import EngineConfig
-from octavo_engine.weights.source import resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,7 +131,7 @@ def measure(limits: MachineLimits, *, is_full: bool) -> Iterator[Figure]:
     yield from start_up(rounds)
     yield step_overhead()
     for form in forms(is_full=is_full):
-        name, work = form.name, work_of(form)
+        name, work = form.name, ModelWork.of_files(form.config(MODEL))
         with serving(MODEL, *form.flags) as server:
             if form.quantization == "none":
                 yield idle(server)
@@ -148,14 +147,6 @@ def measure(limits: MachineLimits, *, is_full: bool) -> Iterator[Figure]:
 
 def forms(*, is_full: bool) -> tuple[Form, ...]:
     return FORMS + MORE_FORMS if is_full else FORMS
-
-
-def work_of(form: Form) -> ModelWork:
-    config = form.config(MODEL)
-    files = resolve_model(MODEL)
-    shape = files.config
-    per_token = 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
-    return ModelWork.of(config, files, kv_bytes_per_token=per_token)  # of bf16
 
 
 @contextmanager

@@ -28,7 +28,7 @@ BUSY = 1.0  # load average before anything was started
 # Thread counts are each server's own business; what the shell says of them is not for all.
 _UNSET = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOMP_CPU_AFFINITY",
           "KMP_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "LD_PRELOAD")  # fmt: skip
-# No GPU, and nothing is fetched or told to anybody.
+# No GPU, and nothing is fetched or reported.
 _QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",

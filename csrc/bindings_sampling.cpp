@@ -80,11 +80,11 @@ void check_rows(const SampleArgs& args, int64_t table_rows) {
     }
 }
 
-void check_asked(const SampleArgs& args) {
-    if (args.asked.starts == nullptr) return;
+void check_chosen(const SampleArgs& args) {
+    if (args.chosen.starts == nullptr) return;
     for (int64_t s = 0; s < args.num_rows; ++s) {
-        check(args.asked.starts[s + 1] - args.asked.starts[s] <= args.num_logprobs,
-              "asked_starts: a row has more than num_logprobs ids, ", args.num_logprobs);
+        check(args.chosen.starts[s + 1] - args.chosen.starts[s] <= args.num_logprobs,
+              "chosen_starts: a row has more than num_logprobs ids, ", args.num_logprobs);
     }
 }
 
@@ -94,7 +94,7 @@ void bound_sample(Team& team, Matrix<float> logits, nb::object table, Vector<con
                   Vector<const int32_t> bias_ids, Vector<const float> bias_values,
                   Vector<const int32_t> allow_starts, Vector<const int32_t> allow_ids,
                   Vector<const int32_t> mask_rows, Matrix<const uint32_t> mask_bits,
-                  Vector<const int32_t> asked_starts, Vector<const int32_t> asked_ids,
+                  Vector<const int32_t> chosen_starts, Vector<const int32_t> chosen_ids,
                   int num_logprobs, Vector<int32_t> tokens, Vector<uint8_t> status,
                   Vector<float> logprobs, Vector<int32_t> ranks, Matrix<int32_t> top_ids,
                   Matrix<float> top_logprobs) {
@@ -122,9 +122,9 @@ void bound_sample(Team& team, Matrix<float> logits, nb::object table, Vector<con
     args.bias = ragged("bias", args.num_rows, bias_starts, bias_ids, &bias_values);
     args.allowed = ragged("allow", args.num_rows, allow_starts, allow_ids, nullptr);
     args.masks = mask_view(args.num_rows, mask_rows, mask_bits);
-    args.asked = ragged("asked", args.num_rows, asked_starts, asked_ids, nullptr);
+    args.chosen = ragged("chosen", args.num_rows, chosen_starts, chosen_ids, nullptr);
     args.num_logprobs = num_logprobs;
-    check_asked(args);
+    check_chosen(args);
     args.tokens = tokens.data();
     args.status = status.data();
     if (num_logprobs >= 0) {
@@ -162,7 +162,7 @@ void bind_sampling(nb::module_& module) {
                arg("bias_ids").noconvert().none(), arg("bias_values").noconvert().none(),
                arg("allow_starts").noconvert().none(), arg("allow_ids").noconvert().none(),
                arg("mask_rows").noconvert().none(), arg("mask_bits").noconvert().none(),
-               arg("asked_starts").noconvert().none(), arg("asked_ids").noconvert().none(),
+               arg("chosen_starts").noconvert().none(), arg("chosen_ids").noconvert().none(),
                arg("num_logprobs"), arg("tokens").noconvert(), arg("status").noconvert(),
                arg("logprobs").noconvert().none(), arg("ranks").noconvert().none(),
                arg("top_ids").noconvert().none(), arg("top_logprobs").noconvert().none());

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <variant>
@@ -362,6 +363,22 @@ class Program {
     void run_instruction(const Features& features, const Step& step, Range rows);
 
     // program_states.cpp
+    struct StateRows {
+        const char* which;
+        int index;     // of a buffer in f32 with rows T
+        int64_t cols;  // that it must have
+        cpu::Matrix& to;
+    };
+    struct StateConstant {
+        const char* which;
+        std::span<const float> values;
+        int64_t size;  // that it must have; 0: there is none
+        const float*& to;
+    };
+    void bind_states(const char* name, std::initializer_list<StateRows> rows,
+                     std::initializer_list<StateConstant> constants);
+    template <class Args, class Options>
+    void add_scan(const char* name, Args args, const Options& options, int64_t values);
     const Buffer& f32_of_tokens(const char* name, const char* which, int index) const;
     void check_states(const Step& step) const;
 

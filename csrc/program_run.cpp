@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/check.h"
+#include "common/overloaded.h"
 #include "program.h"
 
 namespace octavo {
@@ -17,13 +18,6 @@ namespace {
 constexpr int64_t kPartialFloats = int64_t{1} << 24;
 
 constexpr int64_t kPartsPerWorker = 16;  // of a large product: the last one is waited for
-
-template <class... Functions>
-struct Overloaded : Functions... {
-    using Functions::operator()...;
-};
-template <class... Functions>
-Overloaded(Functions...) -> Overloaded<Functions...>;  // Clang before 17 does not find it itself
 
 const int32_t* ids_of(const Step& step, cpu::EmbedOf of) {
     switch (of) {

@@ -1,7 +1,10 @@
 // Instructions of layers with a recurrent state, checked when they are added and before each step.
+#include <initializer_list>
+#include <variant>
 #include <vector>
 
 #include "common/check.h"
+#include "common/overloaded.h"
 #include "program.h"
 
 namespace octavo {
@@ -82,125 +85,107 @@ void Program::group_norm(int dst, int src, std::span<const float> weight, float 
                                      given == size}});
 }
 
-void Program::short_conv(int dst, int src, const ConvOptions& options) {
-    const Buffer& to = f32_of_tokens("short_conv", "dst", dst);
-    const Buffer& from = f32_of_tokens("short_conv", "src", src);
-    const int64_t cols = from.matrix.cols;
-    check(ranks_ == nullptr, "short_conv: states cannot be cut over ranks");
-    check_cols("short_conv", "dst", to, cols);
-    check_overlap("short_conv", to, from, false);
-    check(options.kernel >= 1 && options.kernel <= cpu::kMaxConvKernel, "short_conv: kernel is ",
-          options.kernel, "; it must be between 1 and ", cpu::kMaxConvKernel);
-    check_size("short_conv", "weight", options.weight, options.kernel * cols);
-    cpu::ConvArgs args{.dst = to.matrix, .src = from.matrix};
-    args.weight = keep(options.weight, options.weight.size());
-    if (!options.bias.empty()) {
-        check_size("short_conv", "bias", options.bias, cols);
-        args.bias = keep(options.bias, options.bias.size());
+// Rows of tokens that the first of `rows` is computed from, and constants, which are copied.
+void Program::bind_states(const char* name, std::initializer_list<StateRows> rows,
+                          std::initializer_list<StateConstant> constants) {
+    check(ranks_ == nullptr, name, ": states cannot be cut over ranks");
+    const Buffer& dst = f32_of_tokens(name, rows.begin()->which, rows.begin()->index);
+    for (const StateRows& part : rows) {
+        const Buffer& buffer = f32_of_tokens(name, part.which, part.index);
+        check_cols(name, part.which, buffer, part.cols);
+        if (&part != rows.begin()) {
+            check_overlap(name, dst, buffer, false);
+        }
+        part.to = buffer.matrix;
     }
-    args.kernel = options.kernel;
-    args.activation = options.activation;
-    const int64_t values = (options.kernel - 1) * cols;
-    instructions_.push_back({to.rows, Recurrent<cpu::ConvArgs>{args, options.layer, values}});
+    for (const StateConstant& constant : constants) {
+        check_size(name, constant.which, constant.values, constant.size);
+        if (constant.size > 0) {
+            constant.to = keep(constant.values, constant.values.size());
+        }
+    }
+}
+
+// A scan whose rows and constants are bound; `values` of its layer's state are its own.
+template <class Args, class Options>
+void Program::add_scan(const char* name, Args args, const Options& options, int64_t values) {
+    check(options.offset >= 0, name, ": offset ", options.offset);
+    args.state_offset = options.offset;
+    instructions_.push_back(
+        {Rows::Tokens, Recurrent<Args>{args, options.layer, options.offset + values}});
+}
+
+void Program::short_conv(int dst, int src, const ConvOptions& options) {
+    const int64_t cols = f32_of_tokens("short_conv", "src", src).matrix.cols;
+    const int64_t kernel = options.kernel;
+    check(kernel >= 1 && kernel <= cpu::kMaxConvKernel, "short_conv: kernel is ", kernel,
+          "; it must be between 1 and ", cpu::kMaxConvKernel);
+    cpu::ConvArgs args{.kernel = kernel, .activation = options.activation};
+    bind_states("short_conv", {{"dst", dst, cols, args.dst}, {"src", src, cols, args.src}},
+                {{"weight", options.weight, kernel * cols, args.weight},
+                 {"bias", options.bias, options.bias.empty() ? 0 : cols, args.bias}});
+    instructions_.push_back(
+        {Rows::Tokens, Recurrent<cpu::ConvArgs>{args, options.layer, (kernel - 1) * cols}});
 }
 
 void Program::ssd_scan(int dst, int xbc, int dt, const SsdOptions& options) {
-    const Buffer& to = f32_of_tokens("ssd_scan", "dst", dst);
-    const Buffer& from = f32_of_tokens("ssd_scan", "xbc", xbc);
-    const Buffer& steps = f32_of_tokens("ssd_scan", "dt", dt);
     const int64_t heads = options.heads;
-    check(ranks_ == nullptr, "ssd_scan: states cannot be cut over ranks");
-    check(heads >= 1 && options.head_dim >= 1 && options.state_size >= 1 && options.groups >= 1 &&
+    const int64_t size = options.state_size;
+    check(heads >= 1 && options.head_dim >= 1 && size >= 1 && options.groups >= 1 &&
               heads % options.groups == 0,
           "ssd_scan: ", heads, " heads of ", options.head_dim, " columns in ", options.groups,
-          " groups of ", options.state_size);
-    check_cols("ssd_scan", "dst", to, heads * options.head_dim);
-    check_cols("ssd_scan", "xbc", from,
-               heads * options.head_dim + 2 * options.groups * options.state_size);
-    check_cols("ssd_scan", "dt", steps, heads);
-    check_overlap("ssd_scan", to, from, false);
-    check_overlap("ssd_scan", to, steps, false);
-    check_size("ssd_scan", "a", options.a, heads);
-    check_size("ssd_scan", "d", options.d, heads);
-    check_size("ssd_scan", "dt_bias", options.dt_bias, heads);
-    check(options.offset >= 0, "ssd_scan: offset ", options.offset);
-    cpu::SsdArgs args{.dst = to.matrix, .xbc = from.matrix, .dt = steps.matrix};
-    args.heads = heads;
-    args.head_dim = options.head_dim;
+          " groups of ", size);
+    const int64_t cols = heads * options.head_dim;
+    cpu::SsdArgs args{.heads = heads, .head_dim = options.head_dim};
     args.groups = options.groups;
-    args.state_size = options.state_size;
-    args.a = keep(options.a, options.a.size());
-    args.d = keep(options.d, options.d.size());
-    args.dt_bias = keep(options.dt_bias, options.dt_bias.size());
+    args.state_size = size;
     args.dt_min = options.dt_min;
     args.dt_max = options.dt_max;
-    args.state_offset = options.offset;
-    const int64_t values = options.offset + heads * options.state_size * options.head_dim;
-    instructions_.push_back({to.rows, Recurrent<cpu::SsdArgs>{args, options.layer, values}});
+    bind_states("ssd_scan",
+                {{"dst", dst, cols, args.dst},
+                 {"xbc", xbc, cols + 2 * options.groups * size, args.xbc},
+                 {"dt", dt, heads, args.dt}},
+                {{"a", options.a, heads, args.a},
+                 {"d", options.d, heads, args.d},
+                 {"dt_bias", options.dt_bias, heads, args.dt_bias}});
+    add_scan("ssd_scan", args, options, size * cols);
 }
 
 void Program::delta_rule(int dst, int qkv, int gates, const DeltaOptions& options) {
-    const Buffer& to = f32_of_tokens("delta_rule", "dst", dst);
-    const Buffer& from = f32_of_tokens("delta_rule", "qkv", qkv);
-    const Buffer& gate = f32_of_tokens("delta_rule", "gates", gates);
     const int64_t heads = options.value_heads;
-    check(ranks_ == nullptr, "delta_rule: states cannot be cut over ranks");
     check(options.key_heads >= 1 && heads >= 1 && heads % options.key_heads == 0 &&
               options.value_dim >= 1 && options.key_dim >= 1 && options.key_dim <= cpu::kMaxKeyDim,
           "delta_rule: ", heads, " value heads of ", options.value_dim, " columns, ",
           options.key_heads, " key heads of ", options.key_dim, ", of which there may be ",
           cpu::kMaxKeyDim);
-    check_cols("delta_rule", "dst", to, heads * options.value_dim);
-    check_cols("delta_rule", "qkv", from,
-               2 * options.key_heads * options.key_dim + heads * options.value_dim);
-    check_cols("delta_rule", "gates", gate, 2 * heads);
-    check_overlap("delta_rule", to, from, false);
-    check_overlap("delta_rule", to, gate, false);
-    check_size("delta_rule", "a", options.a, heads);
-    check_size("delta_rule", "dt_bias", options.dt_bias, heads);
-    check(options.offset >= 0, "delta_rule: offset ", options.offset);
-    cpu::DeltaArgs args{.dst = to.matrix, .qkv = from.matrix, .gates = gate.matrix};
-    args.key_heads = options.key_heads;
-    args.value_heads = heads;
+    const int64_t cols = heads * options.value_dim;
+    cpu::DeltaArgs args{.key_heads = options.key_heads, .value_heads = heads};
     args.key_dim = options.key_dim;
     args.value_dim = options.value_dim;
-    args.a = keep(options.a, options.a.size());
-    args.dt_bias = keep(options.dt_bias, options.dt_bias.size());
-    args.state_offset = options.offset;
-    const int64_t values = options.offset + heads * options.key_dim * options.value_dim;
-    instructions_.push_back({to.rows, Recurrent<cpu::DeltaArgs>{args, options.layer, values}});
+    bind_states(
+        "delta_rule",
+        {{"dst", dst, cols, args.dst},
+         {"qkv", qkv, 2 * options.key_heads * options.key_dim + cols, args.qkv},
+         {"gates", gates, 2 * heads, args.gates}},
+        {{"a", options.a, heads, args.a}, {"dt_bias", options.dt_bias, heads, args.dt_bias}});
+    add_scan("delta_rule", args, options, options.key_dim * cols);
 }
 
 void Program::selective_scan(const SelectiveBuffers& buffers, const SelectiveOptions& options) {
-    const Buffer& to = f32_of_tokens("selective_scan", "dst", buffers.dst);
-    const Buffer& x = f32_of_tokens("selective_scan", "x", buffers.x);
-    const Buffer& dt = f32_of_tokens("selective_scan", "dt", buffers.dt);
-    const Buffer& b = f32_of_tokens("selective_scan", "b", buffers.b);
-    const Buffer& c = f32_of_tokens("selective_scan", "c", buffers.c);
-    const int64_t cols = to.matrix.cols;
-    check(ranks_ == nullptr, "selective_scan: states cannot be cut over ranks");
-    check(options.state_size >= 1, "selective_scan: state_size ", options.state_size);
-    check_cols("selective_scan", "x", x, cols);
-    check_cols("selective_scan", "dt", dt, cols);
-    check_cols("selective_scan", "b", b, options.state_size);
-    check_cols("selective_scan", "c", c, options.state_size);
-    for (const Buffer* from : {&x, &dt, &b, &c}) {
-        check_overlap("selective_scan", to, *from, false);
-    }
-    check_size("selective_scan", "a", options.a, options.state_size * cols);
-    check_size("selective_scan", "d", options.d, cols);
-    check_size("selective_scan", "dt_bias", options.dt_bias, cols);
-    check(options.offset >= 0, "selective_scan: offset ", options.offset);
-    cpu::SelectiveArgs args{.dst = to.matrix, .x = x.matrix, .dt = dt.matrix};
-    args.b = b.matrix;
-    args.c = c.matrix;
-    args.state_size = options.state_size;
-    args.a = keep(options.a, options.a.size());
-    args.d = keep(options.d, options.d.size());
-    args.dt_bias = keep(options.dt_bias, options.dt_bias.size());
-    args.state_offset = options.offset;
-    const int64_t values = options.offset + options.state_size * cols;
-    instructions_.push_back({to.rows, Recurrent<cpu::SelectiveArgs>{args, options.layer, values}});
+    const int64_t cols = f32_of_tokens("selective_scan", "dst", buffers.dst).matrix.cols;
+    const int64_t size = options.state_size;
+    check(size >= 1, "selective_scan: state_size ", size);
+    cpu::SelectiveArgs args{.state_size = size};
+    bind_states("selective_scan",
+                {{"dst", buffers.dst, cols, args.dst},
+                 {"x", buffers.x, cols, args.x},
+                 {"dt", buffers.dt, cols, args.dt},
+                 {"b", buffers.b, size, args.b},
+                 {"c", buffers.c, size, args.c}},
+                {{"a", options.a, size * cols, args.a},
+                 {"d", options.d, cols, args.d},
+                 {"dt_bias", options.dt_bias, cols, args.dt_bias}});
+    add_scan("selective_scan", args, options, size * cols);
 }
 
 // Slots index memory, and no two of a step may be the same: each is written.
@@ -215,16 +200,9 @@ void Program::check_states(const Step& step) const {
         has_states = true;
     };
     for (const Instruction& instruction : instructions_) {
-        if (const auto* conv = std::get_if<Recurrent<cpu::ConvArgs>>(&instruction.args)) {
-            check_op(*conv);
-        } else if (const auto* ssd = std::get_if<Recurrent<cpu::SsdArgs>>(&instruction.args)) {
-            check_op(*ssd);
-        } else if (const auto* rule = std::get_if<Recurrent<cpu::DeltaArgs>>(&instruction.args)) {
-            check_op(*rule);
-        } else if (const auto* own =
-                       std::get_if<Recurrent<cpu::SelectiveArgs>>(&instruction.args)) {
-            check_op(*own);
-        }
+        std::visit(Overloaded{[&]<class Args>(const Recurrent<Args>& op) { check_op(op); },
+                              [](const auto&) {}},
+                   instruction.args);
     }
     if (!has_states) {
         return;

@@ -17,7 +17,7 @@ import yaml
 from octavo_operator.settings import OperatorSettings, RouterSettings
 from tests.engine.server.test_traces import collector
 from tests.fakes.canary import Canaries, files_of
-from tests.fakes.model_store import Store, Told
+from tests.fakes.model_store import Store, StoreReply
 from tests.fakes.model_store import serving as storing
 from tests.fakes.operator import OperatorBench
 from tests.fakes.process import environment, serving
@@ -188,7 +188,7 @@ def test_nothing_that_a_download_writes_has_its_token(tmp_path: Path, status: in
     token, password = canaries.new("the hub's token"), canaries.new("the AWS secret")
     store = Store(files={"/m.gguf": b"GGUF"})
     if status != 200:
-        store.routes["/"] = lambda asked: Told(status, b"no")
+        store.routes["/"] = lambda requested: StoreReply(status, b"no")
     with storing(store):
         done = subprocess.run(
             [sys.executable, "-m", "octavo.cli", "fetch", f"{store.url}/m.gguf",

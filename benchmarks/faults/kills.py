@@ -39,7 +39,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -290,11 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setup = Setup(
         args.model, args.kills, args.clients, args.seed, features, args.seconds, args.simulated
     )
-    verdict = run(setup)
-    verdict.show()
-    if args.json:
-        Path(args.json).write_text(json.dumps(asdict(verdict), indent=2) + "\n")
-    return 1 if verdict.complaints else 0
+    return run(setup).report(args.json)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -246,10 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     end_cleanly_on_sigterm()
     verdict = run(args.model, Plan(args.minutes, args.clients, args.pause, args.samples))
-    verdict.show()
-    if args.json:
-        Path(args.json).write_text(json.dumps(asdict(verdict), indent=2) + "\n")
-    return 1 if verdict.complaints else 0
+    return verdict.report(args.json)
 
 
 if __name__ == "__main__":

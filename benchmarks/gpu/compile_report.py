@@ -44,7 +44,7 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 FP8_TARGETS = ("sm_90",)  # elsewhere weights of FP8 are expanded
-# Numbers that are multiples of 16 in any real model; the compiler is told when it is launched, too.
+# Numbers that are multiples of 16 in any real model; the compiler gets them at the launch, too.
 WHOLE_SIXTEENS = ("num_columns", "num_outputs", "num_inputs", "vocab", "group_size")
 LLAMA = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128}
 

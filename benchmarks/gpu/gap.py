@@ -59,7 +59,7 @@ def steps(
     num_steps: int = NUM_STEPS,
 ) -> dict[str, Any]:
     """Milliseconds of a decode step and the share of them in which the device has nothing to do.
-    `device_ms` is how long the step itself takes there, asked for once it is captured."""
+    `device_ms` is how long the step itself takes there, requested once it is captured."""
     found: dict[str, Any] = {}
     for name, is_ahead, wishes in (
         ("waiting", False, {}), ("ahead", True, {}),
@@ -115,9 +115,9 @@ def _step_ms(
     for number in range(num_seqs):
         prompt = rng.integers(0, bench.backend.vocab_size, context).tolist()
         engine.add(EngineRequest(request_id=str(number), prompt_token_ids=prompt, params=params))
-    told: set[str] = set()
-    while len(told) < num_seqs:
-        told.update(output.request_id for output in engine.step().outputs)
+    seen: set[str] = set()
+    while len(seen) < num_seqs:
+        seen.update(output.request_id for output in engine.step().outputs)
     for _ in range(WARM_STEPS):
         engine.step()
     started = time.perf_counter()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from octavo.measure.batch_limits import batch_best
 from octavo.measure.work import ModelWork, WorkStep
 from octavo_engine.config import EngineConfig
-from octavo_engine.weights.source import resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +35,10 @@ def bounds_of(
         if not contender.is_ours or contender.form in bounds or path is None:
             continue
         is_8_bit = "--quantization" in contender.command
-        work = _work(path, "int8" if is_8_bit else "auto")
+        quantization: Quantization = "int8" if is_8_bit else "auto"
+        work = ModelWork.of_files(
+            EngineConfig(model=str(path), device="cpu", quantization=quantization)
+        )
         bounds[contender.form] = {one.name: best_rate(one, work, limits) for one in scenarios}
     return bounds
 
@@ -59,13 +61,3 @@ def best_rate(scenario: Scenario, work: ModelWork, limits: MachineLimits) -> flo
                 output_len=scenario.output_len,
             )
             return scenario.num_requests * scenario.output_len / best.seconds
-
-
-def _work(path: Path, quantization: Quantization) -> ModelWork:
-    config = EngineConfig(model=str(path), device="cpu", quantization=quantization)
-    files = resolve_model(str(path))
-    shape = files.config
-    heads = shape["num_attention_heads"]
-    head_dim = shape.get("head_dim") or shape["hidden_size"] // heads
-    per_token = 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim
-    return ModelWork.of(config, files, kv_bytes_per_token=per_token)

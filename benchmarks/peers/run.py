@@ -260,7 +260,7 @@ def measure(standing: Standing, scenario: Scenario, seed: str) -> tuple[dict[str
     seen = load.figures(plan, results, elapsed_s)
     if seen["failed"] or seen["wrong_length"]:
         reasons = ", ".join(f"{count} x {kind}" for kind, count in seen["errors"].items())
-        return {}, reasons or f"{seen['wrong_length']} answers of another length than asked for"
+        return {}, reasons or f"{seen['wrong_length']} answers of another length than requested"
     figures = {
         "out_tok_s": seen["output_throughput"],
         "ttft_ms": seen["p50_ttft_ms"],

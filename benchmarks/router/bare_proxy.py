@@ -17,7 +17,7 @@ import uvloop
 
 
 class Upstream(asyncio.Protocol):
-    """A connection to an engine; answers go to whoever asked last."""
+    """A connection to an engine; answers go to the client that sent last."""
 
     def __init__(self, idle: list[Upstream]) -> None:
         self.client: Client | None = None

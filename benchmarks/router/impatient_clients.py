@@ -1,4 +1,4 @@
-"""Three times what engines can do, asked for by clients that do not wait: who is served.
+"""Three times what engines can do, requested by clients that do not wait: who is served.
 
     python -m benchmarks.router.impatient_clients [--quick | --minutes M] [--json FILE] [STORY...]
 

@@ -50,7 +50,7 @@ class Engine:
     ) -> None:
         self.answers = Answers(MIXES["whole"])
         self.is_refusing = False
-        self.num_asked = 0
+        self.num_requests = 0
         self.num_done = 0
         self.num_refused = 0
         self._seats = seats
@@ -61,7 +61,7 @@ class Engine:
 
     def take(self, done: Callable[[], None]) -> bool:
         """Calls `done` after the work; False: it has no room."""
-        self.num_asked += 1
+        self.num_requests += 1
         if self.is_refusing or len(self._waiting) >= self._num_waiting + self._free:
             self.num_refused += 1
             return False
@@ -149,10 +149,10 @@ def _cut(data: bytes) -> tuple[bytes, bytes, bytes] | None:
 
 
 class Crowd:
-    """Slow clients of three kinds, as many as were asked for: who is sent away comes back.
+    """Slow clients of three kinds, as many as were requested: who is sent away comes back.
 
-    idle: has asked once, and keeps its connection. head: sends a byte of its head a second.
-    reader: has asked for a large answer, and does not take it.
+    idle: has sent one request, and keeps its connection. head: sends a byte of its head a second.
+    reader: has requested a large answer, and does not take it.
     """
 
     def __init__(self, port: int, source: str = "127.0.0.1") -> None:

@@ -85,6 +85,13 @@ class Verdict:
         for complaint in self.complaints:
             print(f"  NOT KEPT: {complaint}")
 
+    def report(self, file: str | None) -> int:
+        """Shows it, and writes it as JSON where a file is named; the exit status."""
+        self.show()
+        if file:
+            Path(file).write_text(json.dumps(asdict(self), indent=2) + "\n")
+        return 1 if self.complaints else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Router:
@@ -212,12 +219,12 @@ async def storm(
         load = Load(router.port, scale.rate)
         running = asyncio.create_task(load.run(3 * scale.storm_s))
         await asyncio.sleep(scale.storm_s)
-        asked = sum(engine.num_asked for engine in engines)
+        seen = sum(engine.num_requests for engine in engines)
         sent = load.num_sent
         for engine in engines:
             engine.is_refusing = True
         await asyncio.sleep(scale.storm_s)
-        asked, sent = sum(engine.num_asked for engine in engines) - asked, load.num_sent - sent
+        seen, sent = sum(engine.num_requests for engine in engines) - seen, load.num_sent - sent
         over_at = 2 * scale.storm_s
         for engine in engines:
             engine.is_refusing = False
@@ -227,7 +234,7 @@ async def storm(
     took_ms = [one.took_s * 1e3 for one in refused] or [0.0]
     verdict.seen = {
         "requests in the storm": sent,
-        "requests that engines saw for each": asked / max(sent, 1),
+        "requests that engines saw for each": seen / max(sent, 1),
         "refusals": len(refused),
         "p50 of a refusal, ms": percentile(took_ms, 50),
         "p99 of a refusal, ms": percentile(took_ms, 99),
@@ -236,7 +243,7 @@ async def storm(
     }
     verdict.expect(load.num_lost == 0, f"{load.num_lost} requests got no answer")
     verdict.expect(
-        asked <= 1.3 * sent + 20, f"engines saw {asked} requests where clients made {sent}"
+        seen <= 1.3 * sent + 20, f"engines saw {seen} requests where clients made {sent}"
     )
     verdict.expect(len(refused) > 0.5 * sent, "the storm was not felt")
     verdict.expect({one.status for one in refused} <= {429, 503}, "other errors than 429 and 503")

@@ -50,7 +50,7 @@ def prompts(seed: int, num_words: int) -> Iterator[str]:
 
 async def ask(client: httpx.AsyncClient, model: str, source: Iterator[str], until_s: float) -> int:
     """One request after the other; how many there were. Raises where one is not answered."""
-    num_asked = 0
+    num_requests = 0
     while time.monotonic() < until_s:
         body = {
             "model": model, "max_tokens": 1, "messages": [{"role": "user", "content": next(source)}]
@@ -58,8 +58,8 @@ async def ask(client: httpx.AsyncClient, model: str, source: Iterator[str], unti
         answer = await client.post("/v1/chat/completions", json=body)
         if answer.status_code != 200:
             raise RuntimeError(f"the router answered {answer.status_code}: {answer.text[:200]}")
-        num_asked += 1
-    return num_asked
+        num_requests += 1
+    return num_requests
 
 
 async def sample(client: httpx.AsyncClient, pid: int, began_s: float) -> Sample:
@@ -130,14 +130,14 @@ def main() -> int:
     parser.add_argument("--words", type=int, default=200, help="of each prompt")
     parser.add_argument("--max-mib-per-hour", type=float, default=2.0)
     flags = parser.parse_args()
-    samples, num_asked = asyncio.run(
+    samples, num_requests = asyncio.run(
         soak(
             flags.url, flags.pid, model=flags.model, duration_s=60.0 * flags.minutes,
             every_s=flags.every, num_clients=flags.clients, num_words=flags.words,
         )
     )  # fmt: skip
     per_hour = slope(samples) * 3600.0 / MIB
-    print(f"{num_asked} requests; resident memory grew by {per_hour:.2f} MiB an hour")
+    print(f"{num_requests} requests; resident memory grew by {per_hour:.2f} MiB an hour")
     return int(per_hour > flags.max_mib_per_hour)
 
 

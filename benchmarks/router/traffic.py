@@ -114,7 +114,7 @@ def _some_requests() -> list[Template]:
 
 def _body(mix: Mix, rng: random.Random) -> bytes:
     size = _between(mix.body_bytes, rng)
-    group = min(int(rng.expovariate(8 / NUM_GROUPS)), NUM_GROUPS - 1)  # some are asked far more
+    group = min(int(rng.expovariate(8 / NUM_GROUPS)), NUM_GROUPS - 1)  # some are used far more
     texts = random.Random(group)
     messages = [
         {"role": "system", "content": f"Desk {group:04d}. " + _text(texts, min(size // 2, 3000))}

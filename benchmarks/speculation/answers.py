@@ -37,7 +37,7 @@ def made_up_questions(llm: LLM, count: int, *, seed: int) -> list[str]:
         SamplingParams(temperature=1.0, top_p=0.95, max_tokens=64, seed=seed + index)
         for index in range(count)
     ]
-    # Told that a user's message has begun, it goes on with one.
+    # Where a user's message has begun, it goes on with one.
     opened = [[{"role": "user", "content": ""}]] * count
     outputs = llm.chat(
         opened, params, use_tqdm=False, add_generation_prompt=False, continue_final_message=True

@@ -46,7 +46,7 @@ uint64_t saved_state(const Registers& leaf1) {
     return static_cast<uint64_t>(high) << 32 | low;
 }
 
-// Tiles are large: Linux saves them only for processes that have asked for it.
+// Tiles are large: Linux saves them only for processes that have requested it.
 bool may_use_tiles(uint64_t saved) {
     if ((saved & 0x60000) != 0x60000) {
         return false;

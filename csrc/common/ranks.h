@@ -24,7 +24,7 @@ class Ranks {
     int size() const { return size_; }
     int workers_per_rank() const { return workers_per_rank_; }
 
-    // Memory that all ranks see, behind what this rank asked for before; all must ask for the same
+    // Memory that all ranks see, behind what this rank requested before; all must ask for the same
     // in the same order.
     Memory share(int64_t num_bytes);
 

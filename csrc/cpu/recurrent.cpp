@@ -160,8 +160,8 @@ void normalise(const float* x, float* to, int64_t count, float scale) {
     }
 }
 
-// One token of one value head: what the decayed state answers to k is corrected towards v by beta;
-// then it is asked by q.
+// One token of one value head: what the decayed state has for k is corrected towards v by beta;
+// then q reads it.
 void delta_token(const DeltaArgs& args, float* state, int64_t token, int64_t head) {
     const int64_t keys = args.key_dim;
     const int64_t dim = args.value_dim;
@@ -264,17 +264,23 @@ void scan_heads(const Args& args, int64_t begin, int64_t end, int64_t head_value
     }
 }
 
-}  // namespace
-
-void short_conv(const ConvArgs& args, int64_t begin, int64_t end) {
+// A sequence's columns in blocks, of which each is a unit, and in them a vector at a time.
+template <class Args, class Columns>
+void for_columns(const Args& args, int64_t begin, int64_t end, Columns columns) {
     const int64_t blocks = args.units();
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit % blocks * kConvChannels;
         const int64_t last = std::min(first + kConvChannels, args.dst.cols);
         for (int64_t c = first; c < last; c += kLanes) {
-            convolve(args, unit / blocks, c, last - c);
+            columns(args, unit / blocks, c, last - c);
         }
     }
+}
+
+}  // namespace
+
+void short_conv(const ConvArgs& args, int64_t begin, int64_t end) {
+    for_columns(args, begin, end, convolve);
 }
 
 void ssd_scan(const SsdArgs& args, int64_t begin, int64_t end) {
@@ -286,14 +292,7 @@ void delta_rule(const DeltaArgs& args, int64_t begin, int64_t end) {
 }
 
 void selective_scan(const SelectiveArgs& args, int64_t begin, int64_t end) {
-    const int64_t blocks = args.units();
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t first = unit % blocks * kConvChannels;
-        const int64_t last = std::min(first + kConvChannels, args.dst.cols);
-        for (int64_t c = first; c < last; c += kLanes) {
-            scan_columns(args, unit / blocks, c, last - c);
-        }
-    }
+    for_columns(args, begin, end, scan_columns);
 }
 
 void group_norm(const GroupNormArgs& args, int64_t begin, int64_t end) {

@@ -86,8 +86,8 @@ class RowSampler {
     const uint32_t* mask_of(int64_t s) const;
     void penalise(int64_t s, float* x);
     void rank_top(int64_t s, const float* x);
-    int take_asked(std::span<const int32_t> asked, const float* x, int32_t* ids,
-                   float* values) const;
+    int take_chosen(std::span<const int32_t> chosen, const float* x, int32_t* ids,
+                    float* values) const;
     int insert_top(const float* x, int wanted, int32_t* ids, float* values) const;
     int sort_top(const float* x, int wanted, int32_t* ids, float* values);
     void score(int64_t s, const float* x, int32_t token);
@@ -233,14 +233,14 @@ void RowSampler::penalise(int64_t s, float* x) {
     }
 }
 
-// The tokens asked for, or the most likely ones: a few by insertion into a list that is already in
+// The tokens requested, or the most likely ones: a few by insertion into a list that is already in
 // order, many by sorting.
 void RowSampler::rank_top(int64_t s, const float* x) {
     const int wanted = args_.num_logprobs;
     int32_t* ids = args_.top_ids + s * wanted;
     float* values = args_.top_logprobs + s * wanted;
-    const std::span<const int32_t> asked = row_of(args_.asked, s).ids;
-    const int found = !asked.empty()           ? take_asked(asked, x, ids, values)
+    const std::span<const int32_t> chosen = row_of(args_.chosen, s).ids;
+    const int found = !chosen.empty()          ? take_chosen(chosen, x, ids, values)
                       : wanted > kMostInserted ? sort_top(x, wanted, ids, values)
                                                : insert_top(x, wanted, ids, values);
     for (int k = 0; k < found; ++k) {
@@ -250,13 +250,13 @@ void RowSampler::rank_top(int64_t s, const float* x) {
     std::fill(values + found, values + wanted, -kInfinity);
 }
 
-int RowSampler::take_asked(std::span<const int32_t> asked, const float* x, int32_t* ids,
-                           float* values) const {
-    for (size_t k = 0; k < asked.size(); ++k) {
-        ids[k] = asked[k];
-        values[k] = in_vocab(asked[k]) ? x[asked[k]] : -kInfinity;
+int RowSampler::take_chosen(std::span<const int32_t> chosen, const float* x, int32_t* ids,
+                            float* values) const {
+    for (size_t k = 0; k < chosen.size(); ++k) {
+        ids[k] = chosen[k];
+        values[k] = in_vocab(chosen[k]) ? x[chosen[k]] : -kInfinity;
     }
-    return static_cast<int>(asked.size());
+    return static_cast<int>(chosen.size());
 }
 
 int RowSampler::sort_top(const float* x, int wanted, int32_t* ids, float* values) {

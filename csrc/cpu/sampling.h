@@ -71,15 +71,15 @@ struct SampleArgs {
     int64_t history_stride;
     RaggedView bias, allowed;
     MaskView masks;
-    RaggedView asked;  // tokens to tell the log-probabilities of, in place of the likeliest
-    int num_logprobs;  // -1: none; no list of `asked` is longer
+    RaggedView chosen;  // tokens whose log-probabilities are wanted, in place of the likeliest
+    int num_logprobs;   // -1: none; no list of `chosen` is longer
 
     int32_t* tokens;  // [num_rows]  -1 unless the status is Ok
     uint8_t* status;
     float* logprobs;      // [num_rows], null if none are wanted, as the next three
     int32_t* ranks;       // 1 + number of logits greater than the token's
     int32_t* top_ids;     // [num_rows, num_logprobs], most likely first, of equals the lowest id,
-    float* top_logprobs;  // or as asked; ids are -1 where there are no more
+    float* top_logprobs;  // or the chosen; ids are -1 where there are no more
 };
 
 constexpr int64_t kMaxVocab = int64_t{1} << 21;  // so that a sum of weights fits 64 bits

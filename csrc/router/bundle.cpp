@@ -23,7 +23,7 @@ class Sorter {
             if (Py_TYPE(record.ptr()) != reinterpret_cast<PyTypeObject*>(type_.ptr())) {
                 throw nb::type_error("a record of the sorter's own class was expected");
             }
-            // Neighbours are mostly alike, and that is told without hashing.
+            // Neighbours are mostly alike, and that is seen without hashing.
             if (last == nullptr || !is_alike(last, record.ptr())) {
                 row = row_of(record.ptr(), by_kind, rows);
             }

@@ -7,7 +7,7 @@
 
 namespace octavo::router {
 
-inline constexpr uint32_t kMaxTokens = (uint32_t{1} << 22) - 2;  // more is told as this
+inline constexpr uint32_t kMaxTokens = (uint32_t{1} << 22) - 2;  // more is reported as this
 
 // One part of a KeySet: open addressing in one word an entry. A word holds 42 bits of the key's
 // hash, from which its home follows, and 22 bits of tokens plus one, so that no entry is zero.

@@ -445,7 +445,7 @@ void Conversation::append_parts(const Raw& content, bool has_blocks, std::string
     });
 }
 
-// What tools are asked and say; false for any other block.
+// Calls of tools and their results; false for any other block.
 bool Conversation::append_block(const Part& part, std::string& data) {
     if (text_equals(part.type, "tool_use")) {
         begin_message("tool_use", data);

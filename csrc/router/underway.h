@@ -30,7 +30,7 @@ class Names {
 class Underway {
   public:
     using Keys = std::shared_ptr<const std::string>;
-    // Told apart by address alone. One that has died leaves at most a name too many behind.
+    // Distinguished by address alone. One that has died leaves at most a name too many behind.
     using Endpoint = const void*;
 
     Underway();

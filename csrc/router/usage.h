@@ -10,7 +10,7 @@ namespace octavo::router {
 struct Usage {
     int64_t prompt_tokens = 0;
     int64_t output_tokens = 0;
-    std::optional<int64_t> cached_tokens;  // absent: not told
+    std::optional<int64_t> cached_tokens;  // absent: not reported
 };
 
 // The counts of the last usage object in the answer, zeros if there is none. What it means:

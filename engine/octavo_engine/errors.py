@@ -69,7 +69,7 @@ class WorkerLost(OctavoError):
 
 
 class RequestError(OctavoError):
-    """The request cannot be served as asked. `param` names the field to blame, if one is."""
+    """The request cannot be served as it is. `param` names the field to blame, if one is."""
 
     status = 400
     type = "invalid_request_error"

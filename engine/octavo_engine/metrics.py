@@ -389,7 +389,7 @@ class EngineMetrics:
         self._now = now
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type: Prometheus text, or OpenMetrics where asked for."""
+        """The exposition and its content type: Prometheus text, or OpenMetrics where requested."""
         encoder, content_type = choose_encoder(accept)
         if isinstance(encoder, partial) and encoder.keywords.get("escaping") == "underscores":
             # No name here needs it, and the library would write a sample's `vllm:` as `vllm_`.

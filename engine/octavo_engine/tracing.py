@@ -51,7 +51,7 @@ class RequestTimeline:
     cached_tokens: int = 0
     output_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
-    asked: dict[str, Value] = field(default_factory=dict)  # gen_ai.request.*
+    request: dict[str, Value] = field(default_factory=dict)  # gen_ai.request.*
 
 
 def current() -> EngineTrace | None:
@@ -178,7 +178,7 @@ class EngineTrace:
             "gen_ai.usage.output_tokens": times.output_tokens or None,
             "gen_ai.response.finish_reasons": times.finish_reasons or None,
             "octavo.usage.cached_tokens": times.cached_tokens or None,
-            **times.asked,
+            **times.request,
             **more,
         }
         return known_attributes(known)

@@ -108,13 +108,13 @@ class BatchProgress:
     def __init__(self, total: int | None) -> None:
         self._total = total
         self._is_terminal = sys.stderr.isatty()
-        self._told_at = time.monotonic()
+        self._noted_at = time.monotonic()
 
     def note(self, tally: BatchTally) -> None:
         now = time.monotonic()
-        if now - self._told_at < (0.1 if self._is_terminal else _NOTE_S):
+        if now - self._noted_at < (0.1 if self._is_terminal else _NOTE_S):
             return
-        self._told_at = now
+        self._noted_at = now
         of = "" if self._total is None else f" of {self._total}"
         failed = f", {tally.failed} failed" if tally.failed else ""
         text = f"{tally.done}{of} done{failed}"

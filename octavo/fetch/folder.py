@@ -36,7 +36,7 @@ class FolderMark:
     """What the folder holds, whole."""
 
     uri: str
-    asked_revision: str
+    asked_revision: str  # the name is in stored files
     revision: str
     digest: str
     files: tuple[StoredPart, ...]

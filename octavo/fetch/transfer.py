@@ -35,9 +35,9 @@ class TransferPatience:
     first_s: float = 0.5
     longest_s: float = 30.0
 
-    def pause_s(self, failures: int, asked_s: float | None) -> float:
+    def pause_s(self, failures: int, server_s: float | None) -> float:
         own = self.first_s * 2 ** (failures - 1)
-        return float(min(self.longest_s, max(own, asked_s or 0.0)))
+        return float(min(self.longest_s, max(own, server_s or 0.0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from octavo.options.faults import all_faults
 from octavo_common.faults import join_faults
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.protocol.kubernetes import ADAPTER_KIND, KIND
@@ -94,8 +95,8 @@ def parse(body: object, where: str) -> LLMDeployment:
     """Raises ConfigError that names the file and each field that cannot be."""
     try:
         return _parse(body)
-    except SpecInvalid as error:
-        raise ConfigError(f"{where}: {join_faults(_all_faults(body, error))}") from None
+    except SpecInvalid:
+        raise ConfigError(f"{where}: {join_faults(_faults_of(body))}") from None
 
 
 def _parse(body: object) -> LLMDeployment:
@@ -104,24 +105,21 @@ def _parse(body: object) -> LLMDeployment:
     return deployment
 
 
-def _all_faults(body: object, first: SpecInvalid) -> list[str]:
-    """A fault's field is left out and the rest tried again, as an API server would report them. A
-    fault that concerns what was left out may be of our making: it ends the search."""
-    rest = copy.deepcopy(body)
-    error, fields, faults = first, list[str](), list[str]()
-    while True:
-        faults.append(str(error))
+def _faults_of(body: object) -> list[str]:
+    """All faults, as an API server would report them. One that may be of our making ends the
+    search: what it names may be a whole object."""
+    rest, fields = copy.deepcopy(body), list[str]()
+
+    def is_ours(error: SpecInvalid) -> bool:
+        return any(field in str(error) or field.startswith(error.field) for field in fields)
+
+    def leave_out(error: SpecInvalid) -> bool:
+        if is_ours(error):
+            return False
         fields.append(error.field)
-        if not _leave_out(rest, error.field):
-            return faults
-        try:
-            _parse(rest)
-        except SpecInvalid as found:
-            if any(field in str(found) or field.startswith(found.field) for field in fields):
-                return faults
-            error = found
-        else:
-            return faults
+        return _leave_out(rest, error.field)
+
+    return all_faults(SpecInvalid, lambda: _parse(rest), is_ours, leave_out)
 
 
 def _leave_out(body: Any, path: str) -> bool:

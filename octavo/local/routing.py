@@ -27,7 +27,7 @@ def router_config(
     state_token: str,
     keys: Sequence[str] = (),
 ) -> str:
-    """The router's file. JSON is YAML too. `keys` that engines ask for are asked for here: towards
+    """The router's file. JSON is YAML too. `keys` that engines ask for are requested here: towards
     engines the router has one of its own, and would let everybody in."""
     deployments = [pool.deployment for pool in pools]
     drain_s = max((d.rollout.drain_timeout_s for d in deployments), default=0.0)

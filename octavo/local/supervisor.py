@@ -66,7 +66,7 @@ class PlatformSupervisor:
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._is_hurried = False
-        self._stop_asked_at = float("-inf")
+        self._stop_requested_at = float("-inf")
         self._state_written_at = float("-inf")
         self._state_text = ""
         self._disk_problem = ""
@@ -220,10 +220,10 @@ class PlatformSupervisor:
 
     def _on_stop(self) -> None:
         now = self._clock()
-        if self._stopping.is_set() and now - self._stop_asked_at >= SAME_WISH_S:
+        if self._stopping.is_set() and now - self._stop_requested_at >= SAME_WISH_S:
             self._is_hurried = True
         if not self._stopping.is_set():
-            self._stop_asked_at = now
+            self._stop_requested_at = now
         self._stopping.set()
         self._changed.set()
 

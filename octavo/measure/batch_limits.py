@@ -6,7 +6,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.measure.work import ModelWork, WorkStep
-from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from octavo.measure.machine_limits import MachineLimits
@@ -54,14 +53,7 @@ def of_limit(
     """What to show beside a time; nothing where there are no limits, or the model has no cache."""
     if limits is None or not info.num_blocks:
         return {}
-    from octavo_engine.core.build import resolve
-
-    files = resolve(config)
-    assert files is not None  # only the simulator has none
-    per_token = info.kv_bytes / info.num_blocks * info.num_cache_groups / BLOCK_SIZE
-    work = ModelWork.of(
-        config, files, kv_bytes_per_token=per_token, has_fp8="fp8" in limits.gemm_gflop_s
-    )
+    work = ModelWork.of_engine(config, info, limits)
     best = batch_best(
         work, limits, count=count, at_once=config.scheduler.max_num_seqs,
         input_len=input_len, output_len=output_len,

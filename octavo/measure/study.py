@@ -12,7 +12,6 @@ from octavo.measure.limits import limits_for
 from octavo.measure.steal_time import StealTime, describe
 from octavo.measure.steps import WARM_UP_STEPS, Stepper
 from octavo.measure.work import ModelWork
-from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def measure(
     limits: MachineLimits | None = None,
 ) -> StepStudy:
     """Loads the model, and measures the limits unless they are given. Raises as the engine does."""
-    from octavo_engine.core.build import build_engine, resolve
+    from octavo_engine.core.build import build_engine
 
     if limits is None:
         limits = limits_for(config)
@@ -102,12 +101,7 @@ def measure(
     engine, info = build_engine(config)
     load_s = time.perf_counter() - started_at
     try:
-        files = resolve(config)
-        assert files is not None  # only the simulator has none
-        per_token = info.kv_bytes / info.num_blocks * info.num_cache_groups / BLOCK_SIZE
-        work = ModelWork.of(
-            config, files, kv_bytes_per_token=per_token, has_fp8="fp8" in limits.gemm_gflop_s
-        )
+        work = ModelWork.of_engine(config, info, limits)
         stepper = Stepper(engine, info, seed=config.seed)
         # First the prompt: it touches all the memory that a step works in.
         prompt = _line("prompt", stepper.prefill(sizes.prompt_len, ROUNDS), work, limits)
@@ -123,7 +117,7 @@ def measure(
         used = max(used, sizes.long_context_len or 0)
         own = _rss_bytes() - rss_before
         if config.device != "cuda":  # where both lie on the device
-            own -= int(work.weight_bytes + min(used * per_token, info.kv_bytes))
+            own -= int(work.weight_bytes + min(used * work.kv_bytes_per_token, info.kv_bytes))
     finally:
         engine.close()
     in_8_bits = ", 8-bit activations" if config.activation_bits == 8 else ""

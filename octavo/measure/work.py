@@ -11,13 +11,16 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from octavo.measure.weight_formats import held_by_cpu, held_by_gpu
+from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.registry import build_model
+from octavo_engine.weights.source import resolve_model
 
 if TYPE_CHECKING:
     from octavo.measure.machine_limits import MachineLimits
     from octavo.measure.weight_formats import Held
     from octavo_engine.config import EngineConfig
+    from octavo_engine.core.info import ModelInfo
     from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
     from octavo_engine.weights.source import ModelFiles
 
@@ -75,6 +78,25 @@ class ModelWork:
             kv_bytes_per_token=kv_bytes_per_token,
             attention_flop_per_pair=4 * model.num_layers * model.num_heads * model.head_dim,
         )
+
+    @classmethod
+    def of_engine(cls, config: EngineConfig, info: ModelInfo, limits: MachineLimits) -> ModelWork:
+        """Of a model that is loaded, with the cache as the engine made it."""
+        from octavo_engine.core.build import resolve
+
+        files = resolve(config)
+        assert files is not None  # only the simulator has none
+        per_token = info.kv_bytes / info.num_blocks * info.num_cache_groups / BLOCK_SIZE
+        has_fp8 = "fp8" in limits.gemm_gflop_s
+        return cls.of(config, files, kv_bytes_per_token=per_token, has_fp8=has_fp8)
+
+    @classmethod
+    def of_files(cls, config: EngineConfig) -> ModelWork:
+        """Of a model that is not loaded, with a cache in bf16."""
+        files = resolve_model(config.model)
+        model = ModelConfig.from_hf(files.config)
+        per_token = 4 * model.num_layers * model.num_kv_heads * model.head_dim
+        return cls.of(config, files, kv_bytes_per_token=per_token)
 
     @property
     def form(self) -> str:

@@ -13,10 +13,11 @@ import json
 import re
 import typing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
+from octavo.options.faults import all_faults
 from octavo_common.faults import join_faults
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError
@@ -284,29 +285,25 @@ class FlagSettings:
         return self._build(root, "", self._values)
 
     def check(self, *roots: type[Any]) -> None:
-        """Raises ConfigError with all faults at once.
-
-        Settings check themselves and stop at the first fault. So what a fault names is left out,
-        and the rest is tried again; a fault that names what was left out may be of our making, and
-        is not reported."""
+        """Raises ConfigError with all faults at once."""
         values = dict(self._values)
         left_out: set[str] = set()
+
+        def is_ours(error: ConfigError) -> bool:
+            return not left_out.isdisjoint(_FLAG.findall(str(error)))
+
+        def leave_out(error: ConfigError) -> bool:
+            named = set(_FLAG.findall(str(error)))
+            blamed = [path for path in values if self._names[path] in named]
+            left_out.update(self._names[path] for path in blamed)
+            for path in blamed:
+                del values[path]
+            return bool(blamed)
+
         faults: list[str] = []
         for root in roots:
-            while True:
-                try:
-                    self._build(root, "", values)
-                    break
-                except ConfigError as error:
-                    named = set(_FLAG.findall(str(error)))
-                    if not named & left_out:
-                        faults.append(str(error))
-                    blamed = [path for path in values if self._names[path] in named]
-                    if not blamed:
-                        break
-                    left_out.update(self._names[path] for path in blamed)
-                    for path in blamed:
-                        del values[path]
+            build = partial(self._build, root, "", values)
+            faults += all_faults(ConfigError, build, is_ours, leave_out)
         if faults:
             raise ConfigError(join_faults(faults))
 

@@ -33,7 +33,7 @@ class AdapterSetup:
 
 
 def with_adapters(workload: Workload, setup: AdapterSetup, *, zipf: float, seed: int) -> Workload:
-    """The same requests, each for an adapter: the n-th is asked for 1 / n**zipf times as often as
+    """The same requests, each for an adapter: the n-th is requested 1 / n**zipf times as often as
     the first."""
     rng = Random(f"adapters/{seed}")
     names = setup.names

@@ -223,7 +223,7 @@ class Operator:
             logger.warning("The watches ended", extra={"error": repr(ended)})
 
     async def _wait_for_crd(self) -> None:
-        is_told = False
+        is_logged = False
         while not self._stop.is_set():
             self.intake.tried()
             try:
@@ -232,9 +232,9 @@ class Operator:
                 problem = "the CRD llmdeployments.octavo.dev is not installed"
             except ClusterError as error:
                 problem = str(error)
-            if not is_told:
+            if not is_logged:
                 logger.warning("Waiting for the API", extra={"problem": problem})
-                is_told = True
+                is_logged = True
             await asyncio.sleep(RESTART_S)
 
     def _served(self, capabilities: frozenset[str]) -> None:

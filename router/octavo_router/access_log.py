@@ -1,6 +1,6 @@
 """One line for each request, or for each that failed: what it was, where it went, how long it took.
 
-Never what was asked or answered. Lines are written together every 100 ms by a thread, so that a
+Never prompts or answers. Lines are written together every 100 ms by a thread, so that a
 slow reader of the log does not slow requests down; when it cannot keep up, lines are dropped and
 the next one says how many.
 """

@@ -340,9 +340,9 @@ class App:
         self.metrics.process.config_reloads.add("ok")
 
     def _replace_keys(self, table: KeyTable) -> None:
-        were_asked_for = self.gate.tenants.table.is_required
+        were_required = self.gate.tenants.table.is_required
         self.gate.replace_keys(table)
-        if were_asked_for:
+        if were_required:
             self.on_keys()
 
     def _engine_tls(self) -> ClientTls:

@@ -27,7 +27,7 @@ logger = logging.getLogger("octavo.router")
 
 
 class ConfigLoader:
-    """Reads file, environment and flags, as often as asked. Raises ConfigInvalid."""
+    """Reads file, environment and flags, as often as called. Raises ConfigInvalid."""
 
     def __init__(
         self,

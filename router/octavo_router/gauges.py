@@ -34,22 +34,22 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[Endpoint], float | None]], ...
     (
         names.ROUTER_ENDPOINT_RUNNING,
         "Sequences that the engine reports as running.",
-        lambda endpoint: _told(endpoint, endpoint.load.running),
+        lambda endpoint: _reported(endpoint, endpoint.load.running),
     ),
     (
         names.ROUTER_ENDPOINT_WAITING,
         "Sequences that the engine reports as waiting.",
-        lambda endpoint: _told(endpoint, endpoint.load.waiting),
+        lambda endpoint: _reported(endpoint, endpoint.load.waiting),
     ),
     (
         names.ROUTER_ENDPOINT_QUEUED_TOKENS,
         "Prompt tokens that the engine reports as not yet computed.",
-        lambda endpoint: _told(endpoint, endpoint.load.queued_tokens),
+        lambda endpoint: _reported(endpoint, endpoint.load.queued_tokens),
     ),
     (
         names.ROUTER_ENDPOINT_KV_USAGE_PERC,
         "Share of KV blocks that the engine reports as used; 1 is full.",
-        lambda endpoint: _told(endpoint, endpoint.load.kv_usage),
+        lambda endpoint: _reported(endpoint, endpoint.load.kv_usage),
     ),
 )
 
@@ -210,5 +210,5 @@ def _by_endpoint(
     return gauge(name, text, ("pool", "endpoint"), rows)
 
 
-def _told(endpoint: Endpoint, value: float) -> float | None:
+def _reported(endpoint: Endpoint, value: float) -> float | None:
     return None if endpoint.load_at is None else value

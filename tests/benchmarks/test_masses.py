@@ -51,7 +51,7 @@ def test_an_engine_works_on_some_lets_some_wait_and_refuses_the_rest():
         assert taken == [True, True, True, False]
         await asyncio.wait_for(is_over.wait(), 10.0)
         assert done == [0, 1, 2]
-        assert (engine.num_asked, engine.num_done, engine.num_refused) == (4, 3, 1)
+        assert (engine.num_requests, engine.num_done, engine.num_refused) == (4, 3, 1)
         engine.is_refusing = True
         assert not engine.take(is_over.clear)
 

@@ -73,8 +73,8 @@ async def damaged_weights(stack: LiveStack) -> AsyncIterator[None]:
 @asynccontextmanager
 async def hanging_engines(stack: LiveStack) -> AsyncIterator[None]:
     """Of two, one's process stands still, and in the other one the core does, again and again: it
-    is killed by its supervisor meanwhile, and made anew. So many wait at each that the router sets
-    one aside. No two requests are alike: two deaths would have the same one refused."""
+    is killed by its supervisor meanwhile, and made anew. No two requests are alike: two deaths
+    would have the same one refused."""
     process, core = stack.engines["process"].process, stack.engines["core"].process
 
     def prompt(number: int) -> list[int]:
@@ -90,7 +90,7 @@ async def hanging_engines(stack: LiveStack) -> AsyncIterator[None]:
     stopping = asyncio.create_task(stop_core())
     process.send_signal(signal.SIGSTOP)
     try:
-        async with load(24, lambda n: stack.ask("frail", prompt=prompt(n))):
+        async with load(8, lambda n: stack.ask("frail", prompt=prompt(n))):
             yield
     finally:
         stopping.cancel()
@@ -99,6 +99,18 @@ async def hanging_engines(stack: LiveStack) -> AsyncIterator[None]:
         for child in psutil.Process(core.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.resume()
+
+
+@asynccontextmanager
+async def requests_that_do_not_reach_an_engine(stack: LiveStack) -> AsyncIterator[None]:
+    """Of two; its signals arrive, so that it counts as ready. Test generations fail like all else,
+    and it stays ejected until the end."""
+    stack.cutter.cut()
+    try:
+        async with load(2, lambda n: stack.ask("cut", f"Number {n}")):
+            yield
+    finally:
+        stack.cutter.mend()
 
 
 @asynccontextmanager
@@ -343,8 +355,8 @@ BESIDE_EACH_OTHER = (
            "OctavoErrorBudgetBurnsFast": 'model="broken"',
            "OctavoErrorBudgetBurnsSlowly": 'model="broken"'}, damaged_weights),
     Fault({"OctavoEngineStalled": 'pod="core"',
-           "OctavoSignalsStale": 'pool="frail"',
-           "OctavoEnginesEjected": 'pool="frail"'}, hanging_engines),
+           "OctavoSignalsStale": 'pool="frail"'}, hanging_engines),
+    Fault({"OctavoEnginesEjected": 'pool="cut"'}, requests_that_do_not_reach_an_engine),
     Fault({"OctavoRequestKillsEngines": 'pool="mortal"'}, a_request_that_kills_engines),
     Fault({"OctavoRequestsLost": 'pool="full"'}, more_than_all_engines_take),
     Fault({"OctavoQueueSlow": 'pool="slow"',

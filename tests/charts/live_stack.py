@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 import time
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from tests.charts.prometheus import booted
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.live_operator import operator
 from tests.fakes.process import ServeProcess, serving
+from tests.fakes.request_cutter import RequestCutter
 from tests.fakes.router_process import RouterProcess, routing
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ ENGINES = {
     # two that die of the same request
     "mortal-1": (MODEL, *NATIVE, "--served-model-name", "mortal"),
     "mortal-2": (MODEL, *NATIVE, "--served-model-name", "mortal"),
+    # reached in two ways, one of which can be cut
+    "cut": ("cut", *SIM, "3"),
     # serves four at once, each for a second
     "slow": ("slow", *SIM, "25", "--max-num-seqs", "4"),
     # have memory for two sequences each, and let one wait
@@ -88,6 +91,7 @@ class LiveStack:
     spare_upstreams: Path
     server: ApiServer
     namespace: str
+    cutter: RequestCutter  # between the router and an engine
     proxy: FaultProxy  # between the operator and its API server
     operator: Operator
     prometheus: Prometheus
@@ -106,43 +110,45 @@ async def live_stack(
 ) -> AsyncIterator[LiveStack]:
     """`rules` are those of the chart; they are hurried as the machine allows."""
     began_at = time.monotonic()
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         engines = await _start_engines(stack, folder)
         config = folder / "router.yaml"
-        config.write_text(yaml.safe_dump(_router_config(engines)))
+        cutter = RequestCutter(int(engines["cut"].url.rpartition(":")[2]))
+        await stack.enter_async_context(cutter)
+        config.write_text(yaml.safe_dump(_router_config(engines, cutter)))
         upstreams, spare_config = folder / "upstreams.yaml", folder / "spare.yaml"
         upstreams.write_text(_upstreams(engines))
         spare_config.write_text(yaml.safe_dump({"discovery": {"file": str(upstreams)}}))
-        router = stack.enter_context(routing("--config", str(config)))
+        starting = routing("--config", str(config))  # its probes come through the cutter
+        router = await asyncio.to_thread(stack.enter_context, starting)
         spare = stack.enter_context(routing("--config", str(spare_config)))
-        async with AsyncExitStack() as later:
-            proxy = await later.enter_async_context(FaultProxy(server))
-            namespace = server.make_namespace()
-            found = await later.enter_async_context(
-                operator(
-                    server, namespace, config=proxy.config, resync_s=1.0, poll_routers_s=0.25,
-                    lease=LeaseTimes(4.0, 0.5, 1.0), pace=Pace(first_retry_s=0.1, resync_s=1.0),
-                )
-            )  # fmt: skip
-            health = await later.enter_async_context(
-                await HealthServer(found._health, found.metrics).start("127.0.0.1", 0)
+        proxy = await stack.enter_async_context(FaultProxy(server))
+        namespace = server.make_namespace()
+        found = await stack.enter_async_context(
+            operator(
+                server, namespace, config=proxy.config, resync_s=1.0, poll_routers_s=0.25,
+                lease=LeaseTimes(4.0, 0.5, 1.0), pace=Pace(first_retry_s=0.1, resync_s=1.0),
             )
-            targets = {
-                **{name: engine.url for name, engine in engines.items()},
-                "router": router.url,
-                "spare": spare.url,
-                "operator": f"http://127.0.0.1:{health.sockets[0].getsockname()[1]}",
-            }
-            took_s = time.monotonic() - began_at
-            speed = next(speed for at_most_s, speed in SPEEDS if took_s <= at_most_s)
-            every = f"{round(speed.scrape_s * 1000)}ms"
-            own = hurried(rules, windows=speed.windows, ages=speed.ages, every=every)
-            started = booted(program, folder, targets, scrape_s=speed.scrape_s, rules=own)
-            prometheus = await asyncio.to_thread(stack.enter_context, started)
-            yield LiveStack(
-                engines, router, spare, spare_config, upstreams, server, namespace, proxy, found,
-                prometheus, speed,
-            )  # fmt: skip
+        )  # fmt: skip
+        health = await stack.enter_async_context(
+            await HealthServer(found._health, found.metrics).start("127.0.0.1", 0)
+        )
+        targets = {
+            **{name: engine.url for name, engine in engines.items()},
+            "router": router.url,
+            "spare": spare.url,
+            "operator": f"http://127.0.0.1:{health.sockets[0].getsockname()[1]}",
+        }
+        took_s = time.monotonic() - began_at
+        speed = next(speed for at_most_s, speed in SPEEDS if took_s <= at_most_s)
+        every = f"{round(speed.scrape_s * 1000)}ms"
+        own = hurried(rules, windows=speed.windows, ages=speed.ages, every=every)
+        started = booted(program, folder, targets, scrape_s=speed.scrape_s, rules=own)
+        prometheus = await asyncio.to_thread(stack.enter_context, started)
+        yield LiveStack(
+            engines, router, spare, spare_config, upstreams, server, namespace, cutter, proxy,
+            found, prometheus, speed,
+        )  # fmt: skip
 
 
 async def post(port: int, body: dict[str, Any]) -> int:
@@ -165,7 +171,7 @@ async def post(port: int, body: dict[str, Any]) -> int:
     return int(status.split()[1]) if status else 0
 
 
-async def _start_engines(stack: ExitStack, folder: Path) -> dict[str, ServeProcess]:
+async def _start_engines(stack: AsyncExitStack, folder: Path) -> dict[str, ServeProcess]:
     model = str(write_broken_model(folder / "broken"))
 
     def start(first: str, *more: str) -> ServeProcess:
@@ -184,13 +190,13 @@ def _read_on(engine: ServeProcess) -> None:
         pass
 
 
-def _router_config(engines: dict[str, ServeProcess]) -> dict[str, Any]:
+def _router_config(engines: dict[str, ServeProcess], cutter: RequestCutter) -> dict[str, Any]:
     urls = [
         ("steady", engines["steady"].url), ("frail", engines["core"].url),
         ("frail", engines["process"].url), ("mortal", engines["mortal-1"].url),
         ("mortal", engines["mortal-2"].url), ("slow", engines["slow"].url),
         ("full", engines["full-1"].url), ("full", engines["full-2"].url),
-        ("broken", engines["broken"].url),
+        ("cut", engines["cut"].url), ("cut", cutter.url), ("broken", engines["broken"].url),
         ("broken", engines["broken"].url.replace("127.0.0.1", "localhost")),
         ("none", "http://127.0.0.1:9"),
     ]  # fmt: skip

@@ -6,10 +6,8 @@ import asyncio
 import os
 import signal
 import subprocess
-import threading
 import time
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -17,6 +15,7 @@ import yaml
 
 from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.watch.work_queue import KeyOutcome
+from tests.fakes.http_handler import QuietHandler, handled
 from tests.fakes.process import serving
 from tests.fakes.router_process import routing, stream
 
@@ -121,14 +120,14 @@ async def _streams_over_a_death(
         if len(begun) >= 8 and engine.poll() is None:
             engine.kill()
 
-    told = await asyncio.gather(
+    reported = await asyncio.gather(
         *(
             stream(port, {**body, "messages": [{"role": "user", "content": f"Number {i}"}]},
                    on_text=on_text)
             for i in range(8)
         )
     )  # fmt: skip
-    assert all(one.is_done and not one.errors for one in told)
+    assert all(one.is_done and not one.errors for one in reported)
 
 
 def _operator_metrics() -> OperatorMetrics:
@@ -147,7 +146,7 @@ def _operator_metrics() -> OperatorMetrics:
 
 @contextmanager
 def _serving_metrics(metrics: OperatorMetrics) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             body = metrics.render().encode()
             self.send_response(200)
@@ -156,15 +155,8 @@ def _serving_metrics(metrics: OperatorMetrics) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with handled(Handler) as url:
+        yield url
 
 
 @contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.fakes.chart import CHART
+from tests.fakes.http_handler import QuietHandler, handled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,14 +22,14 @@ SCRIPT = CHART / "files" / "ask_router.py"
 @contextmanager
 def router(*, key: str = "", unready: int = 0) -> Iterator[str]:
     """Its URL. It is ready only after being asked `unready` times."""
-    asked: list[str] = []
+    requested: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            requested.append(self.path)
             body: dict[str, Any]
             if self.path == "/ready":
-                status, body = (503 if len(asked) <= unready else 200), {}
+                status, body = (503 if len(requested) <= unready else 200), {}
             elif key and self.headers["Authorization"] != f"Bearer {key}":
                 status, body = 401, {"error": {"code": "invalid_api_key"}}
             else:
@@ -39,15 +38,8 @@ def router(*, key: str = "", unready: int = 0) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(json.dumps(body).encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with handled(Handler) as url:
+        yield url
 
 
 def ask(url: str, **more: str) -> tuple[int, str]:

@@ -385,8 +385,8 @@ def test_the_operator_may_change_only_what_belongs_to_an_llmdeployment(
     worker = a_worker()
     unmarked = {**worker, "metadata": {**worker["metadata"], "labels": {}}}
     with Rights(apiserver, objects):
-        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        token = apiserver.request("POST", account, asked)["status"]["token"]
+        requested = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = apiserver.request("POST", account, requested)["status"]["token"]
         apiserver.create(theirs)
         for body in policy:
             apiserver.apply(body)

@@ -40,14 +40,14 @@ def dashboard(name: str) -> dict[str, Any]:
 @contextmanager
 def prometheus(status: int = 200) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
     """Answers every query with two lines, one of which is NaN at first; keeps what it was asked."""
-    asked: list[tuple[str, dict[str, str]]] = []
+    requested: list[tuple[str, dict[str, str]]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             given = {name: values[0] for name, values in parse_qs(url.query).items()}
-            asked.append((url.path.removeprefix("/api/v1/"), given))
-            body = json.dumps({"status": "success", "data": _data(asked[-1][0])}).encode()
+            requested.append((url.path.removeprefix("/api/v1/"), given))
+            body = json.dumps({"status": "success", "data": _data(requested[-1][0])}).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -59,7 +59,7 @@ def prometheus(status: int = 200) -> Iterator[tuple[str, list[tuple[str, dict[st
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", requested
         server.shutdown()
         thread.join()
 
@@ -113,22 +113,22 @@ def test_variables_are_put_in_as_grafana_would():
 
 def test_a_choice_of_one_is_the_first_until_another_is_given():
     with prometheus() as (url, _):
-        asked = Prometheus(url)
-        assert substitutions(dashboard("model"), asked, SPAN, {})["model"] == "a"
-        assert substitutions(dashboard("model"), asked, SPAN, {"model": "b"})["model"] == "b"
+        requested = Prometheus(url)
+        assert substitutions(dashboard("model"), requested, SPAN, {})["model"] == "a"
+        assert substitutions(dashboard("model"), requested, SPAN, {"model": "b"})["model"] == "b"
 
 
 def test_no_query_is_sent_with_a_variable_left_in_it():
     for file in sorted((CHART / "dashboards").glob("*.json")):
         body = json.loads(file.read_text())
-        with prometheus() as (url, asked):
+        with prometheus() as (url, requested):
             server = Prometheus(url)
             values = substitutions(body, server, SPAN, {})
             for panel in body["panels"]:
                 if panel["type"] != "row":
                     lines = list(series_of(panel, server, SPAN, values))
                     assert len(lines) == 2 * len(panel["targets"])
-        queries = [given["query"] for path, given in asked if path.startswith("query")]
+        queries = [given["query"] for path, given in requested if path.startswith("query")]
         assert queries and not [query for query in queries if "$" in query]
 
 
@@ -137,11 +137,11 @@ def test_a_graph_is_asked_over_its_time_and_what_is_no_number_left_out():
         "type": "timeseries",
         "targets": [{"expr": "x[$__rate_interval]", "legendFormat": "{{pool}} p95"}],
     }
-    with prometheus() as (url, asked):
+    with prometheus() as (url, requested):
         lines = list(series_of(panel, Prometheus(url), SPAN, {"__rate_interval": "60s"}))
     assert [line.legend for line in lines] == ["p p95", "q p95"]
     assert lines[0].values == (1.0, 3.0)
-    assert asked == [
+    assert requested == [
         ("query_range", {"query": "x[60s]", "start": str(SPAN.start), "end": str(SPAN.end),
                          "step": "1.0"})
     ]  # fmt: skip

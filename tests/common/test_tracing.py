@@ -77,9 +77,9 @@ def test_a_collector_that_is_no_url(endpoint):
 
 
 @pytest.mark.parametrize(
-    ("path", "asked"), [("", "/v1/traces"), ("/", "/v1/traces"), ("/own/path", "/own/path")]
+    ("path", "requested"), [("", "/v1/traces"), ("/", "/v1/traces"), ("/own/path", "/own/path")]
 )
-def test_a_collector_without_a_path_gets_the_usual_one(path, asked):
+def test_a_collector_without_a_path_gets_the_usual_one(path, requested):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     paths: list[str] = []
 
@@ -103,7 +103,7 @@ def test_a_collector_without_a_path_gets_the_usual_one(path, asked):
         finally:
             server.shutdown()
             thread.join()
-    assert paths == [asked]
+    assert paths == [requested]
 
 
 def test_what_is_not_known_is_no_attribute():

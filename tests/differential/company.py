@@ -11,7 +11,7 @@ from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
 from octavo_engine.errors import DeadlineExceeded, QueueFull, RequestError
 from octavo_engine.scheduling.invariants import check_invariants
 from tests.differential.difference import Difference, first_difference
-from tests.differential.models import Settings, any_settings, told
+from tests.differential.models import Settings, any_settings, reported
 from tests.differential.wishes import Wish, Wisher
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ _SAID = ("index", "token_ids", "text", "finish_reason", "stop_reason", "num_toke
 
 
 @dataclasses.dataclass(slots=True)
-class Told:
+class Reported:
     """All that was said of one request; of one that was ended early, as far as it came."""
 
     output: RequestOutput
     error: str | None = None
     was_cut: bool = False
 
-    def difference_from(self, alone: Told) -> str:
+    def difference_from(self, alone: Reported) -> str:
         """Where it says something else; empty if it does not."""
         is_whole = not self.was_cut and self.error is None
         if self.error != alone.error and not self.was_cut:
@@ -80,56 +80,56 @@ class Company:
         self._llm = llm
         self._rng = rng
 
-    def run(self, wishes: list[Wish]) -> list[Told]:
+    def run(self, wishes: list[Wish]) -> list[Reported]:
         """Each in its place, whenever it was asked for."""
         llm = self._llm
         engine = llm._engine
         assert isinstance(engine, Engine)  # it generates
-        told: dict[int, Told] = {}
+        reported: dict[int, Reported] = {}
         requests: dict[int, TrackedRequest] = {}
         waiting = self._rng.sample(list(enumerate(wishes)), len(wishes))
         while waiting or engine.has_work:
             while waiting and (not engine.has_work or self._rng.random() < 0.4):
                 number, wish = waiting.pop()
                 requests[number] = llm._start(self._submission(number, wish))
-                told[number] = Told(RequestOutput("", None, []))
+                reported[number] = Reported(RequestOutput("", None, []))
             outputs = engine.step().outputs
             for id_, error in engine.take_refused():
                 self._abort(llm._processor.refuse(id_, error).aborts)
             self._abort(llm._processor.process(outputs).aborts)
             for number, request in list(requests.items()):
-                self._read(wishes[number], request, told[number])
+                self._read(wishes[number], request, reported[number])
                 if request.finished:
                     del requests[number]
         check_invariants(engine.scheduler)
         assert len(llm._processor) == 0
-        return [told[number] for number in range(len(wishes))]
+        return [reported[number] for number in range(len(wishes))]
 
     def _submission(self, number: int, wish: Wish) -> Any:
         submission = self._llm._submission(number, wish.prompt, wish.params)
         ends_at = None if wish.deadline_s is None else time.monotonic() + wish.deadline_s
         return dataclasses.replace(submission, priority=wish.priority, deadline_at=ends_at)
 
-    def _read(self, wish: Wish, request: TrackedRequest, told: Told) -> None:
+    def _read(self, wish: Wish, request: TrackedRequest, reported: Reported) -> None:
         """Now and then, so that pieces of all sizes are joined."""
         after = wish.abort_after
         if after is not None and not request.finished:
             known = request.pending.outputs if request.pending is not None else []
             said = max((output.num_tokens for output in known), default=0)
             if said >= after:
-                told.was_cut = True
+                reported.was_cut = True
                 self._abort(self._llm._processor.abort(request))
         if not request.finished and self._rng.random() < 0.7:
             return
         news = request.take()
         if news is not None:
-            told.output.prompt_token_ids = news.prompt_token_ids
-            told.output.absorb(news)
+            reported.output.prompt_token_ids = news.prompt_token_ids
+            reported.output.absorb(news)
         if request.error is not None:
-            told.error = request.error.message
+            reported.error = request.error.message
             # Who could not be done by its deadline may be refused before it begins.
             too_late = QueueFull if wish.deadline_s is not None else DeadlineExceeded
-            told.was_cut |= isinstance(request.error, (DeadlineExceeded, too_late))
+            reported.was_cut |= isinstance(request.error, (DeadlineExceeded, too_late))
 
     def _abort(self, ids: list[str]) -> None:
         for id_ in ids:
@@ -143,7 +143,7 @@ class Alone:
         self._llm = model.engine(Settings())
         self._company = Company(self._llm, rng)
 
-    def told(self, wish: Wish) -> Told:
+    def reported(self, wish: Wish) -> Reported:
         alone = dataclasses.replace(wish, abort_after=None, deadline_s=None)
         return self._company.run([alone])[0]
 
@@ -169,7 +169,7 @@ def compare(model: Model, rng: Random, *, num_engines: int, num_rounds: int = 3)
             try:
                 for _ in range(num_rounds):
                     count += compare_round(
-                        alone, Company(llm, rng), wisher, rng, f"{model} {told(settings)}"
+                        alone, Company(llm, rng), wisher, rng, f"{model} {reported(settings)}"
                     )
             finally:
                 llm.close()
@@ -182,7 +182,7 @@ def compare_round(alone: Alone, company: Company, wisher: Wisher, rng: Random, w
     wishes = [wisher.wish() for _ in range(rng.randint(2, 14))]
     wishes = [wish for wish in wishes if not alone.refuses(wish)]
     for wish, seen in zip(wishes, company.run(wishes), strict=True):
-        truth = alone.told(wish)
+        truth = alone.reported(wish)
         difference = seen.difference_from(truth)
         if difference:
             raise Difference(f"{where}\n{wish}\n{difference}")

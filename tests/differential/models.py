@@ -233,5 +233,5 @@ def any_settings(rng: Random, methods: Sequence[str] = ("ngram",)) -> Settings:
     )
 
 
-def told(settings: Settings) -> str:
+def reported(settings: Settings) -> str:
     return f"{dataclasses.asdict(settings)}"

@@ -30,9 +30,9 @@ def of_stream(path: str, stream: bytes) -> dict[str, Any]:
     return _chunks(path, [json.loads(event[6:]) for event in events])
 
 
-def call_ids(told: dict[str, Any]) -> list[Any]:
+def call_ids(reported: dict[str, Any]) -> list[Any]:
     """Taken out: they are made up anew for each request, but not for one that is resumed."""
-    return [call.pop("id") for choice in told["choices"].values() for call in choice["calls"]]
+    return [call.pop("id") for choice in reported["choices"].values() for call in choice["calls"]]
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _whole(path: str, answer: dict[str, Any]) -> dict[str, Any]:
 
 def _chunks(path: str, chunks: list[dict[str, Any]]) -> dict[str, Any]:
     choices: dict[int, dict[str, Any]] = {}
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "choices": choices, "usage": None, "prompt_ids": None, "prompt_text": None,
     }  # fmt: skip
     heads = {tuple(chunk.get(name) for name in ("id", "request_id", "created", "model", "object"))
@@ -103,20 +103,20 @@ def _chunks(path: str, chunks: list[dict[str, Any]]) -> dict[str, Any]:
         for name in ("prompt_token_ids", "prompt_text"):
             if chunk.get(name) is not None:
                 key = name.replace("prompt_token_ids", "prompt_ids")
-                assert told[key] is None, f"{name} is told twice"
-                told[key] = chunk[name]
+                assert reported[key] is None, f"{name} is told twice"
+                reported[key] = chunk[name]
         if usage := chunk.get("usage"):
             if not chunk["choices"]:
-                assert told["usage"] is None, "usage is told twice"
-                told["usage"] = _usage(usage)
+                assert reported["usage"] is None, "usage is told twice"
+                reported["usage"] = _usage(usage)
             else:
                 details = usage.get("completion_tokens_details", {})
                 sums.append(usage["completion_tokens"] + details.get("reasoning_tokens", 0))
         for choice in chunk["choices"]:
             _add(path, choices.setdefault(choice["index"], _empty()), choice)
     assert sums == sorted(sums), f"sums on the way shrink: {sums}"
-    told["choices"] = dict(sorted(choices.items()))
-    return told
+    reported["choices"] = dict(sorted(choices.items()))
+    return reported
 
 
 def _add(path: str, known: dict[str, Any], choice: dict[str, Any]) -> None:
@@ -166,12 +166,12 @@ def _response(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _responses_stream(events: list[bytes]) -> dict[str, Any]:
-    told = [json.loads(event.partition(b"data: ")[2]) for event in events]
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    last = told[-1]
+    reported = [json.loads(event.partition(b"data: ")[2]) for event in events]
+    assert [event["sequence_number"] for event in reported] == list(range(len(reported)))
+    last = reported[-1]
     assert last["type"] in ("response.completed", "response.incomplete"), last
     joined: dict[int, dict[str, Any]] = {}
-    for event in told[2:-1]:
+    for event in reported[2:-1]:
         known = joined.setdefault(event["output_index"], {"text": "", "logprobs": []})
         kind = event["type"].rpartition(".")[2]
         if kind == "delta":
@@ -204,11 +204,11 @@ def _message(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _messages_stream(events: list[bytes]) -> dict[str, Any]:
-    told = [json.loads(event.partition(b"data: ")[2]) for event in events]
-    message = told[0]["message"]
+    reported = [json.loads(event.partition(b"data: ")[2]) for event in events]
+    message = reported[0]["message"]
     blocks: list[dict[str, Any]] = []
     inputs: dict[int, str] = {}
-    for event in told:
+    for event in reported:
         match event["type"]:
             case "content_block_start":
                 assert event["index"] == len(blocks)
@@ -225,7 +225,7 @@ def _messages_stream(events: list[bytes]) -> dict[str, Any]:
                 message["stop_reason"] = event["delta"]["stop_reason"]
                 message["stop_sequence"] = event["delta"]["stop_sequence"]
                 message["usage"] |= event["usage"]
-    assert told[-1]["type"] == "message_stop"
+    assert reported[-1]["type"] == "message_stop"
     for index, text in inputs.items():
         blocks[index]["input"] = _input(text)
     message["content"] = blocks

@@ -93,9 +93,9 @@ class Pair:
         call_ids(again)
         self._same(path, body, "whole", again, truth)
         for client in (self._plain, self._odd):
-            told = self._streamed(path, body, client)
-            call_ids(told)
-            self._same(path, body, "streamed", told, truth)
+            reported = self._streamed(path, body, client)
+            call_ids(reported)
+            self._same(path, body, "streamed", reported, truth)
         self.count.answers += 1
         if path in RESUMED and num_cuts:
             self._cut(path, body, truth, num_cuts)
@@ -135,10 +135,10 @@ class Pair:
                 relayed += memory.feed(stream[:at])
                 assert not memory.lost_with, memory.problem
                 self.count.resumes += 1
-            told = of_stream(path, relayed + memory.missing)
-            told_ids = call_ids(told)
+            reported = of_stream(path, relayed + memory.missing)
+            told_ids = call_ids(reported)
             where = f"resumed after {cuts} bytes"
-            self._same(path, body, where, told, truth)
+            self._same(path, body, where, reported, truth)
             self._same(path, body, f"{where}: ids of calls", told_ids, ids)
 
     def _ask(self, path: str, content: bytes, *, resumes: bool = False) -> bytes:
@@ -159,10 +159,10 @@ class Pair:
 
 def streaming(path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The same request, streamed, and with its sum where that has to be asked for."""
-    asked = {**body, "stream": True}
+    requested = {**body, "stream": True}
     if path in (*RESUMED, TOKENS):
-        asked["stream_options"] = {"include_usage": True, **body.get("stream_options", {})}
-    return asked
+        requested["stream_options"] = {"include_usage": True, **body.get("stream_options", {})}
+    return requested
 
 
 def _without_id(refusal: dict[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,6 @@ def test_an_answer_that_was_cut_is_compared_as_far_as_it_came():
     llm = TinyModel("Qwen3").engine(Settings())
     wisher = Wisher(rng)
     wishes = [wisher.wish() for _ in range(30)]
-    told = company.Company(llm, rng).run([w for w in wishes if w.abort_after is not None])
-    assert any(one.was_cut for one in told)
+    reported = company.Company(llm, rng).run([w for w in wishes if w.abort_after is not None])
+    assert any(one.was_cut for one in reported)
     llm.close()

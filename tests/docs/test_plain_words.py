@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
 
 from octavo.cli import COMMANDS
+from tests.docs.pages import ROOT
 from tests.docs.plain_words import found, help_of, raised_strings, texts, words_in
 from tests.docs.plain_words_not_yet import NOT_YET
 
 _found = cache(found)
+SOURCE_ROOTS = (
+    "common", "engine", "router", "operator", "octavo", "csrc", "charts/sources", "benchmarks",
+    "release", "images", "examples", "e2e", "tests/fakes",
+)  # fmt: skip
+# Names that clients and stored objects have.
+STAYS = re.compile(r'octavo\.dev/asked|\basked_revision\b|"told"|told_work_tokens')
 
 
 def test_private_words_are_found():
@@ -38,3 +46,17 @@ def test_texts_have_no_private_words(name: str):
     assert _found().get(name, []) == NOT_YET.get(name, []), (
         "use plain words, or remove the entry from tests/docs/plain_words_not_yet.py"
     )
+
+
+@pytest.mark.parametrize("root", SOURCE_ROOTS)
+def test_sources_request_and_report(root: str):
+    """Nothing is asked and nothing is told: one word each for what is sent, and for what comes."""
+    files = [f for f in (ROOT / root).rglob("*") if f.suffix in (".py", ".pyi", ".cpp", ".h")]
+    lines = {
+        f"{file.relative_to(ROOT)}:{number}": line.strip()
+        for file in files
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if re.search(r"\b(asked|told)\b|(asked|told)_|_(asked|told)\b", STAYS.sub("", line), re.I)
+        and not re.search(r"masked_|_?unasked|_masked", line)
+    }
+    assert files and lines == {}

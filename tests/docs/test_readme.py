@@ -56,8 +56,8 @@ def check_walk(file: Path) -> None:
     typed = [line.split()[1:3] for line in lines if line.startswith("$ ")]
     assert [name for _, name in typed] == ["up", "chat", "status", "down"]
     assert all(program == "octavo" and name in COMMANDS for program, name in typed)
-    asked = next(row for row, line in enumerate(lines) if line.startswith("$ octavo chat"))
-    assert lines[asked + 1] == ANSWER
+    requested = next(row for row, line in enumerate(lines) if line.startswith("$ octavo chat"))
+    assert lines[requested + 1] == ANSWER
     assert any(line.split() == ["smollm2", "2/2", "ready"] for line in lines)
     assert lines[-1] == "stopped"
     assert times == sorted(times)

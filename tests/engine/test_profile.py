@@ -189,14 +189,14 @@ def test_a_server_records_between_two_calls(tmp_path: Path):
         assert post(server, "/start_profile").status_code == 200
         body = {"prompt": "secret", "max_tokens": 5, "ignore_eos": True}
         assert httpx.post(server.url + "/v1/completions", json=body).status_code == 200
-        told = post(server, "/stop_profile").json()
+        reported = post(server, "/stop_profile").json()
         assert post(server, "/stop_profile").status_code == 400
         assert server.core.profile is None
     (file,) = tmp_path.iterdir()
-    assert told["file"] == str(file)
+    assert reported["file"] == str(file)
     trace = json.loads(gzip.decompress(file.read_bytes()))
     check(trace)
-    assert told["events"] == len(trace["traceEvents"])
+    assert reported["events"] == len(trace["traceEvents"])
     assert trace["otherData"]["steps"] == 5
     assert sum(e["name"] == "send" for e in trace["traceEvents"]) == 5
     assert "secret" not in json.dumps(trace)

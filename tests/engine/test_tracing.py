@@ -63,7 +63,7 @@ def test_a_request_that_went_all_the_way():
     times.arrived_at, times.started_at, times.first_at, times.last_at = 101.0, 103.0, 104.0, 108.0
     times.input_tokens, times.output_tokens, times.cached_tokens = 10, 5, 8
     times.finish_reasons = ["stop", "length"]
-    times.asked = {"gen_ai.request.temperature": 0.5}
+    times.request = {"gen_ai.request.temperature": 0.5}
     rig.now = 109.0
     trace.finish(200, {"gen_ai.request.model": "m", "octavo.nothing": None})
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class HeldCalls:
-    """An `AdapterCalls` that keeps what is asked of engines. Set `fleet` before the first call."""
+    """An `AdapterCalls` that keeps what engines get. Set `fleet` before the first call."""
 
     fleet: AdapterFleet
 
@@ -27,7 +27,7 @@ class HeldCalls:
         self.unloads.append((endpoint, name, then))
 
     def finish(self, reason: str = "") -> None:
-        """All that is asked for, and what follows from it. `reason`: loads fail for it."""
+        """All that is requested, and what follows from it. `reason`: loads fail for it."""
         while self.loads or self.unloads:
             loads, self.loads = self.loads, []
             unloads, self.unloads = self.unloads, []

@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Another number of engines was asked for."""
+    """Another number of engines was requested."""
 
     at: float
     was: int

@@ -71,7 +71,7 @@ class Chart:
         namespace: str = "octavo-system",
         crds: bool = False,
     ) -> list[Object]:
-        """What would be applied, hooks included; the large CRD only where it is asked for."""
+        """What would be applied, hooks included; the large CRD only where it is requested."""
         if not crds:
             values = laid_over({"crds": {"install": False}}, values)
         key = json.dumps([values, release, namespace])

@@ -151,10 +151,10 @@ class FakeCluster:
 
     async def log(self, namespace: str, pod: str, container: str, *, lines: int) -> str:
         with self._call("log", kinds.POD, namespace, pod):
-            told = self.logs.get(pod, "")
-            if isinstance(told, ClusterError):
-                raise told
-            return "\n".join(told.splitlines()[-lines:])
+            reported = self.logs.get(pod, "")
+            if isinstance(reported, ClusterError):
+                raise reported
+            return "\n".join(reported.splitlines()[-lines:])
 
     # --- as users, kubelets and other controllers act: no hooks, not counted ---------------------
 

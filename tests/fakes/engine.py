@@ -171,7 +171,7 @@ class FakeEngine:
 
     async def abort(self, request_id: str) -> bool:
         """The request ends at its next token, with what it has."""
-        known = any(asked["request_id"] == request_id for _, _, asked in self.requests)
+        known = any(requested["request_id"] == request_id for _, _, requested in self.requests)
         known = known and request_id not in self.finished
         if known:
             self.stopped.add(request_id)
@@ -249,12 +249,12 @@ class FakeEngine:
         assert not submission.resumed, "for resumes take the simulator"
         ids, request_id = list(submission.prompt), submission.request_id
         params = settle_params(ids, submission.params, self.info, self.tokenizer)
-        asked = {
+        requested = {
             "request_id": request_id,
             "priority": submission.priority,
             "group": submission.group,
         }
-        self.requests.append((ids, params, asked))
+        self.requests.append((ids, params, requested))
         self.deadlines.append(submission.deadline_s)
         stream, inline = submission.stream, sink.inline
         self.stats.prompt_tokens += len(ids)
@@ -316,8 +316,8 @@ class FakeEngine:
         token, text, stop = answer[position]
         new = CompletionOutput(index, text, [token], num_tokens=position + 1)
         if params.logprobs is not None:
-            asked = params.logprob_token_ids
-            new.logprobs = [self.logprob(token, params.logprobs, position, asked)]
+            requested = params.logprob_token_ids
+            new.logprobs = [self.logprob(token, params.logprobs, position, requested)]
         if position + 1 == len(answer):
             new.finish_reason = "length" if stop is None else "stop"
             new.stop_reason = stop if isinstance(stop, str) else None
@@ -344,15 +344,15 @@ class FakeEngine:
         return result
 
     def logprob(
-        self, token: int, top: int, offset: int = 0, asked: Sequence[int] = ()
+        self, token: int, top: int, offset: int = 0, requested: Sequence[int] = ()
     ) -> DecodedLogprobs:
         text, raw = self.tokenizer.token_text(token), self.tokenizer.token_bytes(token)
         others = [
             TokenChoice(65 + i, chr(65 + i), bytes([(65 + i) % 256]), -1.0 - i, i + 1)
             for i in range(top)
         ]
-        if asked:
-            others = [TokenChoice(i, chr(i), bytes([i % 256]), -float(i), None) for i in asked]
+        if requested:
+            others = [TokenChoice(i, chr(i), bytes([i % 256]), -float(i), None) for i in requested]
         logprob = -math.inf if token == EOS else -0.5
         return DecodedLogprobs(token, text, raw, logprob, 1, others, offset)
 

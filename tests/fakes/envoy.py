@@ -99,7 +99,7 @@ def body_message(kind: int, body: bytes, *, is_end: bool) -> bytes:
     return blob(kind, (blob(1, body) if body else b"") + number_field(2, is_end))
 
 
-# -- what it is told
+# -- what it receives
 
 
 @dataclass
@@ -347,7 +347,7 @@ class Gateway:
         headers: dict[str, str] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> tuple[Answer, bytes]:
-        """An engine's whole answer in full duplex: what is told of its head, and its body after."""
+        """An engine's whole answer in full duplex: the reply to its head, and its body after."""
         given = {":status": str(status)} | (headers or {})
         head = await self.ask(headers_message(3, given, metadata=metadata))
         assert head.kind == 2

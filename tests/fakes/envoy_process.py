@@ -162,9 +162,9 @@ class Engine:
             more = message.get("more_body", False)
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         self.requests.append((scope["method"], scope["path"], headers, body))
-        asked = json.loads(body) if body else {}
-        if asked.get("stream"):
-            await self._stream(receive, send, is_endless=asked.get("max_tokens") == 1_000_000)
+        requested = json.loads(body) if body else {}
+        if requested.get("stream"):
+            await self._stream(receive, send, is_endless=requested.get("max_tokens") == 1_000_000)
             return
         text = json.dumps(CHAT).encode()
         await send({"type": "http.response.start", "status": 200, "headers": JSON})

@@ -1,7 +1,7 @@
 """Between the operator and a real API server: loses, delays, repeats and breaks what passes.
 
-Plain HTTP on our side, TLS on the server's. Each call is numbered. A test sets `on_call`, asked
-before each call, and `on_event`, asked for each line of a watch; what they return is what happens.
+Plain HTTP on our side, TLS on the server's. Each call is numbered. A test sets `on_call`, called
+before each call, and `on_event`, called for each line of a watch; what they return is what happens.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CutBefore:
 
 
 class CutAfter:
-    """The server does what was asked, and the answer is lost."""
+    """The server does what was requested, and the answer is lost."""
 
 
 Fault = Answer | Wait | CutBefore | CutAfter | None
@@ -200,7 +200,7 @@ async def _write_later(response: web.StreamResponse, text: bytes, delay_s: float
 
 
 def _status(fault: Answer) -> web.Response:
-    told = {
+    reported = {
         "kind": "Status",
         "apiVersion": "v1",
         "status": "Failure",
@@ -208,7 +208,7 @@ def _status(fault: Answer) -> web.Response:
         "code": fault.status,
     }
     headers = {"Retry-After": fault.retry_after} if fault.retry_after else {}
-    return web.json_response(told, status=fault.status, headers=headers)
+    return web.json_response(reported, status=fault.status, headers=headers)
 
 
 def _cut(request: web.Request) -> web.StreamResponse:

@@ -19,5 +19,5 @@ class GoldenEvents(NamedTuple):
 
 
 def golden_events() -> GoldenEvents:
-    told = json.loads(_FILE.read_text(encoding="utf-8"))
-    return GoldenEvents(**{name: bytes.fromhex(text) for name, text in told.items()})
+    reported = json.loads(_FILE.read_text(encoding="utf-8"))
+    return GoldenEvents(**{name: bytes.fromhex(text) for name, text in reported.items()})

@@ -39,7 +39,7 @@ class KubeWatch(RawHttp):
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.num_watches = 0
         self._events: list[_Event] = []
-        self._oldest = 0  # watches from before are told 410
+        self._oldest = 0  # watches from before get 410
         self._news = asyncio.Event()
         self._end = asyncio.Event()
 

@@ -17,7 +17,7 @@ import numpy as np
 from tests.fakes.backend import FakeBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
@@ -28,15 +28,8 @@ class LaunchingBackend(FakeBackend):
 
     launch_waits = False
 
-    def __init__(
-        self,
-        num_blocks: int,
-        vocab_size: int = 512,
-        *,
-        peak: float = 40.0,
-        windows: Sequence[int | None] = (None,),
-    ) -> None:
-        super().__init__(num_blocks, vocab_size, peak=peak, windows=windows)
+    def __init__(self, num_blocks: int, vocab_size: int = 512, **options: Any) -> None:
+        super().__init__(num_blocks, vocab_size, **options)
         self.log: list[str] = []
         self.num_launches = 0
         self.num_awaited = 0  # tokens that a step took from the device

@@ -79,7 +79,7 @@ def engines(server: ApiServer, namespace: str) -> list[kinds.Object]:
 
 
 def live(server: ApiServer, namespace: str) -> None:
-    """As controllers and kubelets do: as many pods as asked for, ready once their gate is open."""
+    """As controllers and kubelets do: as many pods as requested, ready once their gate is open."""
     pods = server.list("v1", "Pod", namespace)
     for deployment in engines(server, namespace):
         _start_pods(server, namespace, deployment, {kinds.name_of(pod) for pod in pods})

@@ -1,4 +1,4 @@
-"""A server that holds a model's files and behaves as badly as it is told to, over real sockets."""
+"""A server that holds a model's files and misbehaves as a test sets it, over real sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Asked:
+class StoreRequest:
     """One request as it arrived."""
 
     method: str
@@ -27,7 +27,7 @@ class Asked:
 
 
 @dataclass
-class Told:
+class StoreReply:
     """One answer. A `blob` is served in ranges."""
 
     status: int = 200
@@ -38,28 +38,32 @@ class Told:
 
 @dataclass
 class Store:
-    """`routes` are asked first; then `files` by path."""
+    """`routes` come first; then `files` by path."""
 
     files: dict[str, bytes] = field(default_factory=dict)
-    routes: dict[str, Callable[[Asked], Told | None]] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
+    routes: dict[str, Callable[[StoreRequest], StoreReply | None]] = field(default_factory=dict)
+    requested: list[StoreRequest] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)  # each breaks one answer after so many bytes
     stalls: list[int] = field(default_factory=list)  # as a cut, but the connection stays open
     knows_ranges: bool = True
     etag: str = ""  # default: of the content
-    on_answer: Callable[[Asked], None] = lambda asked: None
+    on_answer: Callable[[StoreRequest], None] = lambda requested: None
     url: str = ""
     released: threading.Event = field(default_factory=threading.Event)
 
-    def answer(self, asked: Asked) -> Told:
+    def answer(self, requested: StoreRequest) -> StoreReply:
         for prefix, route in self.routes.items():
-            if asked.path.startswith(prefix) and (told := route(asked)) is not None:
-                return told
-        content = self.files.get(unquote(asked.path))
-        return Told(404) if content is None else Told(blob=content)
+            if requested.path.startswith(prefix) and (reported := route(requested)) is not None:
+                return reported
+        content = self.files.get(unquote(requested.path))
+        return StoreReply(404) if content is None else StoreReply(blob=content)
 
     def ranges(self) -> list[str]:
-        return [asked.headers["range"] for asked in self.asked if "range" in asked.headers]
+        return [
+            requested.headers["range"]
+            for requested in self.requested
+            if "range" in requested.headers
+        ]
 
 
 @contextmanager
@@ -106,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         parts = urlsplit(self.path)
         length = int(self.headers.get("content-length", 0))
-        asked = Asked(
+        requested = StoreRequest(
             self.command,
             parts.path,
             {name: values[0] for name, values in parse_qs(parts.query).items()},
@@ -114,12 +118,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.read(length),
         )
         store = self.server.store
-        store.asked.append(asked)
-        store.on_answer(asked)
-        told = store.answer(asked)
-        body, status, headers = told.body, told.status, dict(told.headers)
-        if told.blob is not None:
-            status, body, more = self._range(asked, told.blob)
+        store.requested.append(requested)
+        store.on_answer(requested)
+        reported = store.answer(requested)
+        body, status, headers = reported.body, reported.status, dict(reported.headers)
+        if reported.blob is not None:
+            status, body, more = self._range(requested, reported.blob)
             headers = {**more, **headers}
         self.send_response(status)
         for name, value in headers.items():
@@ -127,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         self.send_header("connection", "close")
         self.end_headers()
-        if told.blob is not None and len(body) and (store.cuts or store.stalls):
+        if reported.blob is not None and len(body) and (store.cuts or store.stalls):
             cuts = store.cuts or store.stalls
             is_stall = not store.cuts
             at = cuts.pop(0)
@@ -144,16 +148,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
             self.wfile.flush()
 
-    def _range(self, asked: Asked, blob: bytes) -> tuple[int, bytes, dict[str, str]]:
+    def _range(self, requested: StoreRequest, blob: bytes) -> tuple[int, bytes, dict[str, str]]:
         store = self.server.store
         etag = store.etag or f'"{hashlib.sha256(blob).hexdigest()[:16]}"'
-        span = asked.headers.get("range", "")
-        condition = asked.headers.get("if-range", etag)
+        span = requested.headers.get("range", "")
+        condition = requested.headers.get("if-range", etag)
         if not store.knows_ranges or not span or condition != etag:
             return 200, blob, {"etag": etag}
         first, _, last = span.removeprefix("bytes=").partition("-")
         start, end = int(first), min(int(last) + 1, len(blob))
         if start >= len(blob):
             return 416, b"", {"content-range": f"bytes */{len(blob)}"}
-        told = {"etag": etag, "content-range": f"bytes {start}-{end - 1}/{len(blob)}"}
-        return 206, blob[start:end], told
+        reported = {"etag": etag, "content-range": f"bytes {start}-{end - 1}/{len(blob)}"}
+        return 206, blob[start:end], reported

@@ -1,4 +1,4 @@
-"""The operator over a cluster in memory: its events, its queue and its clock move when told to."""
+"""The operator over a cluster in memory: a test moves its events, its queue and its clock."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OperatorBench:
             now_text=self.now_text,
         )
         self.workloads = Workloads(self.cluster)
-        self.unheard: frozenset[Kind] = frozenset()  # kinds of which no deletion is told
+        self.unheard: frozenset[Kind] = frozenset()  # kinds of which no deletion is reported
         self._seen = 0
         self.list_all()
 
@@ -131,7 +131,7 @@ class OperatorBench:
         }
 
     def engines(self) -> dict[str, int]:
-        """Replicas asked for by revision."""
+        """Replicas requested, by revision."""
         return {
             kinds.labels_of(body)["octavo.dev/revision"]: body["spec"]["replicas"]
             for body in self.cluster.all(kinds.DEPLOYMENT)
@@ -151,7 +151,7 @@ class OperatorBench:
 
 
 def running_operator(**spec: Any) -> OperatorBench:
-    """With an LLMDeployment of two replicas that serve, if not told otherwise."""
+    """With an LLMDeployment of two replicas that serve, unless a test says otherwise."""
     bench = OperatorBench()
     bench.create(**{"replicas": 2, **spec})
     bench.settle()

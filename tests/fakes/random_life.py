@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tests.engine.backends.driver import random_tokens
 from tests.fakes.requests import make_request
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from octavo_engine.executor.uni import UniExecutor
     from octavo_engine.scheduling.scheduler import Scheduler
     from octavo_engine.state.batch import ScheduledBatch
+    from octavo_engine.state.outputs import EngineStats
     from octavo_engine.state.request import EngineRequest
 
 
@@ -32,6 +35,18 @@ class RandomLife:
         self.executor = executor
         self.tokens: dict[str, list[int]] = {}
         self.scores: dict[str, list[float]] = {}
+
+    def check_as_in(self, truth: RandomLife, *, is_exact: bool) -> EngineStats:
+        """The same tokens and log-probabilities, and no block is left in use."""
+        assert self.tokens == truth.tokens
+        if is_exact:
+            assert self.scores == truth.scores
+        else:  # its matrix products depend on the number of rows
+            for request, scores in self.scores.items():
+                np.testing.assert_allclose(scores, truth.scores[request], rtol=1e-3, atol=1e-4)
+        stats = self.scheduler.stats()
+        assert stats.kv_blocks_used == 0
+        return stats
 
     def note(self, batch: ScheduledBatch) -> None:
         """For those who look at a batch once it is computed."""

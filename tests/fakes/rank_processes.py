@@ -8,15 +8,19 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig
+from octavo_engine.errors import EngineDead
 from octavo_engine.state.grammar import GrammarSpec
 from octavo_engine.state.sampling_params import SamplingParams
+from tests.fakes.generate import generate
 from tests.fakes.process import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
+    from octavo_engine.core.async_engine import AsyncEngine
     from octavo_engine.core.offline.llm import LLM
     from octavo_engine.core.text.outputs import RequestOutput
 
@@ -48,6 +52,27 @@ def workers_of(process: psutil.Process | None = None) -> list[psutil.Process]:
             if "octavo_engine.executor.worker" in child.cmdline():
                 found.append(child)
     return found
+
+
+async def six_streams(engine: AsyncEngine) -> list[AsyncIterator[RequestOutput]]:
+    """Without an end; each has begun."""
+    streams = [generate(engine, PROMPT, ENDLESS, request_id=str(i)) for i in range(6)]
+    for stream in streams:
+        await anext(stream)
+    return streams
+
+
+async def all_fail(streams: Sequence[AsyncIterator[RequestOutput]]) -> None:
+    """Since the second rank is gone."""
+    for stream in streams:
+        with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
+            async for _ in stream:
+                pass
+
+
+async def serves(engine: AsyncEngine) -> None:
+    outputs = [o async for o in generate(engine, PROMPT, GREEDY, request_id="after")]
+    assert outputs[-1].outputs[0].finish_reason == "length"
 
 
 async def until(fact: Callable[[], bool]) -> None:

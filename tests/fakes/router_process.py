@@ -64,8 +64,8 @@ class RouterProcess:
 
     def would_match(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> int:
         """The cached tokens that it expects where it would send this."""
-        told = self.client.post("/debug/route", params={"path": path}, json=body)
-        return int(told.json()["matched_tokens"])
+        reported = self.client.post("/debug/route", params={"path": path}, json=body)
+        return int(reported.json()["matched_tokens"])
 
     def states(self) -> dict[int, str]:
         """Of its endpoints, by port."""
@@ -110,7 +110,7 @@ class RouterProcess:
 def routing(
     *flags: str, ready: bool = True, env: dict[str, str] | None = None
 ) -> Iterator[RouterProcess]:
-    """`octavo router` that listens, and is ready unless told otherwise. Killed at the end."""
+    """`octavo router` that listens, and is ready if not otherwise set. Killed at the end."""
     command = [sys.executable, "-m", "octavo.cli", "router", "--host", "127.0.0.1", "--port", "0"]
     command += ["--log-format", "json", "--access-log", "all", *flags]
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +137,7 @@ def routing(
 
 
 @dataclass
-class Told:
+class StreamResult:
     """What one client got of one streamed answer."""
 
     status: int = 0
@@ -152,47 +152,47 @@ class Told:
 async def stream(
     port: int, body: dict[str, Any], *, path: str = "/v1/chat/completions",
     on_text: Callable[[], None] = lambda: None, more: str = "",
-) -> Told:  # fmt: skip
+) -> StreamResult:  # fmt: skip
     """The whole of it. `on_text` is called when the first piece of text is there."""
-    told = Told()
+    reported = StreamResult()
     async with await RawClient.open(port) as client:
         await client.post({**body, "stream": True}, path, more)
         head = await client.head()
-        told.status, told.served_by = head.status, head.header("x-served-by") or ""
+        reported.status, reported.served_by = head.status, head.header("x-served-by") or ""
         rest = b""
         while piece := await client.chunk():
             *events, rest = (rest + piece).split(b"\n\n")
             for event in events:
-                _take(told, event)
-            if told.text:
+                _take(reported, event)
+            if reported.text:
                 on_text()
         assert not rest, rest
-    return told
+    return reported
 
 
-def _take(told: Told, event: bytes) -> None:
-    assert not told.is_done, event
+def _take(reported: StreamResult, event: bytes) -> None:
+    assert not reported.is_done, event
     if event.startswith(b":"):
         assert not event.startswith(b": octavo"), event
         return
     assert event.startswith(b"data: "), event
     if event == b"data: [DONE]":
-        told.is_done = True
+        reported.is_done = True
         return
     chunk = json.loads(event[6:])
     if "error" in chunk:
-        told.errors.append(chunk["error"])
+        reported.errors.append(chunk["error"])
         return
-    told.ids.add(chunk["id"])
+    reported.ids.add(chunk["id"])
     for choice in chunk["choices"]:
-        told.text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        reported.text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         if choice["finish_reason"]:
-            told.ends.append(choice["finish_reason"])
+            reported.ends.append(choice["finish_reason"])
 
 
 async def streams(
     port: int, bodies: list[dict[str, Any]], *, meanwhile: Callable[[], None], after: int
-) -> list[Told]:
+) -> list[StreamResult]:
     """All at once. `meanwhile` happens when so many of them have begun to speak."""
     begun: set[int] = set()
     is_time = asyncio.Event()

@@ -20,7 +20,7 @@ from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from octavo_engine.server.service import Service
 
@@ -45,6 +45,14 @@ class RunningServer:
 
     def client(self, **kwargs: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=_PATIENCE_S, **kwargs)
+
+    def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """To a POST, which must be answered with 200."""
+        with self.client() as client:
+            answer = client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        result: dict[str, Any] = answer.json()
+        return result
 
     def wait_for(self, event: asyncio.Event) -> None:
         """Blocks the test until something has happened on the server's loop."""

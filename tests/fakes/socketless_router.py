@@ -1,4 +1,4 @@
-"""A whole data path without sockets or a clock: what is written can be read, time is told."""
+"""A whole data path without sockets or a clock: what is written can be read, time is set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose engine says what it is told, and the official client that reads it."""
+"""A server whose engine says what a test gives it, and the official client that reads it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,11 @@ def saying(
         yield server, client
 
 
-def streamed(client: Any, **asked: Any) -> tuple[dict[str, Any], list[Any]]:
+def streamed(client: Any, **requested: Any) -> tuple[dict[str, Any], list[Any]]:
     """What a client makes of the deltas, in the shape of a message, and the chunks."""
-    chunks = list(client.chat.completions.create(model="fake", messages=HI, stream=True, **asked))
+    chunks = list(
+        client.chat.completions.create(model="fake", messages=HI, stream=True, **requested)
+    )
     message: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish": None}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -66,8 +68,8 @@ def streamed(client: Any, **asked: Any) -> tuple[dict[str, Any], list[Any]]:
     return message, chunks
 
 
-def whole(client: Any, **asked: Any) -> tuple[dict[str, Any], Any]:
-    answer = client.chat.completions.create(model="fake", messages=HI, **asked)
+def whole(client: Any, **requested: Any) -> tuple[dict[str, Any], Any]:
+    answer = client.chat.completions.create(model="fake", messages=HI, **requested)
     message = answer.choices[0].message
     return {
         "content": message.content or "",

@@ -101,7 +101,7 @@ class Peer:
 
 
 async def fixed(peer: Peer, request: Received) -> None:
-    """The usual answer, streamed if that was asked for."""
+    """The usual answer, streamed if that was requested."""
     if request.json.get("stream"):
         await peer.begin_stream()
         for word in ("hel", "lo"):

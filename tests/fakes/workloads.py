@@ -17,7 +17,7 @@ class Workloads:
         self._cluster = cluster
 
     def sync(self) -> None:
-        """What the Deployment controller does at once: as many pods as asked for; the unready
+        """What the Deployment controller does at once: as many pods as requested; the unready
         leave first, then those of the lowest deletion cost."""
         owned: dict[str, list[Object]] = {}
         for pod in self._cluster.all(kinds.POD):

@@ -167,8 +167,10 @@ def sample(logits: Floats, batch: SamplingBatch) -> Sampled:
             row = choose(adjust(x, batch, s), entry, int(batch.positions[s]))
         out.tokens[s], out.status[s] = row
         if k >= 0 and row.status == SAMPLED_OK:
-            asked = None if batch.logprob_ids is None else _ids(batch.logprob_ids, s)
-            _score(out, s, x, row.token, k if asked is None or len(asked) == 0 else asked)
+            requested = None if batch.logprob_ids is None else _ids(batch.logprob_ids, s)
+            _score(
+                out, s, x, row.token, k if requested is None or len(requested) == 0 else requested
+            )
     return out
 
 

@@ -125,6 +125,17 @@ def test_half_a_pair_of_tokens_is_seen_alone(isa: str, window: int) -> None:
         assert same_bits(got, expected[:length]), length
 
 
+def check_chunks(
+    case: AttentionCase, rows: tuple[np.ndarray, ...], expected: np.ndarray, threads: int
+) -> None:
+    """The same bits, however the tokens are cut into steps."""
+    for sizes in ([1000, *[1] * 60], [7, 500, 13, 540], [511, 1, 1, 511, 36]):
+        run = PagedAttention(case, [rows], _native.Team(threads), seed=len(sizes))
+        for size in sizes:
+            run.step([(0, size)])
+        assert same_bits(run.outputs[0], expected), sizes
+
+
 @pytest.mark.parametrize("kv_dtype", TOLERANCES)
 @pytest.mark.parametrize("window", [0, 70, 700])
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -132,11 +143,7 @@ def test_bits_do_not_depend_on_chunks(kv_dtype: str, window: int, threads: int) 
     case = AttentionCase(num_heads=6, num_kv_heads=2, window=window, kv_dtype=kv_dtype)
     (rows,) = random_qkv(case, 1060)
     (expected,) = whole(case, [rows])
-    for sizes in ([1000, *[1] * 60], [7, 500, 13, 540], [511, 1, 1, 511, 36]):
-        run = PagedAttention(case, [rows], _native.Team(threads), seed=len(sizes))
-        for size in sizes:
-            run.step([(0, size)])
-        assert same_bits(run.outputs[0], expected), sizes
+    check_chunks(case, rows, expected, threads)
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
@@ -150,11 +157,7 @@ def test_bits_of_chunked_attention_do_not_depend_on_steps(
     )
     (rows,) = random_qkv(case, 1060)
     (expected,) = whole(case, [rows])
-    for sizes in ([1000, *[1] * 60], [7, 500, 13, 540], [511, 1, 1, 511, 36]):
-        run = PagedAttention(case, [rows], _native.Team(threads), seed=len(sizes))
-        for size in sizes:
-            run.step([(0, size)])
-        assert same_bits(run.outputs[0], expected), sizes
+    check_chunks(case, rows, expected, threads)
 
 
 def test_chunks_and_temperatures_that_do_not_fit_are_refused() -> None:

@@ -438,5 +438,5 @@ def test_tokens_that_are_asked_for_come_in_place_of_the_likeliest(vocab: int) ->
 def test_more_tokens_than_there_is_room_for_are_refused() -> None:
     batch = make_batch(1)
     batch.logprob_ids, batch.num_logprobs = ragged([[1, 2]]), 1
-    with pytest.raises(ValueError, match="asked_starts"):
+    with pytest.raises(ValueError, match="chosen_starts"):
         run(make_logits(1, 8), batch)

@@ -42,8 +42,8 @@ def test_complete_gives_what_the_server_s_api_gives(server):
         "complete", "sim", "--url", server.url, "-p", "Once", "--max-tokens", "9", "--seed", "3"
     )
     with server.client() as client:
-        asked = {"prompt": "Once", "max_tokens": 9, "seed": 3}
-        answer = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
+        requested = {"prompt": "Once", "max_tokens": 9, "seed": 3}
+        answer = client.post("/v1/completions", json=requested).json()["choices"][0]["text"]
 
     assert done.stdout == answer + "\n"
 

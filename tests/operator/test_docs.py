@@ -29,9 +29,9 @@ def test_the_reasons_are_current():
 
 
 def test_every_reason_is_below_a_title():
-    told = reasons_docs.with_reasons(PAGE).partition(reasons_docs.BEGIN)[2]
-    assert told.lstrip().startswith("### The spec")
-    assert [f"`{reason}`" in told for reason in Reason] == [True] * len(Reason)
+    reported = reasons_docs.with_reasons(PAGE).partition(reasons_docs.BEGIN)[2]
+    assert reported.lstrip().startswith("### The spec")
+    assert [f"`{reason}`" in reported for reason in Reason] == [True] * len(Reason)
 
 
 def test_a_page_without_the_marks_is_an_error():
@@ -59,15 +59,17 @@ def test_every_metric_is_named():
         if isinstance(value, str) and value.startswith("octavo_operator_")
     }
     table = PAGE.partition("| metric `octavo_operator_…` |")[2].partition("\n\n")[0]
-    told = {re.sub(r"(_total)?(\{.*\})?$", "", name) for name in re.findall(r"`([^`]+)`", table)}
-    assert told == names
+    reported = {
+        re.sub(r"(_total)?(\{.*\})?$", "", name) for name in re.findall(r"`([^`]+)`", table)
+    }
+    assert reported == names
 
 
 def test_objects_that_it_becomes_are_those_that_it_may_own():
     table = PAGE.partition("| object | name | when |")[2].partition("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
-    told = {word for cell in cells for word in re.findall(r"[A-Z][A-Za-z]+", cell)}
-    assert told == {kind.name for kind in kinds.OWNED}
+    reported = {word for cell in cells for word in re.findall(r"[A-Z][A-Za-z]+", cell)}
+    assert reported == {kind.name for kind in kinds.OWNED}
 
 
 def test_links_lead_somewhere():

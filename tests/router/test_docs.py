@@ -79,15 +79,17 @@ def test_a_page_without_the_marks_is_an_error():
 
 
 def test_every_error_is_in_the_table_and_no_other():
-    told = {(int(row[0]), row[1].strip("`")): row[2] == "yes" for row in rows(section("Errors"))}
+    reported = {
+        (int(row[0]), row[1].strip("`")): row[2] == "yes" for row in rows(section("Errors"))
+    }
     found = refusals()
-    assert told.keys() == found.keys()
+    assert reported.keys() == found.keys()
     for key, tells in found.items():
-        assert told[key] in tells, key
+        assert reported[key] in tells, key
 
 
 def test_every_metric_is_in_the_table_and_no_other():
-    told = {
+    reported = {
         name.removesuffix("_total")
         for row in rows(section("Looking at it"))
         for name in names(row[1])
@@ -98,12 +100,12 @@ def test_every_metric_is_in_the_table_and_no_other():
         for name, value in vars(metric_names).items()
         if name.startswith("ROUTER_") and name not in ("ROUTER_PREFIX", "ROUTER_INFO")
     }
-    assert told == known | {"info"}
+    assert reported == known | {"info"}
 
 
 def test_every_policy_that_can_be_had_is_in_the_table():
-    told = {row[0].split("`")[1] for row in rows(section("Policies"))}
-    assert told == set(check.POLICIES)
+    reported = {row[0].split("`")[1] for row in rows(section("Policies"))}
+    assert reported == set(check.POLICIES)
     profiles = section("Policies").partition("**Profiles**")[2]
     assert {*check.FILTER_NAMES, *check.SCORER_NAMES} <= names(profiles)
 
@@ -114,8 +116,8 @@ def test_the_paths_that_are_let_through_are_those_in_the_list():
 
 
 def test_the_fields_of_the_annotation_are_those_that_are_read():
-    told = {name for row in rows(section("Kubernetes")) for name in names(row[0])}
-    assert told == {field.encode_name for field in msgspec.structs.fields(RoutingAnnotation)}
+    reported = {name for row in rows(section("Kubernetes")) for name in names(row[0])}
+    assert reported == {field.encode_name for field in msgspec.structs.fields(RoutingAnnotation)}
 
 
 def test_the_example_of_an_annotation_can_be_read():

@@ -60,9 +60,9 @@ def until_idle(*urls: str) -> None:
 
 
 async def all_streams(port: int) -> list[Any]:
-    asked = (stream(port, body) for body in BODIES)
+    requested = (stream(port, body) for body in BODIES)
     async with asyncio.timeout(PATIENCE_S):
-        return await asyncio.gather(*asked, return_exceptions=True)
+        return await asyncio.gather(*requested, return_exceptions=True)
 
 
 def in_flight(router: RouterProcess) -> float:

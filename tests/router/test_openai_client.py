@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
+from tests.fakes.openai_checks import check_completion_whole_and_streamed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,23 +36,14 @@ def test_the_model_is_listed_once_however_many_engines_serve_it(client):
 
 
 def test_a_completion_whole_and_streamed_is_the_same(client):
-    asked = {"model": "sim", "prompt": "Once", "max_tokens": 12, "seed": 3}
-    whole = client.completions.create(**asked)
-    events = list(
-        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    )
-
-    text = "".join(event.choices[0].text for event in events if event.choices)
-    assert text == whole.choices[0].text
-    assert whole.choices[0].finish_reason == "length"
-    assert (whole.usage.completion_tokens, events[-1].usage.completion_tokens) == (12, 12)
+    check_completion_whole_and_streamed(client)
 
 
 def test_a_chat_whole_and_streamed_is_the_same(client):
-    asked = {"model": "sim", "messages": HI, "max_completion_tokens": 10, "seed": 4, "n": 2}
-    whole = client.chat.completions.create(**asked)
+    requested = {"model": "sim", "messages": HI, "max_completion_tokens": 10, "seed": 4, "n": 2}
+    whole = client.chat.completions.create(**requested)
     texts = ["", ""]
-    for event in client.chat.completions.create(**asked, stream=True):
+    for event in client.chat.completions.create(**requested, stream=True):
         assert event.usage is None  # it was not asked for, though the router learns it
         for choice in event.choices:
             texts[choice.index] += choice.delta.content or ""
@@ -68,16 +61,16 @@ def test_a_stream_that_is_left_early_is_closed(client, platform):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "asked"),
+    ("error", "code", "requested"),
     [
         (openai.NotFoundError, "model_not_found", {"model": "other"}),
         (openai.BadRequestError, None, {"temperature": -1}),  # as the engine says it
         (openai.BadRequestError, "context_length_exceeded", {"max_tokens": 100_000}),
     ],
 )
-def test_errors_are_the_types_that_clients_handle(client, error, code, asked):
+def test_errors_are_the_types_that_clients_handle(client, error, code, requested):
     with pytest.raises(error) as failed:
-        client.chat.completions.create(**{"model": "sim", "messages": HI, **asked})
+        client.chat.completions.create(**{"model": "sim", "messages": HI, **requested})
     assert failed.value.request_id
     if code is not None:
         assert failed.value.code == code

@@ -88,11 +88,11 @@ def test_prompts_are_computed_by_one_engine_and_answered_by_another(tmp_path: Pa
         with routing("--config", str(file)) as router:
             router.until(lambda: set(router.states().values()) == {"ready"})
             for number, stream in enumerate((False, True, False, True)):
-                asked = body(number, stream=stream)
-                answer = router.client.post(CHAT, json=asked)
+                requested = body(number, stream=stream)
+                answer = router.client.post(CHAT, json=requested)
                 assert answer.status_code == 200
                 assert content_of(answer) == content_of(
-                    httpx.post(alone.url + CHAT, json=asked, timeout=30)
+                    httpx.post(alone.url + CHAT, json=requested, timeout=30)
                 )
             assert prompts(router) == {"ok": 4}
             blocks = peer_blocks(decode)
@@ -100,11 +100,11 @@ def test_prompts_are_computed_by_one_engine_and_answered_by_another(tmp_path: Pa
             prefill.signal(signal.SIGKILL)
             prefill.wait()
             for number, stream in enumerate((False, True), start=4):
-                asked = body(number, stream=stream)
-                answer = router.client.post(CHAT, json=asked)
+                requested = body(number, stream=stream)
+                answer = router.client.post(CHAT, json=requested)
                 assert answer.status_code == 200
                 assert content_of(answer) == content_of(
-                    httpx.post(alone.url + CHAT, json=asked, timeout=30)
+                    httpx.post(alone.url + CHAT, json=requested, timeout=30)
                 )
             assert peer_blocks(decode) == blocks
 

@@ -10,7 +10,7 @@ from tests.fakes.router_process import streams
 from tests.router.test_with_engines import all_whole, bodies, unbroken
 
 if TYPE_CHECKING:
-    from tests.fakes.router_process import Told
+    from tests.fakes.router_process import StreamResult
     from tests.router.conftest import Platform
 
 EACH = 9
@@ -27,16 +27,16 @@ def test_one_is_killed_and_the_others_are_replaced_under_load(platform: Platform
             first.process.terminate()
             second.process.terminate()
 
-        async def ask() -> list[Told]:
-            told, others = await asyncio.gather(
+        async def ask() -> list[StreamResult]:
+            reported, others = await asyncio.gather(
                 streams(first.port, wanted[:EACH], after=EACH, meanwhile=disturb),
                 streams(second.port, wanted[EACH:], after=1, meanwhile=lambda: None),
             )
-            return [*told, *others]
+            return [*reported, *others]
 
-        told = asyncio.run(ask())
+        reported = asyncio.run(ask())
         assert (first.wait(), second.wait()) == (0, 0)
         assert len(first.access_lines) == len(second.access_lines) == EACH
         served = {line["endpoint"] for line in first.access_lines + second.access_lines}
         assert len(served) == len(platform.engines)
-    all_whole(told, unbroken(platform.engines[0].url, wanted))
+    all_whole(reported, unbroken(platform.engines[0].url, wanted))

@@ -73,9 +73,9 @@ async def test_without_ports_or_files_requests_fail_and_no_engine_is_blamed():
         routing_to(upstream.port) as rig,
         await RawClient.open(rig.port) as client,
     ):
-        told: list[str] = []
+        reported: list[str] = []
         rig.proxy.dispatcher.on_result = (  # type: ignore[attr-defined]
-            lambda pool, result: told.append(result.value)
+            lambda pool, result: reported.append(result.value)
         )
         pool = rig.upstreams.of(rig.endpoints[0]).pool
         network = pool._network
@@ -85,7 +85,7 @@ async def test_without_ports_or_files_requests_fail_and_no_engine_is_blamed():
                 answer = await client.ask(chat())
                 assert (answer.status, answer.code) == (503, "upstream_unreachable")
                 assert answer.header("retry-after") is not None
-        assert set(told) == {"client_gone"}  # nobody's fault
+        assert set(reported) == {"client_gone"}  # nobody's fault
         pool._network = network
         assert (await client.ask(chat())).status == 200
         await rig.settled()
@@ -94,9 +94,9 @@ async def test_without_ports_or_files_requests_fail_and_no_engine_is_blamed():
 def test_a_full_disk_costs_lines_of_the_log_and_no_request():
     async def story() -> None:
         async with ScriptedUpstream(plain_server) as upstream:
-            await asyncio.to_thread(told, upstream)
+            await asyncio.to_thread(reported, upstream)
 
-    def told(upstream: ScriptedUpstream) -> None:
+    def reported(upstream: ScriptedUpstream) -> None:
         with in_front_of(upstream) as router:
             size = router.log.stat().st_size
             with limited(router.process.pid, resource.RLIMIT_FSIZE, size):
@@ -113,9 +113,9 @@ def test_a_full_disk_costs_lines_of_the_log_and_no_request():
 def test_without_file_descriptors_who_is_in_is_served_and_others_come_in_later():
     async def story() -> None:
         async with ScriptedUpstream(plain_server) as upstream:
-            await asyncio.to_thread(told, upstream)
+            await asyncio.to_thread(reported, upstream)
 
-    def told(upstream: ScriptedUpstream) -> None:
+    def reported(upstream: ScriptedUpstream) -> None:
         with in_front_of(upstream) as router:
             router.client.post("/v1/chat/completions", json=chat()).raise_for_status()
             used = psutil.Process(router.process.pid).num_fds()
@@ -172,9 +172,9 @@ def test_memory_is_refused_before_it_is_taken_and_comes_back(tmp_path: Path):
 
     async def story() -> None:
         async with ScriptedUpstream(holds) as upstream:
-            await asyncio.to_thread(told, upstream)
+            await asyncio.to_thread(reported, upstream)
 
-    def told(upstream: ScriptedUpstream) -> None:
+    def reported(upstream: ScriptedUpstream) -> None:
         config.write_text(f"limits: {{max_memory_bytes: {LIMIT}}}\nflow: {{max_in_flight: 1}}\n")
         with in_front_of(upstream, "--config", str(config)) as router:
             asyncio.run(crowd(router))
@@ -209,9 +209,9 @@ def test_with_a_fifth_of_a_core_probes_are_answered(tmp_path: Path):
 
     async def story() -> None:
         async with ScriptedUpstream(plain_server) as upstream:
-            await asyncio.to_thread(told, upstream)
+            await asyncio.to_thread(reported, upstream)
 
-    def told(upstream: ScriptedUpstream) -> None:
+    def reported(upstream: ScriptedUpstream) -> None:
         with in_front_of(upstream) as router:
             starving = threading.Thread(target=starve, args=(router,))
             starving.start()

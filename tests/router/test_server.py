@@ -108,9 +108,9 @@ async def test_keys_are_asked_for_where_there_are_any():
         assert wrong.header("www-authenticate") == "Bearer"
         for header in ("authorization: Bearer secret", "x-api-key: secret"):
             assert (await client.ask(chat(), more=f"{header}\r\n")).status == 200
-        asked = [r for r in upstream.requests if r.line.startswith(b"POST")]
-        assert len(asked) == 2
-        assert {r.header("authorization") or r.header("x-api-key") for r in asked} == {None}
+        requested = [r for r in upstream.requests if r.line.startswith(b"POST")]
+        assert len(requested) == 2
+        assert {r.header("authorization") or r.header("x-api-key") for r in requested} == {None}
 
 
 @on_loop

@@ -24,8 +24,8 @@ NUM_BLOCKS = 3 * 4096  # of the platform's engines
 def test_a_router_is_as_large_after_unique_prompts_as_in_their_midst(platform: Platform):
     """What it knows is bounded by what engines hold; what it takes, by what it knows."""
     samples: list[Sample] = []
-    num_asked = seed = 0
-    while num_asked <= 50 or len(samples) < 6:  # what the engines hold is over then
+    num_requests = seed = 0
+    while num_requests <= 50 or len(samples) < 6:  # what the engines hold is over then
         seed += 1
         assert seed < 10
         more, count = asyncio.run(
@@ -35,7 +35,7 @@ def test_a_router_is_as_large_after_unique_prompts_as_in_their_midst(platform: P
             )
         )  # fmt: skip
         samples += more
-        num_asked += count
+        num_requests += count
     # A key for each 64 bytes, and 16 tokens a block of a byte each: four blocks a key.
     assert max(one.num_keys for one in samples) <= NUM_BLOCKS
     middle = samples[len(samples) // 2]

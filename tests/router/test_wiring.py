@@ -66,11 +66,11 @@ async def test_spans_reach_the_collector_and_the_engine_hangs_below_them():
             await until_ready(app)
             more = f"traceparent: 00-{TRACE}-{SPAN}-01\r\n"
             assert (await client.ask(chat("secret words"), more=more)).status == 200
-            [asked] = [one for one in upstream.requests if one.line.startswith(b"POST")]
+            [requested] = [one for one in upstream.requests if one.line.startswith(b"POST")]
         [export] = otlp.requests
     assert b"secret words" not in export.body
-    told = trace_service.ExportTraceServiceRequest.FromString(export.body)
-    [resource] = told.resource_spans
+    reported = trace_service.ExportTraceServiceRequest.FromString(export.body)
+    [resource] = reported.resource_spans
     names = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
     assert names["service.name"] == "octavo-router" and names["service.version"]
     spans = {span.name: span for scope in resource.scope_spans for span in scope.spans}
@@ -78,7 +78,7 @@ async def test_spans_reach_the_collector_and_the_engine_hangs_below_them():
     assert set(spans) == {"POST /v1/chat/completions", "route", attempt}
     assert {span.trace_id.hex() for span in spans.values()} == {TRACE}
     assert spans["POST /v1/chat/completions"].parent_span_id.hex() == SPAN
-    assert asked.header("traceparent") == f"00-{TRACE}-{spans[attempt].span_id.hex()}-01"
+    assert requested.header("traceparent") == f"00-{TRACE}-{spans[attempt].span_id.hex()}-01"
 
 
 @on_loop
@@ -140,8 +140,8 @@ async def test_an_admin_key_closes_what_looks_inside():
         explain = "x-octavo-explain: 1\r\n"
         refused = await client.ask(chat(), more=explain)
         assert (refused.status, refused.code) == (403, "admin_key_required")
-        told = await client.ask(chat(), more=explain + shown)
-        assert told.header("x-octavo-explain")
+        reported = await client.ask(chat(), more=explain + shown)
+        assert reported.header("x-octavo-explain")
         assert upstream.requests[-1].header("x-octavo-admin-key") is None
         assert (await client.ask(chat())).header("x-octavo-explain") is None
 
@@ -235,7 +235,7 @@ async def test_each_request_has_one_line_however_it_ended():
     ):
         await until_ready(app)
         lines = Lines(app)
-        asked = 0
+        requested = 0
         for body, path in (
             (chat(), "/v1/chat/completions"),
             (chat(stream=True), "/v1/chat/completions"),
@@ -245,16 +245,16 @@ async def test_each_request_has_one_line_however_it_ended():
             (chat(), "/v1/nothing"),
         ):
             answer = await client.ask(body, path)
-            asked += 1
-            while len(lines.all) < asked:  # noqa: ASYNC110  # a stream's comes with its last byte
+            requested += 1
+            while len(lines.all) < requested:  # noqa: ASYNC110  # a stream's comes with its last byte
                 await asyncio.sleep(0)
             record = lines.all[-1]
             assert (record.status, record.client) == (answer.status, "127.0.0.1")
             assert record.request_id == answer.header("x-request-id")
-        assert len(lines.all) == asked
+        assert len(lines.all) == requested
         total = await metric(client, "octavo_router_requests_total")
-        assert sum(total.values()) == asked
-        assert len({record.request_id for record in lines.all}) == asked
+        assert sum(total.values()) == requested
+        assert len({record.request_id for record in lines.all}) == requested
 
 
 @on_loop
@@ -322,7 +322,7 @@ async def test_a_pool_that_refuses_nearly_all_is_spared_most():
         else:
             await plain_server(peer, request)
 
-    def num_asked() -> int:
+    def num_requests() -> int:
         return sum(one.line.startswith(b"POST") for one in upstream.requests)
 
     async with (
@@ -334,11 +334,11 @@ async def test_a_pool_that_refuses_nearly_all_is_spared_most():
         for _ in range(40):
             assert (await client.ask(chat())).status == 503
         app.gate.tick()
-        asked = num_asked()
+        requested = num_requests()
         answers = [await client.ask(chat()) for _ in range(40)]
         assert {answer.status for answer in answers} == {503}
         assert all(answer.header("retry-after") for answer in answers)
-        assert num_asked() - asked < 10
+        assert num_requests() - requested < 10
 
 
 @on_loop

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.fakes.router_process import Told, stream, streams
+from tests.fakes.router_process import StreamResult, stream, streams
 
 if TYPE_CHECKING:
     from tests.fakes.router_process import RouterProcess
@@ -74,15 +74,15 @@ def unbroken(url: str, wanted: list[dict[str, Any]]) -> list[str]:
     return asyncio.run(ask())
 
 
-def all_whole(told: list[Told], texts: list[str]) -> None:
+def all_whole(reported: list[StreamResult], texts: list[str]) -> None:
     """Every client got the text it would have got, once, under one id."""
-    for one, text in zip(told, texts, strict=True):
+    for one, text in zip(reported, texts, strict=True):
         assert (one.status, one.errors, one.ends, one.is_done) == (200, [], ["length"], True), one
         assert one.text == text
         assert len(one.ids) == 1
 
 
-def is_told(router: RouterProcess, body: dict[str, Any], num_tokens: int) -> None:
+def is_reported(router: RouterProcess, body: dict[str, Any], num_tokens: int) -> None:
     """Waits until the router knows of a prefix, but for what fills no chunk of 64 bytes."""
     router.until(lambda: router.would_match(body) > num_tokens - CHUNK_TOKENS)
 
@@ -103,7 +103,7 @@ def test_a_conversation_stays_where_its_prefix_is(platform: Platform):
             assert why["matched_tokens"] > 500
             assert 0 <= cached - why["matched_tokens"] <= CHUNK_TOKENS
         messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "go"}]
-        is_told(router, {**body, "messages": messages}, usage["prompt_tokens"])
+        is_reported(router, {**body, "messages": messages}, usage["prompt_tokens"])
     assert len(where) == 1
 
 
@@ -117,13 +117,13 @@ def test_predicted_and_actual_hits_agree_also_where_nobody_asked_for_usage(platf
                 body["stream_options"] = {"include_usage": True}
             for _ in range(4):
                 prompt = router.client.post("/tokenize", json={"messages": messages}).json()
-                told = asyncio.run(stream(router.port, body))
-                assert told.is_done and not told.errors
+                reported = asyncio.run(stream(router.port, body))
+                assert reported.is_done and not reported.errors
                 messages += [
-                    {"role": "assistant", "content": told.text},
+                    {"role": "assistant", "content": reported.text},
                     {"role": "user", "content": "and then?"},
                 ]
-                is_told(router, body, prompt["count"])
+                is_reported(router, body, prompt["count"])
         name = "octavo_router_prefix"
         assert router.metric(f"{name}_prediction_error_tokens_count") == 16
         errors = f"{name}_prediction_error_tokens_bucket"
@@ -141,9 +141,9 @@ def test_an_engine_is_killed_under_fifty_streams_and_comes_back(platform: Platfo
     wanted = bodies(50)
     resumed = router.metric("octavo_router_resumes_total")
 
-    told = asyncio.run(streams(router.port, wanted, after=30, meanwhile=engine.process.kill))
+    reported = asyncio.run(streams(router.port, wanted, after=30, meanwhile=engine.process.kill))
 
-    all_whole(told, unbroken(platform.engines[1].url, wanted))
+    all_whole(reported, unbroken(platform.engines[1].url, wanted))
     assert router.metric("octavo_router_resumes_total") > resumed
     port = platform.ports[0]
     router.until(lambda: router.states()[port] != "ready")
@@ -151,8 +151,8 @@ def test_an_engine_is_killed_under_fifty_streams_and_comes_back(platform: Platfo
 
     def is_used() -> bool:
         more = bodies(12, max_tokens=4, start=random.randrange(10**6))
-        asked = asyncio.run(streams(router.port, more, after=0, meanwhile=lambda: None))
-        return any(one.served_by.endswith(str(port)) for one in asked)
+        requested = asyncio.run(streams(router.port, more, after=0, meanwhile=lambda: None))
+        return any(one.served_by.endswith(str(port)) for one in requested)
 
     router.until(is_used)
 
@@ -167,24 +167,24 @@ def test_an_engine_that_must_go_loses_nothing(platform: Platform):
     platform.start_again(2, "--shutdown-timeout", "0.05")
     wanted = bodies(24, start=100)
 
-    told = asyncio.run(
+    reported = asyncio.run(
         streams(router.port, wanted, after=20, meanwhile=platform.engines[2].process.terminate)
     )
 
     assert platform.engines[2].wait() == 0
-    all_whole(told, unbroken(other.url, wanted))
+    all_whole(reported, unbroken(other.url, wanted))
     platform.start_again(2)
 
 
 def test_sigterm_of_the_router_ends_no_stream(platform: Platform):
     wanted = bodies(12, start=200)
     with platform.another_router() as router:
-        told = asyncio.run(
+        reported = asyncio.run(
             streams(router.port, wanted, after=12, meanwhile=router.process.terminate)
         )
         assert router.wait() == 0
         assert len(router.access_lines) == 12
-    all_whole(told, unbroken(platform.engines[0].url, wanted))
+    all_whole(reported, unbroken(platform.engines[0].url, wanted))
 
 
 def test_a_killed_router_leaves_no_work_behind(platform: Platform):

@@ -139,9 +139,11 @@ def kill_all(parent: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "is_told"), [((), True), (("--api-key", "mine"), False)], ids=["open", "with a key"]
+    ("args", "is_reported"),
+    [((), True), (("--api-key", "mine"), False)],
+    ids=["open", "with a key"],
 )
-def test_a_router_that_lends_its_key_to_everybody_says_so(args, is_told, capfd, monkeypatch):
+def test_a_router_that_lends_its_key_to_everybody_says_so(args, is_reported, capfd, monkeypatch):
     monkeypatch.setattr(cli, "open_listener", lambda host, port: None)
     monkeypatch.setattr(cli, "_run_process", lambda *given: 0)
     level, handlers = logging.getLogger("octavo").level, logging.getLogger().handlers[:]
@@ -151,6 +153,6 @@ def test_a_router_that_lends_its_key_to_everybody_says_so(args, is_told, capfd, 
     finally:
         logging.getLogger("octavo").setLevel(level)
         logging.getLogger().handlers[:] = handlers
-    told = capfd.readouterr().err
-    assert ("anyone who reaches it is let in" in told) is is_told
-    assert "theirs" not in told
+    reported = capfd.readouterr().err
+    assert ("anyone who reaches it is let in" in reported) is is_reported
+    assert "theirs" not in reported

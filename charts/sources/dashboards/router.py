@@ -181,7 +181,7 @@ ROUTER = Dashboard(
                         Query(rate(n.ROUTER_ADAPTER_UNLOADS, "pool", _POOL), "{{pool}} unloaded"),
                     ),
                     unit="ops",
-                    help="Many of both: more adapters are asked for than there are slots.",
+                    help="Many of both: more adapters are requested than there are slots.",
                 ),
                 Panel(
                     title="Ejections", queries=(_rate(n.ROUTER_EJECTIONS, "pool"),), unit="ops",

@@ -1,4 +1,4 @@
-"""A dashboard's queries, asked of a Prometheus as Grafana would: variables put in, and by the step.
+"""A dashboard's queries, sent to a Prometheus as Grafana does: variables put in, and by the step.
 
 Reads the JSON that Grafana gets, so what it shows is what the chart installs.
 """

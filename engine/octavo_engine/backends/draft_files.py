@@ -24,7 +24,7 @@ def open_weights(config: EngineConfig, model: ModelConfig, files: ModelFiles) ->
     """The model's weights under our names."""
     checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
     if config.load_format == "dummy":
-        return checkpoint  # has whatever is asked for
+        return checkpoint  # has whatever is requested
     if model.is_part:
         checkpoint = TextPart(checkpoint)
     # A GGUF's names are ours already.

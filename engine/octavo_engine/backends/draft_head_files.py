@@ -207,7 +207,7 @@ def _prediction_layer(
     """The layer behind the model's last in its own checkpoint."""
     checkpoint = open_weights(config, model, files)
     head = prediction_config(model)
-    if config.load_format == "dummy":  # it has whatever is asked for
+    if config.load_format == "dummy":  # it has whatever is requested
         return DraftHeadPart(head, checkpoint, None, speculation.quantization)
     prefix = _prediction_prefix(model)
     if not any(name.startswith(prefix) for name in checkpoint.names()):

@@ -32,7 +32,7 @@ class WeightLedger:
     ) -> None:
         self._checkpoint = checkpoint
         self._progress = progress
-        self._is_dummy = isinstance(checkpoint, DummyCheckpoint)  # has whatever is asked for
+        self._is_dummy = isinstance(checkpoint, DummyCheckpoint)  # has whatever is requested
         self._names = frozenset(checkpoint.names())
         self._taken: set[str] = set()
         self._missing: list[str] = []

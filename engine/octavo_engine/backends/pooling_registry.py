@@ -58,7 +58,7 @@ def build_pooling_backend(
 
 
 def _native_dtype(config: EngineConfig, pooling: PoolingConfig) -> Dtype:
-    """As asked for; else as the file has it, whose makers measured it so."""
+    """As requested; else as the file has it, whose makers measured it so."""
     match config.dtype:
         case "float16":
             raise ConfigError(
@@ -102,7 +102,7 @@ def _open(config: EngineConfig, pooling: PoolingConfig, files: ModelFiles) -> Ch
     """The body's weights under our names, and those of the modules behind it."""
     checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
     if config.load_format == "dummy":
-        return checkpoint  # has whatever is asked for
+        return checkpoint  # has whatever is requested
     body = pooling.body
     if isinstance(body, ModelConfig):
         is_llama = body.family.naming == "llama"

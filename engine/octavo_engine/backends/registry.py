@@ -101,11 +101,11 @@ def build_rank(
 
 
 def _check_kv_cache_dtype(config: EngineConfig) -> None:
-    asked, device = config.kv_cache_dtype, config.device
-    if asked not in ("auto", config.dtype) and device not in ("auto", "cpu"):
+    requested, device = config.kv_cache_dtype, config.device
+    if requested not in ("auto", config.dtype) and device not in ("auto", "cpu"):
         raise ConfigError(
-            f"--kv-cache-dtype {asked} is computed by --device cpu only; --device {device} takes "
-            "auto, or what --dtype names"
+            f"--kv-cache-dtype {requested} is computed by --device cpu only; --device {device} "
+            "takes auto, or what --dtype names"
         )
 
 
@@ -154,7 +154,7 @@ def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:
 
 
 def check_activation_bits(config: EngineConfig) -> None:
-    """Raises ConfigError where they are asked for and nothing would come of it."""
+    """Raises ConfigError where they are requested and nothing would come of it."""
     if config.activation_bits == 16:
         return
     if config.device not in ("auto", "cpu"):
@@ -225,7 +225,7 @@ def _build_torch(
     from octavo_engine.backends.torch.backend import TorchBackend
     from octavo_engine.backends.torch.precision import Precision
 
-    # The reference computes in float32 whatever is asked for; a 16-bit dtype is that of storage.
+    # The reference computes in float32 whatever is requested; a 16-bit dtype is that of storage.
     storage = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
     backend = TorchBackend(
         model,
@@ -250,7 +250,7 @@ def _load_media(config: EngineConfig, files: ModelFiles, backend: TakesMedia) ->
     media = read_media_config(files.config)
     if media is not None:
         checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
-        is_dummy = config.load_format == "dummy"  # which has whatever is asked for
+        is_dummy = config.load_format == "dummy"  # which has whatever is requested
         backend.load_media(media, checkpoint if is_dummy else VisionPart(checkpoint, media))
 
 

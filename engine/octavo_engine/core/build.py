@@ -410,7 +410,7 @@ def _max_under_way(config: EngineConfig, backend: Backend) -> int:
 
 
 def _runs_ahead(config: EngineConfig, backend: Backend, executor: UniExecutor) -> bool:
-    """Raises ConfigError if that was asked for and cannot be."""
+    """Raises ConfigError if that was requested and cannot be."""
     if config.async_scheduling is None:
         knows_tokens = isinstance(backend, PipelinesSteps)  # so that more can be guessed
         return executor.launch_gains and (knows_tokens or config.speculation is None)

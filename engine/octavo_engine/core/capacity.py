@@ -25,24 +25,24 @@ class Capacity(NamedTuple):
 
 
 def kv_memory(config: EngineConfig, free_bytes: int) -> int:
-    """Bytes for the KV cache: what was asked for, or a share of what is free after loading."""
-    asked = config.kv_cache_memory_bytes
-    if asked is None:
+    """Bytes for the KV cache: what was requested, or a share of what is free after loading."""
+    requested = config.kv_cache_memory_bytes
+    if requested is None:
         return int(free_bytes * (config.memory_fraction or HOST_MEMORY_FRACTION))
-    if asked > free_bytes:
+    if requested > free_bytes:
         raise ConfigError(
-            f"--kv-cache-memory-bytes asks for {gib(asked)}, but only {gib(free_bytes)} of memory "
-            "are free after loading the model"
+            f"--kv-cache-memory-bytes asks for {gib(requested)}, but only {gib(free_bytes)} of "
+            "memory are free after loading the model"
         )
-    return asked
+    return requested
 
 
 def check_context(config: EngineConfig, own_max_model_len: int) -> None:
     """Raises ConfigError. Needs no weights, so it is known before they are loaded."""
-    asked = config.max_model_len
-    if asked is not None and asked > own_max_model_len:
+    requested = config.max_model_len
+    if requested is not None and requested > own_max_model_len:
         raise ConfigError(
-            f"--max-model-len {asked} is more than the model was made for "
+            f"--max-model-len {requested} is more than the model was made for "
             f"({own_max_model_len} tokens)"
         )
 
@@ -53,14 +53,14 @@ def settle_capacity(
     """`max_blocks` is what there is room for; `where` names that room in errors. `needs` says how
     many of them a sequence takes.
 
-    Never more blocks than `max_num_seqs` sequences of full length can use. A context that was asked
-    for and does not fit is an error; the model's own is cut.
+    Never more blocks than `max_num_seqs` sequences of full length can use. A context that was
+    requested and does not fit is an error; the model's own is cut.
     """
     check_context(config, own_max_model_len)
-    asked = config.max_model_len
-    most = asked or own_max_model_len
+    requested = config.max_model_len
+    most = requested or own_max_model_len
     length = min(most, needs.tokens(max_blocks, most))
-    wanted = asked or min(MIN_CONTEXT, own_max_model_len)
+    wanted = requested or min(MIN_CONTEXT, own_max_model_len)
     if length < wanted:
         raise ConfigError(
             f"one sequence of {wanted} tokens needs {needs.blocks(wanted)} KV blocks, but {where} "

@@ -65,7 +65,7 @@ class OwnBlocks:
         return request
 
     def serve(self) -> int:
-        """Copy what was asked for, up to a bound; on the engine's thread. Returns the bytes."""
+        """Copy what was requested, up to a bound; on the engine's thread. Returns the bytes."""
         num_bytes = 0
         for _ in range(len(self._follows)):
             num_bytes += self._fill_followed(self._follows.popleft())

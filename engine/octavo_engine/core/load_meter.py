@@ -20,19 +20,21 @@ class LoadMeter:
     def __init__(self, phase: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._phase = phase
         self._clock = clock
-        self._told: LoadProgress | None = None
+        self._progress: LoadProgress | None = None
         self._mark = self._next_mark = (0.0, 0)  # when, how many bytes
 
     def note(self, done: int, total: int) -> None:
         now = self._clock()
-        if self._told is None or done < self._told.bytes_done:  # what was there before is no speed
+        if (
+            self._progress is None or done < self._progress.bytes_done
+        ):  # what was there before is no speed
             self._mark = self._next_mark = (now, done)
         elif now - self._next_mark[0] >= _WINDOW_S:
             self._mark, self._next_mark = self._next_mark, (now, done)
         since_s = now - self._mark[0]
         rate = int((done - self._mark[1]) / since_s) if since_s >= _LEAST_S else 0
-        self._told = LoadProgress(self._phase, done, total, rate)
+        self._progress = LoadProgress(self._phase, done, total, rate)
 
     def read(self) -> LoadProgress | None:
         """None while nothing was noted."""
-        return self._told
+        return self._progress

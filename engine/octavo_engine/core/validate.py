@@ -38,8 +38,8 @@ def settle_params(
     """The parameters with `max_tokens` and a number of logprobs filled in, bad words as token ids.
 
     Raises ContextLengthExceeded or InvalidRequest that names the field. A prompt must leave room
-    for one token. An explicit `max_tokens` beyond the room is refused rather than cut: who asked
-    for so many should learn that they cannot come.
+    for one token. An explicit `max_tokens` beyond the room is refused rather than cut: who
+    requested so many should learn that they cannot come.
     """
     check_prompt(prompt_token_ids, info)
     _check_ids("stop_token_ids", params.stop_token_ids, info)

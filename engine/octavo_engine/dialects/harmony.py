@@ -53,7 +53,7 @@ class HarmonyFormat(ReasoningFormat):
 
 @dataclass(frozen=True, slots=True)
 class HarmonyCalls:
-    """The same where only calls were asked for by name."""
+    """The same where only calls were requested by name."""
 
     def parser(self, tools: Tools) -> HarmonyParser:
         return HarmonyParser(is_open=True, tools=tools)

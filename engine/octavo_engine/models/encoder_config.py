@@ -135,7 +135,7 @@ def known_encoders() -> list[str]:
 def read_encoder(config: Mapping[str, Any], architecture: str) -> EncoderConfig:
     """Read the object of a config.json; raises ModelError that names the field."""
     family = encoder_family(architecture)
-    assert family is not None  # the caller asked for it
+    assert family is not None  # the caller requested it
     spelled = {
         ours: config[theirs]
         for ours, theirs in _SPELLINGS.get(family, {}).items()

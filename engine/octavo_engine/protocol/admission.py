@@ -142,7 +142,7 @@ class ClientPatience:
         self._at = 0.0
 
     def note(self, waited_s: float, now: float, *, has_left: bool) -> None:
-        """A client's answer came to its end so long after it was asked for, or the client left."""
+        """A client's answer came to its end so long after it was requested, or the client left."""
         self._fade(now)
         span = bisect_right(_EDGES_S, waited_s) - 1  # -1: at once, which says nothing
         for passed in range(span):

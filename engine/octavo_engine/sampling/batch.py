@@ -91,5 +91,5 @@ class Sampled:
     status: NDArray[np.uint8]  # [S]  SAMPLED_*
     logprobs: NDArray[np.float32] | None = None  # [S]
     ranks: NDArray[np.int32] | None = None  # [S]  1 = the most likely
-    top_ids: NDArray[np.int32] | None = None  # [S, K]  the likeliest, or those asked for; -1: none
+    top_ids: NDArray[np.int32] | None = None  # [S, K]  the likeliest, or those requested; -1: none
     top_logprobs: NDArray[np.float32] | None = None  # [S, K]

@@ -40,7 +40,7 @@ class ProcessedRow(NamedTuple):
 
 
 class ProcessorRegistry:
-    """The processors that are installed; each is imported when first asked for."""
+    """The processors that are installed; each is imported when first requested."""
 
     def __init__(self, installed: Iterable[EntryPoint] | None = None) -> None:
         self._installed: Mapping[str, EntryPoint] | None = (

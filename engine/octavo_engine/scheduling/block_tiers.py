@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class BlockTiers(Protocol):
-    """Asked once more about each sequence that could be admitted now."""
+    """Called once more for each sequence that could be admitted now."""
 
     def defers(self, sequence: Sequence, match: PrefixMatch, step_time: StepTimeModel) -> bool:
         """Whether it had better wait for blocks that are on their way. It must not wait forever."""

@@ -135,9 +135,9 @@ class QueueForecast:
     def _work_s(self, num_tokens: int, num_allowed: int, num_rows: int) -> float:
         """Of prompts of so many tokens, and answers of at most so many.
 
-        `num_rows`: sequences that run or wait, since those that wait will be rows of the same steps.
-        Counted as if the few that run now were all, a burst on an idle engine looked as long as its
-        answers one after the other.
+        `num_rows`: sequences that run or wait, since those that wait will be rows of the same
+        steps. Counted as if the few that run now were all, a burst on an idle engine looked as
+        long as its answers one after the other.
         """
         num_rows = min(max(num_rows, 1), self._config.max_num_seqs)
         token_s = self._step_time.decode_s(num_rows) / num_rows

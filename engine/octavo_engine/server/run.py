@@ -148,7 +148,7 @@ async def _load(
     engine: ServedEngine, observer: LifecycleObserver, stop: asyncio.Event, service: Service,
     modules: list[AdapterModule],
 ) -> bool:  # fmt: skip
-    """True once the model and its adapters are loaded, false if the process was asked to stop
+    """True once the model and its adapters are loaded, false if the process was signalled to stop
     before. Raises ConfigError."""
     ready = asyncio.create_task(engine.ready())
     stopped = asyncio.create_task(_first(stop.wait(), service.admission.drain_requested.wait()))

@@ -16,7 +16,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What `octavo serve` was asked for, beside the engine itself."""
+    """What `octavo serve` was given, beside the engine itself."""
 
     host: str = "127.0.0.1"  # safe by default; a container says 0.0.0.0
     port: int = ENGINE_PORT  # 0: any free one
@@ -53,7 +53,7 @@ class ServerSettings:
     reasoning_parser_plugin: str = ""  # another one; either may have both kinds
     enable_auto_tool_choice: bool = True  # off: tools need tool_choice required or a name
     exclude_tools_when_tool_choice_none: bool = False  # they are shown to the model otherwise
-    force_include_usage: bool = False  # streams end with usage whether or not it was asked for
+    force_include_usage: bool = False  # streams end with usage whether or not it was requested
     response_store: bool = True  # of /v1/responses, in memory; see also limits
     files_dir: str = ""  # of files and batches; empty: there are none
     batch_concurrency: int = 32  # requests of batches at once, of all batches together

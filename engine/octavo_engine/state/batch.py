@@ -65,7 +65,7 @@ class ScheduledBatch:
     end. Entry i computes tokens [starts[i], starts[i] + counts[i]) of its sequence.
     `num_logits[i]` says of how many of its last tokens the logits are wanted: 0 within a prompt,
     1 when it is caught up after this step and so samples a token, more when prompt
-    log-probabilities were asked for. `samples[i]` is true if the last of them yields the next
+    log-probabilities were requested. `samples[i]` is true if the last of them yields the next
     token.
 
     With *drafts* an entry computes tokens that its sequence does not have: `counts[i]` and

@@ -31,7 +31,9 @@ class StepResult:
     tokens: list[int]  # the sampled token, or -1 where none was sampled
     failed: list[int] = field(default_factory=list)  # entries of which no token could be chosen,
     forbidden: list[int] = field(default_factory=list)  # and of these, whose request allows none
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # by entry, where asked
+    logprobs: dict[int, list[TokenLogprobs]] = field(
+        default_factory=dict
+    )  # by entry, where requested
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # this chunk's
     accepted: dict[int, list[int]] = field(default_factory=dict)  # by entry: drafts that came true
     forced: dict[int, list[int]] = field(default_factory=dict)  # what must follow the sampled token
@@ -56,7 +58,7 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     is_refused: bool = False  # with "error": the request is at fault, not the model
     num_cached_tokens: int = 0  # prompt tokens taken from the cache; in the first output
     queued_s: float | None = None  # from arrival to the first step; in the first output
-    logprobs: list[TokenLogprobs] = []  # one a token, where asked
+    logprobs: list[TokenLogprobs] = []  # one a token, where requested
     prompt_logprobs: list[
         TokenLogprobs
     ] = []  # of the prompt positions computed since the last output

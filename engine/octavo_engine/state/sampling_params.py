@@ -123,7 +123,7 @@ class SamplingParams(_NamedStruct, frozen=True, kw_only=True, omit_defaults=True
             )
         if self.stream_interval is not None:
             _range("stream_interval", self.stream_interval, 1, 2**31 - 1)
-        self._settle_asked()
+        self._settle_logprobs()
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
@@ -138,7 +138,7 @@ class SamplingParams(_NamedStruct, frozen=True, kw_only=True, omit_defaults=True
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
 
-    def _settle_asked(self) -> None:
+    def _settle_logprobs(self) -> None:
         """`logprobs` is how many tokens are reported; where they are named it follows from them."""
         count = len(self.logprob_token_ids)
         if count == 0:
@@ -162,7 +162,7 @@ class SamplingParams(_NamedStruct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def needs_host(self) -> bool:
-        """Something is asked for that the host must do for every token, with the one before in
+        """Something is requested that the host must do for every token, with the one before in
         hand: such a request cannot be a step ahead of its own tokens."""
         return bool(
             self.grammar is not None

@@ -167,7 +167,7 @@ class Sequence:
 
     @property
     def wants_prompt_scores(self) -> bool:
-        """Prompt log-probabilities were asked for and some are still owed."""
+        """Prompt log-probabilities were requested and some are still owed."""
         return (
             self.request.params.prompt_logprobs is not None
             and self.num_scored_tokens < self.num_prompt_tokens - 1

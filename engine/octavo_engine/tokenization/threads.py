@@ -36,14 +36,14 @@ async def off_loop(work: Callable[[], T], num_chars: int) -> T:
 
 
 def give_memory_back() -> None:
-    """Make the C library return what it keeps for later; only glibc can be asked to."""
+    """Make the C library return what it keeps for later; only glibc can do that."""
     if (trim := _trim()) is not None:
         trim(0)
 
 
 def return_freed_memory() -> None:
     """Make the C library return large blocks as soon as they are freed, in all of this process: it
-    would keep more with each one, apart for each thread. Only glibc can be asked to."""
+    would keep more with each one, apart for each thread. Only glibc can do that."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and _trim() is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)

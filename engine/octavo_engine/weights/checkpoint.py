@@ -45,7 +45,7 @@ class Checkpoint(Protocol):
     def names(self) -> Iterable[str]: ...
 
     def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        """The tensor, whose shape must be the one asked for."""
+        """The tensor, whose shape must be the one requested."""
 
     @property
     def total_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Random weights of whatever shape is asked for: to measure and test without a checkpoint."""
+"""Random weights of whatever shape is requested: to measure and test without a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class DummyCheckpoint:
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
-        self._asked: dict[str, int] = {}  # name → bytes
+        self._requested: dict[str, int] = {}  # name → bytes
 
     def names(self) -> Iterable[str]:
-        """What was asked for so far; anything else would be given too."""
-        return self._asked.keys()
+        """What was requested so far; anything else would be given too."""
+        return self._requested.keys()
 
     def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         data = np.resize(to_bfloat16(self._values(name, shape)), math.prod(shape)).view(np.uint8)
-        self._asked[name] = len(data)
+        self._requested[name] = len(data)
         return StoredTensor(name, "BF16", tuple(shape), data)
 
     @property
     def total_bytes(self) -> int:
-        return sum(self._asked.values())
+        return sum(self._requested.values())
 
     def _values(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Those that are repeated."""

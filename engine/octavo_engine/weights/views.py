@@ -65,7 +65,7 @@ class StoredPlace:
     """Where a tensor lies in a checkpoint, and what is to be done with it."""
 
     names: tuple[str, ...]  # several vectors make one; none: it is not there, and of ones
-    shape: tuple[int, ...] | None = None  # as stored; None: as asked for
+    shape: tuple[int, ...] | None = None  # as stored; None: as requested
     row_map: NDArray[np.int32] | None = None  # of each row the stored one; of all, or of some
     part: int = 0  # of so many equal ones, one below the other
     parts: int = 1
@@ -97,7 +97,7 @@ class Arranged:
         stored = self._checkpoint.read(source.names[0], stored_shape)
         if source.parts > 1:
             stored = _part_of(stored, source)
-        # Of the part that was cut out; the asked for may have some of them only.
+        # Of the part that was cut out; the one requested may have some of them only.
         columns = math.prod(shape[1:])
         rows = math.prod(stored_shape) // source.parts // max(columns, 1)
         if source.is_transposed:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator.decide.observed import component_of, condition_of
-from octavo_operator.desired.deployment import ASKED_ANNOTATION, TEMPLATE_ANNOTATION
+from octavo_operator.desired.deployment import REVISION_HASH_ANNOTATION, TEMPLATE_ANNOTATION
 from octavo_operator.desired.pod import pod_template
 from octavo_operator.desired.revision import revision_of
 from octavo_operator.objects import kinds, names
@@ -37,7 +37,7 @@ def current_revision(
     if wanted in observed.engines:
         return wanted
     for name, body in observed.engines.items():
-        if kinds.annotations_of(body).get(ASKED_ANNOTATION) == wanted:
+        if kinds.annotations_of(body).get(REVISION_HASH_ANNOTATION) == wanted:
             return name
     name = str(status.get("revision") or "")
     unmarked = observed.engines.get(name)
@@ -81,7 +81,7 @@ def _kept(body: Object, observed: Observed) -> Object:
 
 def _is_marked(body: Object) -> bool:
     """By a version that names revisions by a hash of the spec."""
-    return bool({ASKED_ANNOTATION, TEMPLATE_ANNOTATION} & kinds.annotations_of(body).keys())
+    return bool({REVISION_HASH_ANNOTATION, TEMPLATE_ANNOTATION} & kinds.annotations_of(body).keys())
 
 
 def _is_of(status: Mapping[str, Any], generation: int) -> bool:

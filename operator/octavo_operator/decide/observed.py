@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,24 +108,28 @@ def condition_of(body: Object, condition_type: str) -> str:
     return ""
 
 
-def waits_for_gate(pod: Object) -> bool:
-    """Ready except for the routers' condition."""
+class GateState(Enum):
+    """What the readiness gate of an engine pod needs: see `readiness_gate`."""
+
+    SETTLED = auto()
+    WAITING = auto()  # the pod is ready but for the routers' condition
+    OUTDATED = auto()  # the engine restarts in place: the condition was about the previous one
+
+
+def gate_state(pod: Object) -> GateState:
+    is_up = condition_of(pod, "ContainersReady")
+    is_open = condition_of(pod, ROUTABLE_CONDITION) == "True"
     gates = (pod.get("spec") or {}).get("readinessGates") or []
-    return (
-        any(gate.get("conditionType") == ROUTABLE_CONDITION for gate in gates)
-        and condition_of(pod, ROUTABLE_CONDITION) != "True"
-        and condition_of(pod, "ContainersReady") == "True"
-        and not pod["metadata"].get("deletionTimestamp")
-    )
+    if pod["metadata"].get("deletionTimestamp"):
+        return GateState.SETTLED
+    if is_open:
+        return GateState.OUTDATED if is_up == "False" else GateState.SETTLED
+    has_gate = any(gate.get("conditionType") == ROUTABLE_CONDITION for gate in gates)
+    return GateState.WAITING if has_gate and is_up == "True" else GateState.SETTLED
 
 
-def loses_gate(pod: Object) -> bool:
-    """Its engine restarts in place: the condition was about the previous one."""
-    return (
-        condition_of(pod, ROUTABLE_CONDITION) == "True"
-        and condition_of(pod, "ContainersReady") == "False"
-        and not pod["metadata"].get("deletionTimestamp")
-    )
+def waits_for_gate(pod: Object) -> bool:
+    return gate_state(pod) is GateState.WAITING
 
 
 def is_finished(pod: Object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo_operator.decide.observed import loses_gate, waits_for_gate
+from octavo_operator.decide.observed import GateState, gate_state
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ class GateChanges(NamedTuple):
     held_since: dict[str, float]
 
 
-def decide(pod: Object, holders: Holders, waited_s: float) -> ReadinessGate | None:
+def decide(state: GateState, holders: Holders, waited_s: float) -> ReadinessGate | None:
     """None: as it is. `waited_s`: for how long a quorum has held the pod already."""
-    if loses_gate(pod):
+    if state is GateState.OUTDATED:
         return ReadinessGate(
             False, "EngineNotReady", "the engine is not ready; routers must admit it again"
         )
-    if not waits_for_gate(pod):
+    if state is not GateState.WAITING:
         return None
     text = f"held by {holders.holding} of {holders.total} routers"
     if holders.are_all:
@@ -82,10 +82,11 @@ def decide_all(
     for pod in pods:
         uid = kinds.uid_of(pod)
         holding = holders[uid]
+        state = gate_state(pod)
         began_at = held_since.get(uid, now)
-        if waits_for_gate(pod) and has_quorum(holding):
+        if state is GateState.WAITING and has_quorum(holding):
             since[uid] = began_at
-        if (gate := decide(pod, holding, now - began_at)) is not None:
+        if (gate := decide(state, holding, now - began_at)) is not None:
             changes.append((pod, gate))
     return GateChanges(changes, since)
 

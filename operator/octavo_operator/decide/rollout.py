@@ -52,7 +52,7 @@ class RevisionGroup:
 
     @property
     def idle(self) -> int:
-        """Asked for, but not serving."""
+        """Requested, but not serving."""
         return self.target - self.serving
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo_operator.settings import OperatorSettings
     from octavo_operator.spec import LLMDeployment
 
-ASKED_ANNOTATION = "octavo.dev/asked"  # the hash, where the revision has another name
+REVISION_HASH_ANNOTATION = "octavo.dev/asked"  # the hash, where the revision has another name
 TEMPLATE_ANNOTATION = "octavo.dev/template"  # a hash of the template as it was applied
 
 
@@ -51,7 +51,7 @@ def engine_deployment(
     text = json.dumps(template, sort_keys=True)
     annotations = {TEMPLATE_ANNOTATION: names.short_hash(text.encode(), 10)}
     if (fingerprint := revision_of(deployment, settings)) != revision:
-        annotations[ASKED_ANNOTATION] = fingerprint
+        annotations[REVISION_HASH_ANNOTATION] = fingerprint
     head = child(
         deployment,
         "apps/v1",

@@ -46,12 +46,12 @@ def image_of(deployment: LLMDeployment, settings: OperatorSettings) -> str:
 
 def revision_of(deployment: LLMDeployment, settings: OperatorSettings) -> str:
     content = json.dumps(
-        [TEMPLATE_EPOCH, asked_for(deployment), _settled(deployment, settings)], sort_keys=True
+        [TEMPLATE_EPOCH, requested(deployment), _settled(deployment, settings)], sort_keys=True
     )
     return names.short_hash(content.encode(), _CHARS)
 
 
-def asked_for(deployment: LLMDeployment) -> dict[str, Any]:
+def requested(deployment: LLMDeployment) -> dict[str, Any]:
     """The part of the spec that pods notice. Only what differs from its default: a field that a
     later version adds must not rename the revisions there are."""
     engine = _changed(deployment.engine)

@@ -66,7 +66,7 @@ def find_reports(
         elif state == "loading":
             reports[name] = AdapterReport("Loading", message="An engine is loading it.")
         else:
-            text = "Every slot has an adapter that is asked for more; a request loads it."
+            text = "Every slot has an adapter that is requested more; a request loads it."
             reports[name] = AdapterReport("Unloaded", message=text)
     return reports
 

@@ -218,7 +218,7 @@ def _handler(kind: Kind, on_event: OnEvent) -> Any:
 
 def _login(config: KubeConfig, sessions: contextlib.AsyncExitStack) -> Any:
     async def login(**_: object) -> kopf.AiohttpSession:
-        # Asked for at the start, when it is old, and when it was refused.
+        # Requested at the start, when it is old, and when it was refused.
         token = await asyncio.to_thread(config.read_token, renew=True)
         session = HttpSession(
             tls=config.ssl_context(),

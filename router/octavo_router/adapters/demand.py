@@ -1,4 +1,4 @@
-"""How often each adapter is asked for: requests a second over a window that decays."""
+"""How often each adapter is requested: requests a second over a window that decays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AdapterDemand:
         return _decayed(self._total, now) * _DECAY
 
     def forget_old(self, now: float) -> None:
-        """Bounds memory: names that nobody has asked for in a long time."""
+        """Bounds memory: names that nobody has requested in a long time."""
         for name in [n for n, one in self._weights.items() if _decayed(one, now) < FORGOTTEN]:
             del self._weights[name]
 

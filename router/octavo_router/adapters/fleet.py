@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.router")
 
-FAILED_S = 30.0  # before an engine that could not load an adapter is asked again
+FAILED_S = 30.0  # before an engine that could not load an adapter tries again
 FIRST_LOAD_S = 0.1  # until a load was measured
 LOAD_WEIGHT = 0.2  # of the newest load in the average
 SHORT_PROMPT = 256  # tokens, for what a queue costs

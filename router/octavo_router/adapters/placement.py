@@ -5,11 +5,11 @@ In this order, each within the loads that an engine may have under way at once:
     retired      what the pool no longer has is unloaded
     pinned       is loaded on every engine
     waiting      what requests wait for, and no engine has or loads, goes where that costs least
-    replicas     what is asked for more than its engines' share gets another engine
+    replicas     what is requested more than its engines' share gets another engine
     idle slots   are filled with what is not loaded anywhere, the most demanded first
 
 An engine costs its queue, and what it has to unload costs the load that it will take again, as far
-as it is still asked for. Nothing is unloaded to make room while requests use it, nor in its first
+as it is still requested. Nothing is unloaded to make room while requests use it, nor in its first
 `MIN_AGE_S`; a replica replaces only what is worth half of it. So a pool whose slots are too few
 waits for the next free one rather than exchange adapters that are in use.
 """
@@ -62,7 +62,7 @@ class EngineSlots:
 
 
 class AdapterMove(NamedTuple):
-    """What one engine is asked to do: unload, then load. "" for nothing."""
+    """What one engine is to do: unload, then load. "" for nothing."""
 
     engine: str
     load: str = ""

@@ -33,7 +33,7 @@ def make_console(
     gate: AdmissionGate,
     environment: Mapping[str, str],
 ) -> tuple[Live, dict[tuple[str, str], Handler]]:
-    """Raises ConfigInvalid where Kubernetes is asked for and cannot be reached."""
+    """Raises ConfigInvalid where Kubernetes is requested and cannot be reached."""
     kubernetes = config.discovery.kubernetes
     deployments: Deployments | None = None
     if kubernetes.enabled:

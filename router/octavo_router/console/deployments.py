@@ -75,14 +75,14 @@ class Deployments:
         wanted = namespaces or [account.namespace]
         self._scopes = ["" if name == "*" else f"/namespaces/{name}" for name in wanted]
         self._now = now
-        self._asked_at = float("-inf")
+        self._polled_at = float("-inf")
         self._rows: list[dict[str, Any]] = []
         self._asking: asyncio.Task[None] | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """As known now; asks again beside it when that is old."""
-        if self._asking is None and self._now() - self._asked_at >= EVERY_S:
-            self._asked_at = self._now()
+        if self._asking is None and self._now() - self._polled_at >= EVERY_S:
+            self._polled_at = self._now()
             self._asking = asyncio.create_task(self._ask(), name="console deployments")
         return self._rows
 

@@ -33,7 +33,7 @@ SECURITY = (
 
 
 def routes() -> dict[tuple[str, str], Handler]:
-    """Open even where keys are asked for: the files hold nothing of this router."""
+    """Open even where keys are required: the files hold nothing of this router."""
     return {("GET", path): _serve(file, kind) for path, (file, kind) in FILES.items()}
 
 

@@ -16,7 +16,7 @@ _MAX_POINTERS = 64
 
 
 class DnsError(ValueError):
-    """A message that is no answer to what was asked."""
+    """A message that does not answer the query."""
 
 
 class Truncated(DnsError):
@@ -51,8 +51,8 @@ def decode_answer(id_: int, message: bytes) -> list[SrvRecord]:
 
 
 def _decode(id_: int, message: bytes) -> list[SrvRecord]:
-    told_id, flags, questions, answers, authorities, additional = _HEADER.unpack_from(message)
-    if told_id != id_ or not flags & 0x8000:
+    reply_id, flags, questions, answers, authorities, additional = _HEADER.unpack_from(message)
+    if reply_id != id_ or not flags & 0x8000:
         raise DnsError("the answer is to another question")
     if flags & _TRUNCATED:
         raise Truncated("the answer does not fit in a datagram")

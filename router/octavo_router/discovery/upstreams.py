@@ -73,7 +73,7 @@ class ConfiguredUpstreams:
 
     @property
     def has_names(self) -> bool:
-        """Whether DNS is asked for any of them."""
+        """Whether any of them is looked up in DNS."""
         return any(upstream.needs_lookup for upstream in self._upstreams)
 
     def replace(self, upstreams: Sequence[UpstreamConfig]) -> None:

@@ -183,7 +183,7 @@ class Registry:
 
     def _displace(self, spec: EndpointSpec) -> None:
         # An address belongs to one process. Whoever had it before is gone, though its deletion
-        # may be told later: a prompt must never reach a stranger.
+        # may be reported later: a prompt must never reach a stranger.
         for other in self.endpoints.values():
             uids = {other.spec.pod_uid, spec.pod_uid}
             if other.spec.address == spec.address and len(uids) == 2 and "" not in uids:

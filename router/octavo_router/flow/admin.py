@@ -5,7 +5,7 @@
     neither                                       programs on this machine; /metrics is open
 
 Besides, the keys that are `trusted`. A tenant's key is not enough: how an engine was chosen tells
-which prompts others have asked.
+which prompts others have sent.
 """
 
 from __future__ import annotations

@@ -126,9 +126,9 @@ class Losses:
 
     A third of the pool dies, and a third of all requests must go on elsewhere at the same moment:
     far more than a share for repeats allows, and yet no storm, for an engine dies once. So does one
-    that hangs, as its silence to routers shows, and one that is asked to end, and at its deadline
-    gives back what it has not answered. One that goes on losing what it is given has nothing free
-    until it was quiet for a while.
+    that hangs, as its silence to routers shows, and one that is signalled to end, and at its
+    deadline gives back what it has not answered. One that goes on losing what it is given has
+    nothing free until it was quiet for a while.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -38,7 +38,7 @@ class KeyTable:
     """Limits by the SHA-256 of the key. The keys themselves are forgotten."""
 
     limits: Mapping[bytes, KeyLimits] = field(default_factory=dict)
-    is_required: bool = False  # whether a key is asked for; true with no keys lets nobody in
+    is_required: bool = False  # whether a key is required; true with no keys lets nobody in
 
 
 def make_table(

@@ -32,7 +32,7 @@ class Failure(StrEnum):
     """What went wrong with an attempt."""
 
     CONNECT = "connect"  # refused, unreachable, or no connection in time: nothing was sent
-    NO_SOCKET = "no_socket"  # this machine had none for it: nothing was sent, nobody was asked
+    NO_SOCKET = "no_socket"  # this machine had none for it: nothing was sent
     RESET_BEFORE_SENT = "reset_before_sent"  # a kept connection that was closed as we began
     NOT_ACCEPTED = "not_accepted"  # the engine said so: 503, 429, 421
     GIVEN_BACK = "given_back"  # a 503 of an engine that drains, hangs or died: nothing was answered

@@ -46,7 +46,7 @@ class Tenant:
             rate = limits.tokens_per_min
             self.tokens = Bucket(rate / 60.0, rate, now) if rate else None
         self.limits = limits
-        # Nothing is asked of its requests, and nothing done to them: they need only be counted.
+        # Its requests meet no checks and are not changed: they need only be counted.
         is_rated = self.requests is not None or self.tokens is not None
         is_special = limits.is_trusted or bool(limits.cache_salt)
         self.is_free = not (limits.models or limits.max_in_flight or is_rated or is_special)
@@ -124,7 +124,7 @@ class Tenants:
     def authenticate(self, authorization: str = "", hint: str = "", /) -> Tenant:
         """Whose key it is: "Bearer KEY", or the key alone. Rejected 401 otherwise.
 
-        Where no keys are asked for, `hint` (a header) names the tenant.
+        Where no keys are required, `hint` (a header) names the tenant.
         """
         if not self.table.is_required:
             return self._anonymous.get(hint) or self._nameless(hint)
@@ -143,7 +143,7 @@ class Tenants:
         raise Rejected(401, "invalid_api_key", "The API key is not valid.")
 
     def is_trusted(self, authorization: str) -> bool:
-        """A key of ours that may do more than ask. Where no keys are asked for, nobody's is."""
+        """A key of ours that may do more than ask. Where no keys are required, nobody's is."""
         try:
             return self.authenticate(authorization).limits.is_trusted
         except Rejected:

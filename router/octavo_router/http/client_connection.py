@@ -107,7 +107,7 @@ class ClientConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_left = 0
         self._decoder: ChunkDecoder | None = None
-        self._client: str | None = None  # asked of the transport once
+        self._client: str | None = None  # read from the transport once
         self._memo = b""  # the last head's bytes: a client mostly repeats itself
         self._memo_head: RequestHead | None = None
         self._memo_size = 0  # of a whole request with that head; 0 where it is not known
@@ -165,7 +165,7 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self._state != BUSY:
-            # What it has asked is answered as soon as it takes the answers before.
+            # What it has sent is answered as soon as it takes the answers before.
             self.is_half_closed = self._state == HEAD and self.is_paused and bool(self._buffer)
             return self.is_half_closed
         # A client that has left looks the same as one that only has no more to say, until

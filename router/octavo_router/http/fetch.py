@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._exchange is None:
-            self.close()  # nobody asked
+            self.close()  # bytes without a request
             return
         self._exchange.feed(data)
 

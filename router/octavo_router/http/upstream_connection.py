@@ -30,7 +30,7 @@ class Loss(Enum):
 
     REFUSED = "refused"  # no connection: it never got the request
     UNREACHABLE = "unreachable"  # no connection in time
-    NO_SOCKET = "no socket"  # this machine has none left: the endpoint was never asked
+    NO_SOCKET = "no socket"  # this machine has none left: nothing was sent to the endpoint
     CLOSED = "closed"  # the connection ended before the first byte of an answer
     BROKEN = "broken"  # ... within the answer
     GARBAGE = "garbage"  # what came is no answer

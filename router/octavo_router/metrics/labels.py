@@ -6,7 +6,7 @@ OTHER = "other"
 
 
 class LabelSet:
-    """Remembers the first `limit` values that it is asked about, for good."""
+    """Remembers the first `limit` values that it is given, for good."""
 
     def __init__(self, limit: int = 1000) -> None:
         self._limit = limit

@@ -202,7 +202,7 @@ class RouterMetrics:
         self._sources.append(gauges)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type: Prometheus text, or OpenMetrics where asked for."""
+        """The exposition and its content type: Prometheus text, or OpenMetrics where requested."""
         # Here: importing it takes as long as half of the router, and nobody scrapes at once.
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder

@@ -44,7 +44,7 @@ class RequestAccount:
         self.is_client_timed = False  # the client set that, and the engine gets what is left
         self.trace = trace
         self.ticket: Ticket | None = None  # of the gate
-        self.wants_usage = False  # the client asked for a stream's token counts
+        self.wants_usage = False  # the client requested a stream's token counts
         self.num_repeats = 0  # that the budget allowed
         self.num_unaccepted = 0  # attempts in a row that no engine accepted
         self.num_refusals = 0  # of them, those that an engine refused

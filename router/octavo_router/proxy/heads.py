@@ -125,7 +125,7 @@ def with_traceparent(forward: bytes, parent: str) -> bytes:
 
 
 def explanation(decision: Decision) -> bytes:
-    """The decision as a header line, for who asked."""
+    """The decision as a header line, for clients that request it."""
     facts = decision.details or {
         "endpoint": decision.endpoint.id,
         "policy": decision.policy,

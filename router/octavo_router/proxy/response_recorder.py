@@ -1,7 +1,7 @@
 """An answer that is kept while it is written, so that it can be given again without running again.
 
     exchange ──writes──► Recorder ──► client's connection
-    exchange ◄─is told── Recorder ◄── client's connection
+    exchange ◄─reports── Recorder ◄── client's connection
 
 It stands between the two for requests with an idempotency key; all others never meet it.
 """

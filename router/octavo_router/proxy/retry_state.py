@@ -30,11 +30,11 @@ class NextAttempt(NamedTuple):
     """Another attempt."""
 
     exclude: Collection[Endpoint]
-    pause_s: float  # before it, as its engine asked
+    pause_s: float  # before it, as its engine requires
 
 
 class RetryState:
-    """Of one request. Forgets nothing: an endpoint that failed is asked again only as the last."""
+    """Of one request. Forgets nothing: an endpoint that failed is tried again only as the last."""
 
     __slots__ = ("_account", "_path", "_proxy", "_request", "_tried")
 
@@ -100,7 +100,7 @@ class RetryState:
         return NextAttempt(exclude, max(pause_s, verdict.delay_s or 0.0 if is_alone else 0.0))
 
     def exclude(self, *, was_answered: bool) -> Collection[Endpoint]:
-        """Who is not asked next."""
+        """Which endpoints are not tried next."""
         return self._passed_over(was_answered)[0]
 
     def _passed_over(self, was_answered: bool) -> tuple[Collection[Endpoint], bool]:

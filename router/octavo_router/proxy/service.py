@@ -252,7 +252,7 @@ class Proxy:
         self._report(record, connection)
 
     def _check_explain(self, connection: ClientConnection, head: RequestHead) -> None:
-        """What the router knows of an engine's cache is what others have asked it. Raises Rejected.
+        """What the router knows of an engine's cache is others' prompts. Raises Rejected.
 
         Refused rather than passed over: who asks for it would wonder.
         """
@@ -296,7 +296,7 @@ class Proxy:
             self._registry.report(lease.endpoint, "down", "another pod answers at its address")
 
     def is_end_of(self, lease: Lease | None) -> bool:
-        """A loss that belongs to an engine's end: no budget is asked, see flow.budget.Losses."""
+        """A loss that belongs to an engine's end: it takes no budget, see flow.budget.Losses."""
         if lease is None:
             return False
         endpoint = lease.endpoint
@@ -374,7 +374,7 @@ class Proxy:
     def passed_over(
         self, request: RouteRequest, tried: list[Endpoint], *, was_answered: bool
     ) -> tuple[list[Endpoint], bool]:
-        """Who is not asked when a request is repeated, and whether only those are left."""
+        """Which endpoints a repeated request does not try, and whether only those are left."""
         candidates = self._registry.candidates(request.pool, request.revision).endpoints
         if subset := request.subset:
             candidates = [one for one in candidates if one.spec.address.authority in subset]

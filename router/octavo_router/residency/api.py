@@ -138,7 +138,7 @@ class MakeIndex(Protocol):
 
 
 class Underway(Protocol):
-    """Prompts that are asked for right now, by their names; see residency.underway."""
+    """Prompts that are requested right now, by their names; see residency.underway."""
 
     @property
     def num_computing(self) -> int: ...

@@ -1,10 +1,10 @@
-"""Prompts under way: which prefixes are asked for right now, and where they are being computed.
+"""Prompts under way: which prefixes are requested right now, and where they are being computed.
 
 A prefix that an endpoint is computing this moment is worth as much as one it holds: whoever comes
 next finds it done. Its tokens are not in the residency index yet, so they are remembered here, from
 placing to first token. Prefixes are known by their route keys at 4, 8, 16 … chunks and at their
 end, so that a common prefix is found with a handful of dictionary look-ups; how long it is, the
-keys of whoever asked last then tell.
+keys of the last request then decide.
 
 The same names count how many requests in flight share a prefix. That is how hot it is.
 """

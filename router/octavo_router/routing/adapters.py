@@ -1,4 +1,4 @@
-"""The policy for engines that load LoRA adapters when they are first asked for one."""
+"""The policy for engines that load LoRA adapters when the first request names one."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Decision:
-    """Where a request goes. `details` only where someone asked, or it was sampled: JSON-able."""
+    """Where a request goes. `details` only where requested, or sampled: JSON-able."""
 
     endpoint: Endpoint
     policy: str

@@ -384,7 +384,7 @@ class Dispatcher:
             for pool in self.registry.pools:
                 self.on_room(pool)
 
-    # a closer look: sampled or asked for
+    # a closer look: sampled or requested
 
     def _look_closer(
         self,

@@ -5,7 +5,7 @@
     ejected ──its time is over, and a test generation answered right──► ready, with a small share
     ejected ──the test failed──► ejected, for longer
 
-`/health` is not asked: an engine that answers it may still fail its requests. At most half of a
+`/health` is not called: an engine that answers it may still fail its requests. At most half of a
 pool is ejected; where nobody else is ready, the registry lets ejected ones serve (panic). Decides
 only: test generations are run by the caller of `tick`.
 

@@ -173,7 +173,7 @@ class Models:
         return self._adapter_contents
 
     def cards(self) -> list[Card]:
-        """All names that can be asked for, of all pools, each once."""
+        """All names that can be requested, of all pools, each once."""
         if self._version != self._registry.version:
             self._learn()
         names = {*self._served, *self._adapters, *self._config}

@@ -65,15 +65,18 @@ class RoundRobin:
         ]
 
 
-class RandomChoice:
-    """Anyone. For comparisons only: every other policy beats it."""
-
-    name = "random"
-    reason = "chance"
+class _ByChance:
     places_adapters = False
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
+
+
+class RandomChoice(_ByChance):
+    """Anyone. For comparisons only: every other policy beats it."""
+
+    name = "random"
+    reason = "chance"
 
     def pick(
         self, request: RouteRequest, candidates: Sequence[Endpoint], matched: Sequence[int]
@@ -86,16 +89,12 @@ class RandomChoice:
         return [{"probability": 1 / len(candidates)} for _ in candidates]
 
 
-class PowerOfTwo:
+class PowerOfTwo(_ByChance):
     """The less loaded of two taken at random. For many routers with signals that lag; a single
     router that sees all load loses a little to least-load."""
 
     name = "power-of-two"
     reason = "the less loaded of two"
-    places_adapters = False
-
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
 
     def pick(
         self, request: RouteRequest, candidates: Sequence[Endpoint], matched: Sequence[int]

@@ -23,7 +23,7 @@ class RouteRequest:
     keys: bytes = b""  # the prompt's route keys: packed u64, one per 64 bytes of prompt
     prompt_bytes: int = 0
     prompt_tokens: int = 0  # exact for token-id prompts, else an estimate from bytes
-    max_tokens: int = 0  # asked for, or the usual guess; of each answer
+    max_tokens: int = 0  # requested, or the usual guess; of each answer
     num_answers: int = 1
     stream: bool = False
     priority: int = 0

@@ -1,4 +1,4 @@
-"""Shadow policies: asked on a sample of live requests, compared with what was done, never followed.
+"""Shadow policies: run on a sample of live requests, compared with what was done, never followed.
 
 *Regret* is in expected seconds: the price (routing.pricing) of the live choice minus the price of
 the shadow's, for the same request at the same moment. Above zero the shadow would have done better,

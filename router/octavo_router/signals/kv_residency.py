@@ -98,8 +98,8 @@ class KvResidency:
         if event.medium in MEDIA:
             self._store_in_tier(event)
             return
-        tokens_told = len(event.token_ids) == len(event.hashes) * event.block_size
-        if event.medium != "GPU" or event.kind != "full_attention" or not tokens_told:
+        has_tokens = len(event.token_ids) == len(event.hashes) * event.block_size
+        if event.medium != "GPU" or event.kind != "full_attention" or not has_tokens:
             self._tally.add("stored", "ignored")
             return
         if event.parent is None:

@@ -32,7 +32,7 @@ class _Model(msgspec.Struct):
     id: str
     parent: str | None = None  # vLLM's: an adapter names its base model
     max_model_len: int | None = None
-    vocab_size: int | None = None  # an Octavo engine's, asked as any other server
+    vocab_size: int | None = None  # an Octavo engine's, polled as any other server
 
 
 class _Models(msgspec.Struct):

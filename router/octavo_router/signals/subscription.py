@@ -76,7 +76,7 @@ class Subscription:
         self._settings = settings
         self._now = now
         self._rng = rng
-        self._told: tuple[State, str] = ("connecting", "")
+        self._reported: tuple[State, str] = ("connecting", "")
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
         self._num_failures = 0
@@ -112,7 +112,7 @@ class Subscription:
 
     def discovery_changed(self) -> None:
         """Its spec is another: the address may be, and now is the moment to look."""
-        self._set_state(self.endpoint, *self._told)
+        self._set_state(self.endpoint, *self._reported)
         connection = self._connection
         if connection is not None and self._address_differs(connection):
             connection.fail(Unreachable("its address changed"))
@@ -253,7 +253,7 @@ class Subscription:
     def _set_state(self, endpoint: Endpoint, state: State, reason: str) -> None:
         if state == "ready" and endpoint.reported_state != "ready":
             logger.info("Engine is ready", extra=self._fields())
-        self._told = (state, reason)
+        self._reported = (state, reason)
         self.has_tried.set()
         if state == "ready" and not endpoint.spec.is_ready:
             state, reason = "down", "its platform says that it is not ready"

@@ -111,3 +111,9 @@ def mixed_steps(backend: LogitsBackend, *, copies: bool = True) -> NDArray[np.fl
         third = driver.add(5, random_tokens(40, seed=1), prefix=first)
         driver.step([(second, 1), (third, 8)])
     return np.concatenate([first.logits, second.logits, third.logits])
+
+
+def check_as_alone(ranks: ThreadRanks, model: TinyModel, **options: Any) -> None:
+    """The same bits as of one process; ends the ranks."""
+    np.testing.assert_array_equal(mixed_steps(ranks), mixed_steps(alone(model, **options)))
+    ranks.close()

@@ -175,6 +175,7 @@ ARRANGED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ARRANGED)
 def test_layers_that_lie_otherwise_in_checkpoints(family: str, tmp_path: Path) -> None:
     model, token_ids = tiny_model(family), random_tokens(70, seed=4)

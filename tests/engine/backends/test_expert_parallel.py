@@ -14,7 +14,7 @@ from octavo_engine.errors import ModelError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.weights.checkpoint import StoredTensor
 from tests.engine.backends.driver import random_tokens, run_alone
-from tests.engine.backends.ranks import ThreadRanks, alone, mixed_steps
+from tests.engine.backends.ranks import ThreadRanks, alone, check_as_alone, mixed_steps
 from tests.engine.backends.test_native_models import reference_logits
 from tests.engine.backends.tolerance import FLOAT32
 from tests.engine.models.recurrent import RECURRENT
@@ -69,17 +69,12 @@ def test_each_family_agrees_with_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
 def test_sizes_and_formats(name: str, options: dict[str, Any], size: int) -> None:
     model = tiny_model(name)
-    ranks = spread(model, size, **options)
-    logits = mixed_steps(ranks)
-    np.testing.assert_array_equal(logits, mixed_steps(alone(model, **options)))
-    ranks.close()
+    check_as_alone(spread(model, size, **options), model, **options)
 
 
 def test_threads_within_ranks() -> None:
     model = tiny_model("qwen3-moe")
-    ranks = spread(model, 2, num_threads=4)
-    np.testing.assert_array_equal(mixed_steps(ranks), mixed_steps(alone(model)))
-    ranks.close()
+    check_as_alone(spread(model, 2, num_threads=4), model)
 
 
 def test_every_rank_counts_the_tokens_of_all_experts() -> None:

@@ -107,10 +107,10 @@ def test_types_tell_the_texts_of_a_pair_apart(device):
     backend = build(tiny, device=device)
     (ids,) = texts_of([30])
     types = [0] * 12 + [1] * 18
-    told = backend.pool(make_step([(ids, types), (ids, ())], is_last=False))
-    np.testing.assert_allclose(told[0], tiny.logits(ids, types), **CLOSE)
-    np.testing.assert_allclose(told[1], tiny.logits(ids), **CLOSE)
-    assert abs(told[0] - told[1]).max() > 0.01
+    reported = backend.pool(make_step([(ids, types), (ids, ())], is_last=False))
+    np.testing.assert_allclose(reported[0], tiny.logits(ids, types), **CLOSE)
+    np.testing.assert_allclose(reported[1], tiny.logits(ids), **CLOSE)
+    assert abs(reported[0] - reported[1]).max() > 0.01
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.engine.backends.ranks import ThreadRanks, alone, mixed_steps
+from tests.engine.backends.ranks import ThreadRanks, alone, check_as_alone, mixed_steps
 from tests.engine.models.recurrent import RECURRENT
 from tests.engine.models.tiny import FAMILIES, tiny_model
 
@@ -40,14 +40,9 @@ def test_two_ranks_give_the_bits_of_one_process(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "mixtral"])
 def test_sizes_and_formats(name: str, options: dict[str, Any], size: int) -> None:
     model = tiny_model(name)
-    ranks = ThreadRanks(model, size, num_threads=size, **options)
-    logits = mixed_steps(ranks)
-    np.testing.assert_array_equal(logits, mixed_steps(alone(model, **options)))
-    ranks.close()
+    check_as_alone(ThreadRanks(model, size, num_threads=size, **options), model, **options)
 
 
 def test_threads_within_ranks() -> None:
     model = tiny_model("gemma2")
-    ranks = ThreadRanks(model, 2, num_threads=4)
-    np.testing.assert_array_equal(mixed_steps(ranks), mixed_steps(alone(model)))
-    ranks.close()
+    check_as_alone(ThreadRanks(model, 2, num_threads=4), model)

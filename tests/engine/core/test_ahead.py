@@ -19,6 +19,8 @@ from tests.fakes.launching import LaunchingBackend
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from octavo_engine.core.engine import Engine
     from octavo_engine.core.process.heartbeat import HeartbeatState
     from octavo_engine.state.request import EngineRequest
@@ -147,6 +149,17 @@ def odd_request(rng: random.Random, name: str, stems: list[list[int]]) -> Engine
     )
 
 
+def odd_answers(engine: Engine, rng: random.Random, stems: list[list[int]]) -> Answers:
+    """Of 24 odd requests, which come while others run."""
+    answers = Answers()
+    for number in range(24):
+        engine.add(odd_request(rng, f"r{number}", stems))
+        for _ in range(rng.randint(0, 6)):
+            answers.step(engine)
+    answers.finish(engine)
+    return answers
+
+
 @pytest.mark.parametrize(
     ("seed", "windows", "num_blocks"),
     [
@@ -158,24 +171,29 @@ def test_answers_are_those_of_an_engine_that_waits(
     seed: int, windows: tuple[int | None, ...], num_blocks: int
 ) -> None:
     """Of everything in company, in so little memory that sequences are preempted."""
-    told = []
+    reported = []
     for config in (CONFIG, WAITING):
         rng = random.Random(seed)
         stems = [[rng.randrange(512) for _ in range(60)] for _ in range(3)]
         backend = LaunchingBackend(num_blocks, peak=0.0, windows=windows)
         engine, log = make_engine(backend, config)
-        answers = Answers()
-        for number in range(24):
-            engine.add(odd_request(rng, f"r{number}", stems))
-            for _ in range(rng.randint(0, 6)):
-                answers.step(engine)
-        answers.finish(engine)
+        answers = odd_answers(engine, rng, stems)
         stats = engine.stats()
         assert stats.preemptions > 0 and stats.prefix_hits > 0  # the hard cases did occur
         assert (backend.num_awaited > 100) == (config is CONFIG)
         assert bool(log) == (config is CONFIG)
-        told.append((answers.tokens, answers.details, answers.endings))
-    assert told[0] == told[1]
+        reported.append((answers.tokens, answers.details, answers.endings))
+    assert reported[0] == reported[1]
+
+
+def add_many(
+    engine: Engine, backend: LaunchingBackend, rng: random.Random
+) -> Iterator[tuple[int, list[int]]]:
+    """Forty requests, one after the other: its number, and its answer to come."""
+    for number in range(40):
+        prompt = [rng.randrange(512) for _ in range(rng.choice([1, 30, 70]))]
+        engine.add(make_request(prompt, request_id=f"r{number}", max_tokens=20))
+        yield number, backend.continuation(prompt, 20)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -184,11 +202,8 @@ def test_an_abort_changes_no_other_answer(seed: int) -> None:
     backend = LaunchingBackend(30)
     engine, _ = make_engine(backend)
     answers, truths, aborted = Answers(), {}, set()
-    for number in range(40):
-        prompt = [rng.randrange(512) for _ in range(rng.choice([1, 30, 70]))]
-        request = make_request(prompt, request_id=f"r{number}", max_tokens=20)
-        truths[request.request_id] = backend.continuation(prompt, 20)
-        engine.add(request)
+    for number, truth in add_many(engine, backend, rng):
+        truths[f"r{number}"] = truth
         for _ in range(rng.randint(0, 4)):
             answers.step(engine)
         victim = f"r{rng.randint(0, number)}"
@@ -209,11 +224,8 @@ def test_a_suspended_sequence_continues_where_it_was(seed: int) -> None:
     backend = LaunchingBackend(30)
     engine, _ = make_engine(backend)
     answers, truths = Answers(), {}
-    for number in range(40):
-        prompt = [rng.randrange(512) for _ in range(rng.choice([1, 30, 70]))]
-        request = make_request(prompt, request_id=f"r{number}", max_tokens=20)
-        truths[request.request_id] = backend.continuation(prompt, 20)
-        engine.add(request)
+    for number, truth in add_many(engine, backend, rng):
+        truths[f"r{number}"] = truth
         for _ in range(rng.randint(0, 4)):
             answers.step(engine)
             engine.suspend(f"r{rng.randint(0, number)}", on=rng.random() < 0.6)
@@ -263,7 +275,7 @@ def test_a_deadline_passes_while_its_step_is_under_way() -> None:
     ids=lambda wish: next(iter(wish)),
 )  # fmt: skip
 def test_wishes_that_the_device_can_grant_alone_are_launched_ahead(wish: dict[str, Any]) -> None:
-    told = []
+    reported = []
     for config in (CONFIG, WAITING):
         backend = LaunchingBackend(64, peak=0.0)
         engine, _ = make_engine(backend, config)
@@ -271,8 +283,8 @@ def test_wishes_that_the_device_can_grant_alone_are_launched_ahead(wish: dict[st
         answers = Answers()
         answers.finish(engine)
         assert (backend.num_awaited == 5) == (config is CONFIG)
-        told.append(answers.tokens)
-    assert told[0] == told[1]
+        reported.append(answers.tokens)
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +302,7 @@ def test_rows_that_the_host_must_touch_wait_for_their_tokens(wish: dict[str, Any
 
 
 def test_grammars_hold_no_other_request_back_for_good() -> None:
-    told = []
+    reported = []
     for config in (CONFIG, WAITING):
         backend = LaunchingBackend(64)
         engine, log = make_engine(backend, config)
@@ -300,13 +312,13 @@ def test_grammars_hold_no_other_request_back_for_good() -> None:
         engine.add(make_request(7, request_id="guided", max_tokens=40, grammar=choices, eos=(256,)))
         answers = Answers()
         answers.finish(engine)
-        told.append((answers.tokens, answers.endings))
+        reported.append((answers.tokens, answers.endings))
         if config is CONFIG:  # once the guided one is gone, steps run ahead again
             assert [entry.split()[0] for entry in log[-5:]] == [
                 "launch", "wait", "launch", "wait", "wait",
             ]  # fmt: skip
-    assert told[0] == told[1]
-    assert bytes(told[0][0]["guided"]).decode() in ("yes and so on", "no", "perhaps")
+    assert reported[0] == reported[1]
+    assert bytes(reported[0][0]["guided"]).decode() in ("yes and so on", "no", "perhaps")
 
 
 def test_not_a_number_fails_its_request_alone() -> None:
@@ -345,10 +357,10 @@ def test_a_failing_step_fails_what_it_computed_and_the_engine_goes_on(where: str
     outputs = engine.step().outputs
     setattr(backend, where, None)
     assert outputs[-1].error == "the engine failed to compute a step: RuntimeError"
-    told = [token for output in outputs for token in output.token_ids]
-    assert len(told) == (where == "on_launch")  # the step before was not to blame
+    reported = [token for output in outputs for token in output.token_ids]
+    assert len(reported) == (where == "on_launch")  # the step before was not to blame
     truth = backend.continuation(first.prompt_token_ids, 30)
-    assert answers.tokens[first.request_id] + told == truth[: known + len(told)]
+    assert answers.tokens[first.request_id] + reported == truth[: known + len(reported)]
     engine.scheduler.check_invariants()
     assert not engine.has_work and engine.stats().kv_blocks_used == 0
     second = make_request(first.prompt_token_ids, max_tokens=30)
@@ -468,9 +480,9 @@ def test_where_it_is_on() -> None:
         backend.limits = None
         build_engine(config, backend=backend)
         assert bool(getattr(backend, "num_launches", 0)) == is_ahead
-    asked = dataclasses.replace(CONFIG, async_scheduling=True)
+    requested = dataclasses.replace(CONFIG, async_scheduling=True)
     with pytest.raises(ConfigError, match="--async-scheduling is of --device cuda"):
-        build_engine(asked, backend=FakeBackend(64))
+        build_engine(requested, backend=FakeBackend(64))
     with pytest.raises(ConfigError, match="--speculative-config guesses"):
         dataclasses.replace(speculating, async_scheduling=True)
 

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import threading
 import time
+from contextlib import asynccontextmanager
 from functools import partial
 
 import msgspec
@@ -426,8 +427,8 @@ def test_a_resumed_answer_goes_on_where_it_broke():
             params = SamplingParams(seed=9, max_tokens=40)
             texts, tokens, _ = await collect(engine, "go", params)
             for cut in (1, 17, 39):
-                told = [ResumedOutput(tokens[0][:cut])]
-                rest, more, last = await collect(engine, "go", params, resumed=told)
+                reported = [ResumedOutput(tokens[0][:cut])]
+                rest, more, last = await collect(engine, "go", params, resumed=reported)
                 assert tokens[0][:cut] + more[0] == tokens[0]
                 assert texts[0].endswith(rest[0]) and len(rest[0]) == 40 - cut
                 assert last.outputs[0].num_tokens == 40
@@ -468,14 +469,21 @@ def test_a_tenants_salt_keeps_its_cache_apart():
     run(test())
 
 
+@asynccontextmanager
+async def held_step():
+    """An engine, its backend, the gate in which its step waits, and the request of that step."""
+    backend = FakeBackend(256)
+    gate = Gate(backend)
+    async with Running(backend) as engine:
+        gate.closed = True
+        running = asyncio.ensure_future(collect(engine, [1]))
+        assert await asyncio.to_thread(gate.reached.wait, 10)
+        yield engine, backend, gate, running
+
+
 def test_draining_finishes_what_runs_and_takes_nothing_new():
     async def test():
-        backend = FakeBackend(256)
-        gate = Gate(backend)
-        async with Running(backend) as engine:
-            gate.closed = True
-            running = asyncio.ensure_future(collect(engine, [1]))
-            assert await asyncio.to_thread(gate.reached.wait, 10)
+        async with held_step() as (engine, backend, gate, running):
             drained = asyncio.ensure_future(engine.drain(20))
             await until(lambda: engine.health().state == "draining")
             with pytest.raises(EngineDead, match="shutting down") as caught:
@@ -490,12 +498,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new():
 
 def test_draining_fails_what_is_left_at_its_deadline_so_that_others_can_go_on_with_it():
     async def test():
-        backend = FakeBackend(256)
-        gate = Gate(backend)
-        async with Running(backend) as engine:
-            gate.closed = True
-            running = asyncio.ensure_future(collect(engine, [1]))
-            assert await asyncio.to_thread(gate.reached.wait, 10)
+        async with held_step() as (engine, _, gate, running):
             assert await engine.drain(0.0) is False
             with pytest.raises(EngineDead) as caught:
                 await running
@@ -608,14 +611,14 @@ def test_each_piece_of_news_is_what_the_output_kind_says(n):
     async def test():
         async with Running(config=SLOW) as engine:
 
-            async def told(kind):
+            async def reported(kind):
                 wish = msgspec.structs.replace(params, output_kind=kind)
                 news = generate(engine, make_prompt(20), wish, request_id="r")
                 return [output async for output in news]
 
-            deltas = await told(RequestOutputKind.DELTA)
-            wholes = await told(RequestOutputKind.CUMULATIVE)
-            finals = await told(RequestOutputKind.FINAL_ONLY)
+            deltas = await reported(RequestOutputKind.DELTA)
+            wholes = await reported(RequestOutputKind.CUMULATIVE)
+            finals = await reported(RequestOutputKind.FINAL_ONLY)
         joined = deltas[0].copy()
         for output in deltas[1:]:
             joined.absorb(output)

@@ -156,7 +156,7 @@ class TestFormat:
         return ModelFiles("m", tmp_path, kind, config, {})
 
     @pytest.mark.parametrize(
-        ("stored", "settings", "told"),
+        ("stored", "settings", "reported"),
         [
             ({"dtype": "bfloat16"}, {}, "safetensors bfloat16"),
             ({"torch_dtype": "float16"}, {}, "safetensors float16"),
@@ -170,9 +170,9 @@ class TestFormat:
             ({"dtype": "bfloat16"}, {"load_format": "dummy"}, "dummy"),
         ],
     )  # fmt: skip
-    def test_it_names_how_weights_are_stored_and_kept(self, tmp_path, stored, settings, told):
+    def test_it_names_how_weights_are_stored_and_kept(self, tmp_path, stored, settings, reported):
         config = EngineConfig(model="m", **settings)
-        assert format_of(config, self.files(tmp_path, **stored)) == told
+        assert format_of(config, self.files(tmp_path, **stored)) == reported
 
     def test_the_architecture_is_the_class_that_the_config_names(self, tmp_path):
         assert architecture_of(self.files(tmp_path, architectures=["A", "B"])) == "A"

@@ -56,17 +56,17 @@ def ask(llm: LLM, spec: GrammarSpec | None, **params: Any) -> Any:
 
 @pytest.mark.slow
 def test_json_is_valid_whatever_the_temperature(llm: LLM) -> None:
-    asked = [(heat, spaces) for heat in (0.0, 1.0, 2.0) for spaces in (True, False)]
+    requested = [(heat, spaces) for heat in (0.0, 1.0, 2.0) for spaces in (True, False)]
     params = [
         SamplingParams(
             grammar=json_schema_spec(PERSON, strict=True, any_whitespace=spaces), n=3, seed=5,
             temperature=heat, max_tokens=150,
         )
-        for heat, spaces in asked
+        for heat, spaces in requested
     ]  # fmt: skip
-    found = llm.generate([PROMPT] * len(asked), params, use_tqdm=False)
-    for (_, spaces), told in zip(asked, found, strict=True):
-        ended = [a for a in told.outputs if a.finish_reason == "stop"]
+    found = llm.generate([PROMPT] * len(requested), params, use_tqdm=False)
+    for (_, spaces), reported in zip(requested, found, strict=True):
+        ended = [a for a in reported.outputs if a.finish_reason == "stop"]
         assert len(ended) >= 2, "white space may use up max_tokens, seldom"
         for answer in ended:
             assert is_valid(json.loads(answer.text), PERSON), answer.text

@@ -83,6 +83,19 @@ def run(engine, *requests, steps=20_000):
     return tokens, endings
 
 
+def run_some(engine, backend, prefixes, chance, turn):
+    """A few requests at once, which may share a beginning; their tokens are checked."""
+    requests = []
+    for _ in range(chance.randint(1, 5)):
+        prompt = [*chance.choice(prefixes), *make_prompt(chance.randint(1, 40), first=turn)]
+        requests.append(make_request(prompt, max_tokens=chance.randint(1, 30), temperature=0.0))
+    tokens, endings = run(engine, *requests)
+    for request in requests:
+        assert endings[request.request_id] == "length"
+        wanted = backend.continuation(request.prompt_token_ids, request.params.max_tokens)
+        assert tokens[request.request_id] == wanted
+
+
 def ask(engine, backend, prompt, num_tokens=4, **given):
     """Its tokens are checked; returns how many of its prompt's were computed."""
     before = backend.num_tokens
@@ -230,17 +243,7 @@ def test_random_lives_with_accidents_yield_only_true_tokens(tmp_path, monkeypatc
             kv_disk_size=chance.choice([30_000 / 2**30, MIB]),
         )
         for turn in range(12):
-            requests = []
-            for _ in range(chance.randint(1, 5)):
-                prompt = [*chance.choice(prefixes), *make_prompt(chance.randint(1, 40), first=turn)]
-                requests.append(
-                    make_request(prompt, max_tokens=chance.randint(1, 30), temperature=0.0)
-                )
-            tokens, endings = run(engine, *requests)
-            for request in requests:
-                assert endings[request.request_id] == "length"
-                wanted = backend.continuation(request.prompt_token_ids, request.params.max_tokens)
-                assert tokens[request.request_id] == wanted
+            run_some(engine, backend, prefixes, chance, turn)
             free = [block.id for block in engine.scheduler.kv.pool.blocks if not block.is_published]
             backend.kv.reshape(-1, BLOCK_SIZE)[free] = POISON
             break_something(chance, tmp_path, engine, backend)

@@ -28,7 +28,7 @@ from octavo_engine.state.kv_source import KVSource
 from octavo_engine.tiers import peer_engine
 from octavo_engine.tiers.price import is_worth_loading
 from tests.engine.backends.driver import random_tokens
-from tests.engine.core.test_kv_tiers import PagedBackend, run, tiny_backend
+from tests.engine.core.test_kv_tiers import PagedBackend, run, run_some, tiny_backend
 from tests.fakes.requests import make_prompt, make_request
 
 MIB = 1 / 1024
@@ -362,17 +362,7 @@ def test_random_lives_over_a_bad_wire_yield_only_true_tokens(monkeypatch, seed, 
     )
     with running(first):
         for turn in range(12):
-            requests = []
-            for _ in range(chance.randint(1, 5)):
-                prompt = [*chance.choice(prefixes), *make_prompt(chance.randint(1, 40), first=turn)]
-                requests.append(
-                    make_request(prompt, max_tokens=chance.randint(1, 30), temperature=0.0)
-                )
-            tokens, endings = run(engine, *requests)
-            for request in requests:
-                assert endings[request.request_id] == "length"
-                wanted = backend.continuation(request.prompt_token_ids, request.params.max_tokens)
-                assert tokens[request.request_id] == wanted
+            run_some(engine, backend, prefixes, chance, turn)
     assert engine.stats().tiers.peer_hit_blocks > 0
     bad.close()
     engine.close()

@@ -23,10 +23,10 @@ def test_the_rate_is_that_of_the_last_seconds():
         meter.note(done, 50_000)
         clock.advance(0.1)
         done += 10
-    told = meter.read()
-    assert told is not None
-    assert (told.phase, told.bytes_total) == ("loading", 50_000)
-    assert 95 <= told.bytes_per_s <= 105
+    reported = meter.read()
+    assert reported is not None
+    assert (reported.phase, reported.bytes_total) == ("loading", 50_000)
+    assert 95 <= reported.bytes_per_s <= 105
 
 
 def test_what_was_there_before_is_no_speed():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,12 @@ from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.sampling_params import SamplingParams
-from tests.engine.core.test_speculation import make_engine, random_wishes, run
+from tests.engine.core.test_speculation import (
+    check_drafts_change_no_bit,
+    make_engine,
+    random_wishes,
+    run,
+)
 from tests.engine.models.tiny import TinyModel, tiny_model
 from tests.fakes.medusa_heads import (
     head_config,
@@ -67,23 +73,8 @@ def test_random_heads_change_no_bit(name: str, *, is_fused: bool) -> None:
     heads = part_of(values, head_weights(values))
     pages = len(native(model, None).cache_layout.groups)
     wishes = random_wishes(rng, vocab=256, with_grammars=True)
-    plain = make_engine(native(model, None, is_fused=is_fused), num_blocks=60 * pages)
-    truth = run(plain, wishes, rng)
-    plain.close()
-    drafted = 0
-    for num_blocks, budget, caching in ((10, 16, True), (60, 64, True), (60, 9, False)):
-        engine = make_engine(
-            native(model, heads, is_fused=is_fused),
-            num_blocks=num_blocks * pages,
-            budget=budget,
-            caching=caching,
-            speculative_config=HEADS,
-        )
-        for request_id, output in run(engine, wishes, rng).items():
-            assert output.all == truth[request_id].all
-        drafted += engine.stats().spec_draft_tokens
-        engine.close()
-    assert drafted > 100
+    make = partial(native, model, is_fused=is_fused)
+    check_drafts_change_no_bit(make, heads, HEADS, wishes, rng, pages=pages)
 
 
 def proposals(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,12 @@ from octavo_engine.backends.head_files import open_heads
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
-from tests.engine.core.test_speculation import make_engine, random_wishes, run
+from tests.engine.core.test_speculation import (
+    check_drafts_change_no_bit,
+    make_engine,
+    random_wishes,
+    run,
+)
 from tests.engine.models.tiny import TinyModel, tiny_model
 from tests.fakes.medusa_heads import native, reference, write_heads
 from tests.fakes.mlp_speculators import (
@@ -53,23 +59,8 @@ def test_a_random_speculator_changes_no_bit(*, is_fused: bool) -> None:
     rng, model, values = random.Random(3), tiny_model("llama"), speculator_config()
     heads = speculator_part(values, speculator_weights(values))
     wishes = random_wishes(rng, vocab=256, with_grammars=True)
-    plain = make_engine(native(model, None, is_fused=is_fused), num_blocks=60)
-    truth = run(plain, wishes, rng)
-    plain.close()
-    drafted = 0
-    for num_blocks, budget, caching in ((10, 16, True), (60, 64, True), (60, 9, False)):
-        engine = make_engine(
-            native(model, heads, is_fused=is_fused),
-            num_blocks=num_blocks,
-            budget=budget,
-            caching=caching,
-            speculative_config=SPECULATOR,
-        )
-        for request_id, output in run(engine, wishes, rng).items():
-            assert output.all == truth[request_id].all
-        drafted += engine.stats().spec_draft_tokens
-        engine.close()
-    assert drafted > 100
+    make = partial(native, model, is_fused=is_fused)
+    check_drafts_change_no_bit(make, heads, SPECULATOR, wishes, rng)
 
 
 @pytest.mark.slow

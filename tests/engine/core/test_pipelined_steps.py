@@ -11,7 +11,7 @@ from octavo_engine.core.build import build_engine
 from octavo_engine.errors import ConfigError
 from octavo_engine.grammar.normal import choice_spec
 from octavo_engine.state.request import BACKGROUND
-from tests.engine.core.test_ahead import CONFIG, WAITING, Answers, make_engine, odd_request
+from tests.engine.core.test_ahead import CONFIG, WAITING, Answers, make_engine, odd_answers
 from tests.fakes.backend import FakeBackend
 from tests.fakes.launching import PipelinedBackend
 from tests.fakes.requests import make_prompt, make_request
@@ -83,12 +83,7 @@ def test_answers_are_those_of_an_engine_that_waits(
         stems = [[rng.randrange(512) for _ in range(60)] for _ in range(3)]
         backend = PipelinedBackend(num_blocks, num_stages, peak=0.0, windows=windows)
         engine, _ = make_engine(backend, config)
-        answers = Answers()
-        for number in range(24):
-            engine.add(odd_request(rng, f"r{number}", stems))
-            for _ in range(rng.randint(0, 6)):
-                answers.step(engine)
-        answers.finish(engine)
+        answers = odd_answers(engine, rng, stems)
         stats = engine.stats()
         assert stats.prefix_hits > 0
         if windows == (None,):

@@ -102,15 +102,15 @@ class OnADevice(Releasing):
         self.log.append("restore weights")
 
 
-@pytest.mark.parametrize(("level", "told"), [(1, "keep weights"), (2, "drop weights")])
-def test_a_device_lets_go_of_weights_too_and_has_them_back_before_the_cache(level, told):
+@pytest.mark.parametrize(("level", "reported"), [(1, "keep weights"), (2, "drop weights")])
+def test_a_device_lets_go_of_weights_too_and_has_them_back_before_the_cache(level, reported):
     backend = OnADevice(64)
     engine = build_engine(CONFIG, backend=backend)[0]
     first, _ = answer(engine, 1)
     engine.heartbeat.begin()
     engine.sleep(on=True, level=level)
     engine.sleep(on=False)
-    assert backend.log == ["release kv", told, "restore weights", "restore kv"]
+    assert backend.log == ["release kv", reported, "restore weights", "restore kv"]
     assert engine.heartbeat.pulse().step_age_s == 0.0  # however long that takes, it is no hang
     assert answer(engine, 2) == (first, 0)
 

@@ -36,7 +36,10 @@ from tests.fakes.guessing import AnswerGuesser
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from octavo_engine.backends.backend import Backend
+    from octavo_engine.backends.head_files import HeadsPart
     from octavo_engine.state.outputs import SequenceOutput
     from octavo_engine.state.sequence import Sequence
 
@@ -53,7 +56,7 @@ SPECS = [
 ]
 
 
-class Told:
+class Generated:
     """All that is told of one request."""
 
     def __init__(self) -> None:
@@ -106,13 +109,13 @@ def make_engine(
     return engine
 
 
-def run(engine: Engine, wishes: list[dict[str, Any]], rng: random.Random) -> dict[str, Told]:
+def run(engine: Engine, wishes: list[dict[str, Any]], rng: random.Random) -> dict[str, Generated]:
     """In an order and at times of their own, with now and then somebody set back."""
-    told: dict[str, Told] = {}
+    reported: dict[str, Generated] = {}
 
     def step() -> None:
         for output in engine.step().outputs:
-            told[output.request_id].add(output)
+            reported[output.request_id].add(output)
         engine.scheduler.check_invariants()
         running = engine.scheduler.running
         if running and rng.random() < 0.1:
@@ -120,14 +123,43 @@ def run(engine: Engine, wishes: list[dict[str, Any]], rng: random.Random) -> dic
 
     for wish in rng.sample(wishes, len(wishes)):
         engine.add(make_request(eos=(EOS, 9), **wish))
-        told[wish["request_id"]] = Told()
+        reported[wish["request_id"]] = Generated()
         for _ in range(rng.randint(0, 3)):
             step()
     while engine.has_work:
         step()
     pool = engine.scheduler.kv.pool
     assert pool.num_free == len(pool.blocks)
-    return told
+    return reported
+
+
+def check_drafts_change_no_bit(
+    make: Callable[[HeadsPart | None], Backend],
+    heads: HeadsPart,
+    speculative_config: str,
+    wishes: list[dict[str, Any]],
+    rng: random.Random,
+    *,
+    pages: int = 1,
+) -> None:
+    """With heads, in memory and steps of several sizes, as without. `pages`: groups of caches."""
+    plain = make_engine(make(None), num_blocks=60 * pages)
+    truth = run(plain, wishes, rng)
+    plain.close()
+    drafted = 0
+    for num_blocks, budget, caching in ((10, 16, True), (60, 64, True), (60, 9, False)):
+        engine = make_engine(
+            make(heads),
+            num_blocks=num_blocks * pages,
+            budget=budget,
+            caching=caching,
+            speculative_config=speculative_config,
+        )
+        for request_id, output in run(engine, wishes, rng).items():
+            assert output.all == truth[request_id].all
+        drafted += engine.stats().spec_draft_tokens
+        engine.close()
+    assert drafted > 100
 
 
 def random_wishes(rng: random.Random, *, vocab: int, with_grammars: bool) -> list[dict[str, Any]]:
@@ -159,8 +191,8 @@ def random_wishes(rng: random.Random, *, vocab: int, with_grammars: bool) -> lis
 
 
 def answers_to(
-    engine: Engine, wishes: list[dict[str, Any]], rng: random.Random, truth: dict[str, Told]
-) -> dict[str, Told]:
+    engine: Engine, wishes: list[dict[str, Any]], rng: random.Random, truth: dict[str, Generated]
+) -> dict[str, Generated]:
     """With guesses that are often what comes."""
 
     def guesser(sequence: Sequence) -> AnswerGuesser:
@@ -183,11 +215,11 @@ def check(
         engine = make_engine(
             make_backend(), num_blocks=num_blocks * pages, budget=budget, caching=caching
         )
-        told = answers_to(engine, wishes, rng, truth)
-        for name, answer in told.items():
+        reported = answers_to(engine, wishes, rng, truth)
+        for name, answer in reported.items():
             assert answer.all == truth[name].all
         stats = engine.stats()
-        assert stats.generation_tokens == sum(len(answer.tokens) for answer in told.values())
+        assert stats.generation_tokens == sum(len(answer.tokens) for answer in reported.values())
         num_accepted += stats.spec_accepted_tokens
         engine.close()
     assert num_accepted > 50
@@ -253,13 +285,13 @@ def test_a_failure_comes_where_it_would_have_come() -> None:
         if guesses_ahead:
             engine.scheduler._speculation = Speculation(partial(_guesser, lie))
         engine.add(make_request(9, request_id="a", max_tokens=30, temperature=0.0))
-        told = Told()
+        reported = Generated()
         while engine.has_work:
             for output in engine.step().outputs:
-                told.add(output)
+                reported.add(output)
             engine.scheduler.check_invariants()
-        results.append(told.all)
-        assert told.tokens == truth[:11] and told.ending[0] == "error"
+        results.append(reported.all)
+        assert reported.tokens == truth[:11] and reported.ending[0] == "error"
         assert (engine.stats().spec_accepted_tokens > 3) == guesses_ahead
         engine.close()
     assert results[0] == results[1]
@@ -301,12 +333,12 @@ def test_a_late_mask_loses_its_guesses_and_nothing_else() -> None:
     grammars = engine._make_grammars()
     grammars.workers.patience_s = 0.0
     engine.add(make_request(5, request_id="a", grammar=SPECS[2], max_tokens=60, eos=(EOS, 9)))
-    told = Told()
+    reported = Generated()
     while engine.has_work:
         for output in engine.step().outputs:
-            told.add(output)
+            reported.add(output)
         engine.scheduler.check_invariants()
-    assert told.tokens == truth["a"].tokens and told.ending == truth["a"].ending
+    assert reported.tokens == truth["a"].tokens and reported.ending == truth["a"].ending
     engine.close()
 
 
@@ -377,11 +409,11 @@ def test_the_simulator_is_guessed_ahead_in_modelled_time() -> None:
         engine = build_engine(settings, backend=SimBackend(settings, clock), now=clock.now)[0]
         started = clock.now()
         engine.add(make_request(5, request_id="a", max_tokens=900, seed=3))
-        told = Told()
+        reported = Generated()
         while engine.has_work:
             for output in engine.step().outputs:
-                told.add(output)
-        results.append(told.all)
+                reported.add(output)
+        results.append(reported.all)
         seconds.append(clock.now() - started)
         engine.close()
     assert results[0] == results[1]

@@ -23,13 +23,13 @@ INFO = ModelInfo(
 )
 
 
-def settle(prompt=(1, 2, 3), told=(), **params):
-    return settle_params(list(prompt), SamplingParams(**params), INFO, ByteTokenizer(), told)
+def settle(prompt=(1, 2, 3), reported=(), **params):
+    return settle_params(list(prompt), SamplingParams(**params), INFO, ByteTokenizer(), reported)
 
 
-def refused(kind, prompt=(1, 2, 3), told=(), **params):
+def refused(kind, prompt=(1, 2, 3), reported=(), **params):
     with pytest.raises(kind) as caught:
-        settle(prompt, told, **params)
+        settle(prompt, reported, **params)
     return caught.value.param, str(caught.value)
 
 
@@ -73,7 +73,7 @@ def test_ids_outside_the_vocabulary_are_refused_wherever_they_stand(bad):
         param, message = refused(InvalidRequest, **{field: value})
         assert (param, f"token id {bad} " in message) == (field, True)
     assert refused(InvalidRequest, prompt=[0, bad])[0] == "prompt"
-    assert refused(InvalidRequest, told=[ResumedOutput([1, bad])])[0] == "tokens"
+    assert refused(InvalidRequest, reported=[ResumedOutput([1, bad])])[0] == "tokens"
 
 
 def test_prompt_logprobs_beyond_what_an_answer_holds_are_refused_with_the_numbers():
@@ -96,11 +96,13 @@ def test_stop_strings_need_text():
 
 
 def test_a_resume_tells_of_every_answer_and_of_no_more_tokens_than_were_wanted():
-    assert settle(told=[ResumedOutput([1, 2]), ResumedOutput()], n=2, max_tokens=2).max_tokens == 2
-    assert refused(InvalidRequest, told=[ResumedOutput([1])], n=2) == (
+    assert (
+        settle(reported=[ResumedOutput([1, 2]), ResumedOutput()], n=2, max_tokens=2).max_tokens == 2
+    )
+    assert refused(InvalidRequest, reported=[ResumedOutput([1])], n=2) == (
         "tokens", "tokens has 1 answers, but n is 2",
     )  # fmt: skip
-    assert refused(InvalidRequest, told=[ResumedOutput(), ResumedOutput([1, 2, 3])], n=2,
+    assert refused(InvalidRequest, reported=[ResumedOutput(), ResumedOutput([1, 2, 3])], n=2,
         max_tokens=2) == (
         "tokens", "answer 1 has 3 tokens already, but max_tokens is 2",
     )  # fmt: skip

@@ -551,10 +551,10 @@ def test_no_text_breaks_a_parser_and_no_cut_changes_what_it_reads(name, text, se
         tools = TOOL_FORMATS[name]
         begins = tools.begins if seed % 5 else ()
         parser = AnswerParser(split, tools.syntax.parser(TOOLS), begins=begins, callable=TOOLS)
-        told: list[Event] = []
+        reported: list[Event] = []
         for piece in pieces:
-            told += parser.push(piece)
-        return joined(told), joined(told + parser.finish())
+            reported += parser.push(piece)
+        return joined(reported), joined(reported + parser.finish())
 
     whole = read([text])
     assert read(cuts(text, random.Random(seed))) == whole

@@ -16,19 +16,20 @@ from octavo_engine.core.build import build_engine
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.process.process_client import ProcessClient
 from octavo_engine.core.process.supervision import Timing
-from octavo_engine.errors import ConfigError, EngineDead, WorkerLost
+from octavo_engine.errors import ConfigError, WorkerLost
 from octavo_engine.executor.leader import PipelineLeader, start_ranks
 from octavo_engine.weights.source import resolve_model
 from tests.engine.models.tiny import tiny_model
-from tests.fakes.generate import generate
 from tests.fakes.rank_processes import (
     CONFIG,
-    ENDLESS,
     GREEDY,
     PROMPT,
     all_answers,
+    all_fail,
     facts,
     served,
+    serves,
+    six_streams,
     until,
     workers_of,
 )
@@ -202,19 +203,13 @@ def test_the_core_is_replaced_when_a_stage_is_lost() -> None:
     async def test() -> None:
         engine = await AsyncEngine.start(config, connect=partial(ProcessClient, timing=timing))
         await engine.ready()
-        streams = [generate(engine, PROMPT, ENDLESS, request_id=str(i)) for i in range(6)]
-        for stream in streams:
-            await anext(stream)
+        streams = await six_streams(engine)
         core = psutil.Process(engine._client.pid)  # type: ignore[union-attr]
         workers_of(core)[0].kill()
         await until(lambda: "rank 1 of 2 was ended by SIGKILL" in engine.health().reason)
         await until(lambda: engine.health().state == "ready")
-        for stream in streams:
-            with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
-                async for _ in stream:
-                    pass
-        outputs = [o async for o in generate(engine, PROMPT, GREEDY, request_id="after")]
-        assert outputs[-1].outputs[0].finish_reason == "length"
+        await all_fail(streams)
+        await serves(engine)
         await engine.stop()
 
     asyncio.run(test())

@@ -15,20 +15,21 @@ from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.process.process_client import ProcessClient
 from octavo_engine.core.process.supervision import Timing
-from octavo_engine.errors import ConfigError, EngineDead, ModelError, WorkerLost
+from octavo_engine.errors import ConfigError, ModelError, WorkerLost
 from octavo_engine.executor.leader import start_ranks
 from octavo_engine.executor.rank_processes import RankProcesses
 from octavo_engine.weights.source import resolve_model
-from tests.fakes.generate import generate
 from tests.fakes.rank_processes import (
     CONFIG,
     DRAWN,
-    ENDLESS,
     GREEDY,
     PROMPT,
     all_answers,
+    all_fail,
     facts,
     served,
+    serves,
+    six_streams,
     until,
     workers_of,
 )
@@ -160,17 +161,11 @@ def test_the_core_is_replaced_when_a_rank_is_lost() -> None:
     async def test() -> None:
         engine = await AsyncEngine.start(config, connect=partial(ProcessClient, timing=timing))
         await engine.ready()
-        streams = [generate(engine, PROMPT, ENDLESS, request_id=str(i)) for i in range(6)]
-        for stream in streams:
-            await anext(stream)
+        streams = await six_streams(engine)
         await lose_rank(engine)
-        for stream in streams:
-            with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
-                async for _ in stream:
-                    pass
+        await all_fail(streams)
         await lose_rank(engine)
-        outputs = [o async for o in generate(engine, PROMPT, GREEDY, request_id="after")]
-        assert outputs[-1].outputs[0].finish_reason == "length"
+        await serves(engine)
         await engine.stop()
 
     asyncio.run(test())

@@ -48,10 +48,10 @@ def test_it_survives_a_body():
 
 
 @pytest.mark.parametrize(
-    "told", [None, "x", [], {}, {"phase": 7}, {"phase": "polishing", "bytes_done": 1}]
+    "reported", [None, "x", [], {}, {"phase": 7}, {"phase": "polishing", "bytes_done": 1}]
 )
-def test_what_says_nothing_is_nothing(told):
-    assert read_progress(told) is None
+def test_what_says_nothing_is_nothing(reported):
+    assert read_progress(reported) is None
 
 
 @pytest.mark.parametrize("count", [-1, True, "7", None, float("nan"), float("inf"), {}])

@@ -321,8 +321,8 @@ def test_the_next_turn_begins_with_what_the_answer_foretold(first, answer):
 
 
 def test_an_answer_that_continues_a_message_belongs_to_it():
-    asked = reduced(chat(user("Count."), assistant("One, "), continue_final_message=True))
-    foretold = continuation(asked, "two.")
+    requested = reduced(chat(user("Count."), assistant("One, "), continue_final_message=True))
+    foretold = continuation(requested, "two.")
     assert foretold is not None
     assert foretold.data == reduced(chat(user("Count."), assistant("One, two."))).data
     assert foretold.spans[-1] == Span(23, 32, 1)

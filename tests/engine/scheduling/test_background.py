@@ -3,64 +3,26 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from octavo_engine.config import SchedulerConfig
-from octavo_engine.scheduling.scheduler import Scheduler
 from octavo_engine.state.request import BACKGROUND
-from tests.fakes.clock import ManualClock
-from tests.fakes.kv_machine import Loop, true_output
-from tests.fakes.requests import make_prompt, make_request
-
-if TYPE_CHECKING:
-    from octavo_engine.state.batch import ScheduledBatch
+from tests.fakes.requests import make_prompt
+from tests.fakes.timed_loop import TimedLoop
 
 
-class Timed(Loop):
-    """A step takes a base, and so much for each token; the clock goes with it."""
-
-    BASE_S, ROW_S, PREFILL_S = 0.005, 0.001, 0.0005
+class Timed(TimedLoop):
+    """Sixteen rows."""
 
     def __init__(self, num_blocks: int = 400, **config: Any) -> None:
-        self.clock = ManualClock()
-        settings = SchedulerConfig(**{"max_num_seqs": 16, **config})
-        super().__init__(Scheduler(settings, num_blocks=num_blocks, now=self.clock))
-        self.durations: list[float] = []
-        self.between = self._pass_time
-        self.prompts: dict[str, tuple[list[int], int]] = {}
-
-    def add(self, prompt: list[int], max_tokens: int, **fields: Any) -> str:
-        request = make_request(prompt, max_tokens=max_tokens, **fields)
-        self.prompts[request.request_id] = (prompt, max_tokens)
-        self.scheduler.add(request)
-        return request.request_id
+        super().__init__(num_blocks, **{"max_num_seqs": 16, **config})
 
     def add_batch(self, count: int, *, length: int = 40, max_tokens: int = 60) -> list[str]:
         return [
             self.add(make_prompt(length, first=i + 1), max_tokens, priority=BACKGROUND)
             for i in range(count)
         ]
-
-    def _pass_time(self, batch: ScheduledBatch) -> None:
-        rows = batch.num_decodes
-        self.step_s = self.BASE_S + self.ROW_S * rows + self.PREFILL_S * (batch.num_tokens - rows)
-        self.durations.append(self.step_s)
-        self.clock.advance(self.step_s)
-
-    def until(self, *request_ids: str) -> float:
-        """Seconds until these are done."""
-        began_at = self.clock()
-        while not all(id_ in self.reasons for id_ in request_ids):
-            self.step()
-        return self.clock() - began_at
-
-    def check(self) -> None:
-        """Everybody got the truth."""
-        self.run()
-        for request_id, (prompt, count) in self.prompts.items():
-            assert self.outputs[request_id] == true_output(prompt, count)
 
 
 def alone(length: int = 30, max_tokens: int = 50) -> float:

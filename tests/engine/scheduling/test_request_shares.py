@@ -7,43 +7,24 @@ nothing is left to the large request; rows are not given up; the limit holds for
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from octavo_engine.config import SchedulerConfig
 from octavo_engine.errors import QueueFull
 from octavo_engine.scheduling.request_shares import LATELY_S
-from octavo_engine.scheduling.scheduler import Scheduler
 from octavo_engine.state.request import BACKGROUND
-from tests.fakes.clock import ManualClock
-from tests.fakes.kv_machine import Loop, true_output
-from tests.fakes.requests import make_prompt, make_request
-
-if TYPE_CHECKING:
-    from octavo_engine.state.batch import ScheduledBatch
+from tests.fakes.requests import make_prompt
+from tests.fakes.timed_loop import TimedLoop
 
 pytestmark = pytest.mark.slow
 
 
-class Timed(Loop):
-    """A step takes a base, and so much for each token; the clock goes with it."""
-
-    BASE_S, ROW_S, PREFILL_S = 0.005, 0.001, 0.0005
+class Timed(TimedLoop):
+    """Sixty-four rows."""
 
     def __init__(self, num_blocks: int = 2000, **config: Any) -> None:
-        self.clock = ManualClock()
-        settings = SchedulerConfig(**{"max_num_seqs": 64, **config})
-        super().__init__(Scheduler(settings, num_blocks=num_blocks, now=self.clock))
-        self.between = self._pass_time
-        self.prompts: dict[str, tuple[list[int], int]] = {}
-        self.ended_at: dict[str, float] = {}
-
-    def add(self, prompt: list[int], max_tokens: int, *, group: str = "", **fields: Any) -> str:
-        request = make_request(prompt, max_tokens=max_tokens, group=group, **fields)
-        self.scheduler.add(request)
-        self.prompts[request.request_id] = (prompt, max_tokens)
-        return request.request_id
+        super().__init__(num_blocks, **{"max_num_seqs": 64, **config})
 
     def add_large(
         self, count: int, *, group: str = "large", length: int = 20, max_tokens: int = 16,
@@ -54,27 +35,9 @@ class Timed(Loop):
             for i in range(count)
         ]
 
-    def _pass_time(self, batch: ScheduledBatch) -> None:
-        rows = batch.num_decodes
-        self.step_s = self.BASE_S + self.ROW_S * rows + self.PREFILL_S * (batch.num_tokens - rows)
-        self.clock.advance(self.step_s)
-
-    def until(self, *request_ids: str) -> float:
-        """Seconds until these are done."""
-        began_at = self.clock()
-        while not all(id_ in self.reasons for id_ in request_ids):
-            self.step()
-        return self.clock() - began_at
-
     def ask(self, max_tokens: int = 8, *, first: int = 300) -> float:
         """Seconds that a small request takes."""
         return self.until(self.add(make_prompt(4, first=first), max_tokens))
-
-    def check(self) -> None:
-        """Everybody got the truth."""
-        self.run()
-        for request_id, (prompt, count) in self.prompts.items():
-            assert self.outputs[request_id] == true_output(prompt, count)
 
 
 def quiet() -> float:

@@ -84,15 +84,15 @@ def test_caches_that_are_not_there_are_empty(client, path):
 def test_settings_are_told_without_secrets(client, monkeypatch):
     monkeypatch.setenv("OCTAVO_API_KEY", "hidden")
     monkeypatch.setenv("OCTAVO_MAX_NUM_SEQS", "7")
-    told = client.get("/server_info?config_format=json").json()
+    reported = client.get("/server_info?config_format=json").json()
     text = client.get("/server_info").json()
 
-    assert told["config"]["scheduler"]["max_num_batched_tokens"] > 0
-    assert told["server_config"]["api_keys"] == "(set, not shown)"
-    assert told["model"]["max_model_len"] == 256
-    assert told["env"] == {"OCTAVO_MAX_NUM_SEQS": "7"}
+    assert reported["config"]["scheduler"]["max_num_batched_tokens"] > 0
+    assert reported["server_config"]["api_keys"] == "(set, not shown)"
+    assert reported["model"]["max_model_len"] == 256
+    assert reported["env"] == {"OCTAVO_MAX_NUM_SEQS": "7"}
     assert 'model="fake"' in text["config"]
-    assert "secret" not in str(told) + str(text)
+    assert "secret" not in str(reported) + str(text)
     assert client.get("/server_info?config_format=xml").status_code == 400
 
 

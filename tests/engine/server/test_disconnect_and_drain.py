@@ -55,11 +55,11 @@ def test_a_client_that_leaves_aborts_its_request(more, num_sequences):
 def test_a_client_that_reads_nothing_is_disconnected():
     engine = FakeEngine(max_model_len=30_000)
     limits = RequestLimits(write_timeout_s=0.2, max_logprobs=20)
-    asked = body(stream=True, logprobs=20, max_tokens=20_000)  # fat chunks fill buffers soon
+    requested = body(stream=True, logprobs=20, max_tokens=20_000)  # fat chunks fill buffers soon
     with running(engine, ServerSettings(limits=limits)) as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
-        connection.sendall(post(COMPLETIONS, asked))
+        connection.sendall(post(COMPLETIONS, requested))
         server.wait_for(engine.aborts)
 
     assert len(engine.aborted) == 1

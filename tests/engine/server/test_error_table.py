@@ -54,7 +54,7 @@ def of_bytes(answer: bytes) -> Met:
     return int(lines[0].split()[1]), headers, json.loads(body)["error"]
 
 
-def asked(
+def requested(
     path: str = COMPLETIONS, body: Any = HELLO, *, method: str = "POST",
     engine: FakeEngine | None = None, headers: dict[str, str] | None = None, **settings: Any,
 ) -> Callable[[], Met]:  # fmt: skip
@@ -76,11 +76,11 @@ def sent(data: bytes, **settings: Any) -> Callable[[], Met]:
 
 
 def failing(error: RequestError | Exception) -> Callable[[], Met]:
-    return asked(engine=FakeEngine(error=error))
+    return requested(engine=FakeEngine(error=error))
 
 
 def in_state(state: str) -> Callable[[], Met]:
-    return asked(engine=FakeEngine(state=state))
+    return requested(engine=FakeEngine(state=state))
 
 
 def while_one_is_held(
@@ -142,51 +142,53 @@ def keeping_files(
 
 
 MEET: dict[str, Callable[[], Met]] = {
-    "invalid_request": asked(body={"prompt": "a", "n": 0}),
-    "invalid_json": asked(body=b"{"),
-    "invalid_header": asked(headers={"x-octavo-timeout-ms": "soon"}),
+    "invalid_request": requested(body={"prompt": "a", "n": 0}),
+    "invalid_json": requested(body=b"{"),
+    "invalid_header": requested(headers={"x-octavo-timeout-ms": "soon"}),
     "invalid_http": sent(b"nonsense\r\n\r\n"),
-    "context_length_exceeded": asked(body={"prompt": "a" * 300}),
-    "not_supported": asked(body=HELLO | {"prompt_embeds": "AAAA"}),
-    "unknown_field": asked(
+    "context_length_exceeded": requested(body={"prompt": "a" * 300}),
+    "not_supported": requested(body=HELLO | {"prompt_embeds": "AAAA"}),
+    "unknown_field": requested(
         body=HELLO | {"temprature": 1}, limits=RequestLimits(strict_fields=True)
     ),
-    "wrong_task": asked("/v1/embeddings", {"input": "a"}),
+    "wrong_task": requested("/v1/embeddings", {"input": "a"}),
     "aborted": aborted,
     "grammar_timeout": failing(InvalidRequest("too hard", param="response_format",
                                               code="grammar_timeout")),
     "grammar_queue_full": failing(QueueFull("too many", code="grammar_queue_full",
                                             retry_after_s=5)),
-    "invalid_api_key": asked(api_keys=("k",)),
-    "admin_key_required": asked("/octavo/v1/drain", headers={"x-api-key": "k"}, api_keys=("k",),
+    "invalid_api_key": requested(api_keys=("k",)),
+    "admin_key_required": requested("/octavo/v1/drain", headers={"x-api-key": "k"}, api_keys=("k",),
                                 admin_api_keys=("boss",)),
-    "model_not_found": asked(body=HELLO | {"model": "other"}),
-    "route_not_found": asked("/v2/completions"),
-    "method_not_allowed": asked(method="PUT"),
+    "model_not_found": requested(body=HELLO | {"model": "other"}),
+    "route_not_found": requested("/v2/completions"),
+    "method_not_allowed": requested(method="PUT"),
     "body_timeout": sent(post(COMPLETIONS, b"{}").replace(b"length: 2", b"length: 9"),
                          limits=RequestLimits(body_timeout_s=0.05)),
-    "body_too_large": asked(body={"prompt": "a" * 2000}, limits=RequestLimits(max_body_bytes=1000)),
-    "url_too_long": asked("/health?" + "a" * 500, method="GET",
+    "body_too_large": requested(
+        body={"prompt": "a" * 2000}, limits=RequestLimits(max_body_bytes=1000)
+    ),
+    "url_too_long": requested("/health?" + "a" * 500, method="GET",
         limits=RequestLimits(max_url_bytes=500)),
-    "unsupported_media_type": asked(headers={"content-type": "text/plain"}),
-    "previous_response_not_found": asked(
+    "unsupported_media_type": requested(headers={"content-type": "text/plain"}),
+    "previous_response_not_found": requested(
         "/v1/responses", {"input": "a", "previous_response_id": "resp_x"}
     ),
-    "response_not_found": asked("/v1/responses/resp_x", b"", method="GET"),
+    "response_not_found": requested("/v1/responses/resp_x", b"", method="GET"),
     "file_not_found": keeping_files("/v1/files/file-x"),
     "batch_not_found": keeping_files("/v1/batches/batch_x"),
     "file_storage_full": keeping_files(
         "/v1/files", "POST", RequestLimits(max_stored_file_bytes=5), data={"purpose": "batch"},
         files={"file": ("a", b"123456")},
     ),
-    "wrong_pod": asked(headers={"x-octavo-pod-uid": "b"}, pod_uid="a"),
-    "headers_too_large": asked(headers={"x": "y" * 3000},
+    "wrong_pod": requested(headers={"x-octavo-pod-uid": "b"}, pod_uid="a"),
+    "headers_too_large": requested(headers={"x": "y" * 3000},
         limits=RequestLimits(max_header_bytes=2000)),
     "internal_error": failing(ZeroDivisionError("at 0x7f00deadbeef in /srv/secret.py")),
     "model_error": failing(GenerationFailed("the logits of layer 3 are not finite")),
-    "not_implemented": asked("/v1/realtime", b"", method="GET"),
-    "adapters_fixed": asked("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"}),
-    "adapter_not_found": asked("/v1/unload_lora_adapter", {"lora_name": "a"},
+    "not_implemented": requested("/v1/realtime", b"", method="GET"),
+    "adapters_fixed": requested("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"}),
+    "adapter_not_found": requested("/v1/unload_lora_adapter", {"lora_name": "a"},
         engine=FakeEngine(config=EngineConfig(model="fake", device="sim", enable_lora=True)),
         allow_runtime_lora_updating=True),
     "queue_full": full,

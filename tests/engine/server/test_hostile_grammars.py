@@ -47,6 +47,10 @@ REFUSED = {
 }  # fmt: skip
 
 
+# It is given up when its time is over.
+EXPENSIVE = "automaton of gigabytes"
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Simulated]:
     # With a form for calls, so that no tool is described in the prompt, which would be too long.
@@ -54,7 +58,10 @@ def server() -> Iterator[Simulated]:
         yield server
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == EXPENSIVE)) for name in REFUSED],
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_grammar_that_cannot_be_served_is_a_400(
     server: Simulated, name: str, stream: bool

@@ -53,7 +53,7 @@ def test_whole_answers_say_whether_they_are_valid(
 ) -> None:
     schema = LEFT | rest
     keyword = next(iter(rest))
-    for path, asked in (
+    for path, requested in (
         ("chat/completions", {"messages": USER, "response_format": formatted(schema)}),
         ("chat/completions", {"messages": USER, "structured_outputs": {"json": schema}}),
         ("completions", {"prompt": "a", "structured_outputs": {"json": json.dumps(schema)}}),
@@ -61,7 +61,7 @@ def test_whole_answers_say_whether_they_are_valid(
             "type": "json_schema", "name": "x", "schema": schema}}}),
     ):  # fmt: skip
         limit = {"max_output_tokens" if path == "responses" else "max_tokens": 200}
-        answer = post(server, path, **asked, **limit)
+        answer = post(server, path, **requested, **limit)
         assert answer.status_code == 200, answer.text
         assert answer.headers[NOT_ENFORCED] == keyword
         assert answer.headers[VALID] == word.decode()
@@ -100,12 +100,12 @@ def test_what_is_enforced_whole_has_no_such_headers(server: Simulated) -> None:
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_arguments_of_a_tool_that_is_not_strict_are_relaxed(server: Simulated, choice: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": LEFT | {"not": {}}}}
-    asked = {"messages": USER, "tool_choice": choice, "max_tokens": 200}
-    answer = post(server, "chat/completions", tools=[tool], **asked)
+    requested = {"messages": USER, "tool_choice": choice, "max_tokens": 200}
+    answer = post(server, "chat/completions", tools=[tool], **requested)
     assert answer.status_code == 200, answer.text
     assert answer.headers[NOT_ENFORCED] == "not"
     tool["function"]["strict"] = True  # type: ignore[index]
-    answer = post(server, "chat/completions", tools=[tool], **asked)
+    answer = post(server, "chat/completions", tools=[tool], **requested)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
 
 
@@ -119,6 +119,8 @@ def test_a_pydantic_model_with_decimals_and_sets_is_served(server: Simulated) ->
     # As newer releases of pydantic write it.
     schema["properties"]["amount"]["anyOf"][1]["pattern"] = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    asked: Any = {"messages": USER, "response_format": formatted(schema)}
-    answer = client.chat.completions.with_raw_response.create(model="sim", max_tokens=200, **asked)
+    requested: Any = {"messages": USER, "response_format": formatted(schema)}
+    answer = client.chat.completions.with_raw_response.create(
+        model="sim", max_tokens=200, **requested
+    )
     assert answer.headers[NOT_ENFORCED] == "pattern, uniqueItems"

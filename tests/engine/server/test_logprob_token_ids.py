@@ -45,8 +45,8 @@ def test_a_chat_tells_of_them_whatever_top_logprobs_says():
         assert logprobs is not None and logprobs.content is not None
         assert len(logprobs.content) == 3 and logprobs.content == streamed
         for entry in logprobs.content:
-            told = [(one.token, one.logprob) for one in entry.top_logprobs]
-            assert told == [(f"token_id:{i}", -i) for i in ASKED]
+            reported = [(one.token, one.logprob) for one in entry.top_logprobs]
+            assert reported == [(f"token_id:{i}", -i) for i in ASKED]
 
 
 def test_a_completion_tells_of_them_and_of_the_token_itself():

@@ -134,8 +134,8 @@ def test_all_alternatives_are_there_where_the_server_allows_it():
         choice = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]
         assert len(choice["prompt_logprobs"][1]) >= 300  # the vocabulary
         chat = {"messages": HI, "max_tokens": 1, "logprobs": True, "top_logprobs": -1}
-        told = client.post("/v1/chat/completions", json=chat).raise_for_status().json()
-        assert len(told["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 300
+        reported = client.post("/v1/chat/completions", json=chat).raise_for_status().json()
+        assert len(reported["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 300
     with running() as server, server.client() as client:
         body["prompt_logprobs"] = -1
         refused = client.post("/v1/completions", json=body).json()["error"]

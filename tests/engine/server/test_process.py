@@ -72,13 +72,13 @@ def test_a_hang_up_reads_the_keys_again_without_losing_a_request(tmp_path):
         status: int = client.get("/v1/models", headers=headers).status_code
         return status
 
-    asked = {"prompt": "a", "max_tokens": 60, "stream": True, "ignore_eos": True,
+    requested = {"prompt": "a", "max_tokens": 60, "stream": True, "ignore_eos": True,
              "stream_options": {"include_usage": True}}  # fmt: skip
     with (
         serving("m", *SLOW, "--api-key-file", str(file)) as server,
         server.client() as client,
         client.stream(
-            "POST", "/v1/completions", headers={"authorization": "Bearer old"}, json=asked
+            "POST", "/v1/completions", headers={"authorization": "Bearer old"}, json=requested
         ) as answer,
     ):
         assert models(client, "old") == 200

@@ -42,9 +42,9 @@ def text_of(event: dict[str, Any]) -> str:
 def test_usage_ends_every_stream_where_the_operator_wants_it(path, is_forced):
     with running(FakeEngine(), ServerSettings(force_include_usage=is_forced)) as server:
         last = events(server, path)[-1]
-        asked = events(server, path, stream_options={"include_usage": True})[-1]
+        requested = events(server, path, stream_options={"include_usage": True})[-1]
     assert ("usage" in last) == is_forced
-    assert asked["usage"]["completion_tokens"] == 21
+    assert requested["usage"]["completion_tokens"] == 21
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +80,10 @@ def test_load_comes_with_an_answer_in_the_format_that_is_asked_for(path):
     engine.stats = EngineStats(kv_blocks_total=200, kv_blocks_used=50, num_running=3, num_waiting=7)
     with running(engine) as server, server.client() as client:
         answers = {
-            asked: client.post(
-                path, json=ASKED[path], headers={"endpoint-load-metrics-format": asked}
+            requested: client.post(
+                path, json=ASKED[path], headers={"endpoint-load-metrics-format": requested}
             ).headers.get("endpoint-load-metrics")
-            for asked in ("text", "JSON", "xml", "")
+            for requested in ("text", "JSON", "xml", "")
         }
     assert answers["text"] == (
         "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_running=3, "

@@ -162,6 +162,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "is_old"), CASES)
 @pytest.mark.parametrize("kind", [TorchBackend, NativeBackend])
 def test_a_file_gives_the_logits_of_transformers(
@@ -174,6 +175,7 @@ def test_a_file_gives_the_logits_of_transformers(
     np.testing.assert_allclose(logits, model.logits(token_ids), **FLOAT32)
 
 
+@pytest.mark.slow
 def test_an_old_file_of_sigmoid_experts_is_known_by_its_bias(tmp_path: Path) -> None:
     model = of_one_magnitude("deepseek-v3", n_group=1, topk_group=1, rope_parameters=None)
     path = write(tmp_path / "m.gguf", model, is_old=True)

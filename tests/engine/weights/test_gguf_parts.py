@@ -213,7 +213,7 @@ def test_a_repository_s_parts_are_fetched_together(tmp_path, monkeypatch):
     for reference in ("hf://org/name", f"hf://org/name/{names[2]}"):
         hub = FakeHub(monkeypatch, tmp_path, files=[*names, "README.md"])
         assert resolve_model(reference).path == tmp_path / names[0]
-        assert hub.asked[-1]["allow_patterns"] == names
+        assert hub.requested[-1]["allow_patterns"] == names
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert resolve_model("hf://org/name").path == tmp_path / names[0]
 

@@ -123,8 +123,8 @@ def write_gguf(path: Path, model: TinyModel, stored: dict[str, torch.Tensor]) ->
             array = np.concatenate([scales[..., None], nibbles], axis=-1)
             array = array.reshape(*array.shape[:2], -1)
         for part, values in of_two_matrices(own, array).items():
-            asked = part + ".weight" if part.endswith("sinks") else part
-            place = names.get_name(asked, try_suffixes=(".weight", ".bias"))
+            requested = part + ".weight" if part.endswith("sinks") else part
+            place = names.get_name(requested, try_suffixes=(".weight", ".bias"))
             assert place is not None, part
             writer.add_tensor(place, np.ascontiguousarray(values), raw_dtype=kind)
     writer.write_header_to_file()

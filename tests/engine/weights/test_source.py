@@ -96,7 +96,7 @@ class FakeHub:
     """Answers as the hub client does; remembers what it was asked."""
 
     def __init__(self, monkeypatch, folder: Path, *, files=(), fails=None) -> None:
-        self.asked: list[dict] = []
+        self.requested: list[dict] = []
         self.files = list(files)
         self.fails = fails
         self.folder = folder
@@ -104,15 +104,15 @@ class FakeHub:
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", self.hf_hub_download)
         monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", self.list_repo_files)
 
-    def snapshot_download(self, **asked):
-        self.asked.append(asked)
+    def snapshot_download(self, **requested):
+        self.requested.append(requested)
         if self.fails is not None:
             raise self.fails
         return str(self.folder)
 
-    def hf_hub_download(self, **asked):
-        self.asked.append(asked)
-        return str(self.folder / asked["filename"])
+    def hf_hub_download(self, **requested):
+        self.requested.append(requested)
+        return str(self.folder / requested["filename"])
 
     def list_repo_files(self, *, repo_id, revision):
         return self.files
@@ -123,18 +123,18 @@ def test_a_repository_is_fetched_without_pickles_or_code(reference, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     hub = FakeHub(monkeypatch, make_model(tmp_path / "snapshot"))
     assert resolve_model(reference, revision="v1").path == tmp_path / "snapshot"
-    (asked,) = hub.asked
-    assert (asked["repo_id"], asked["revision"]) == ("org/name", "v1")
-    assert "*.safetensors" in asked["allow_patterns"]
+    (requested,) = hub.requested
+    assert (requested["repo_id"], requested["revision"]) == ("org/name", "v1")
+    assert "*.safetensors" in requested["allow_patterns"]
     endings = (".json", ".jinja", ".safetensors", "tokenizer.model", "tiktoken.model", ".tiktoken")
-    assert all(p.endswith(endings) for p in asked["allow_patterns"])
+    assert all(p.endswith(endings) for p in requested["allow_patterns"])
 
 
 def test_code_of_a_repository_is_fetched_where_it_may_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hub = FakeHub(monkeypatch, make_model(tmp_path / "snapshot"))
     resolve_model("org/name", with_code=True)
-    assert "*.py" in hub.asked[0]["allow_patterns"]
+    assert "*.py" in hub.requested[0]["allow_patterns"]
 
 
 def test_files_from_the_hub_go_to_the_folder_that_is_named(tmp_path, monkeypatch):
@@ -142,11 +142,11 @@ def test_files_from_the_hub_go_to_the_folder_that_is_named(tmp_path, monkeypatch
     hub = FakeHub(monkeypatch, make_model(tmp_path / "snapshot"))
     files = resolve_model("org/name", download_dir="/big")
     files.with_overrides({}).with_tokenizer("org/other")
-    assert [(each["repo_id"], each["cache_dir"]) for each in hub.asked] == [
+    assert [(each["repo_id"], each["cache_dir"]) for each in hub.requested] == [
         ("org/name", "/big"), ("org/other", "/big"),
     ]  # fmt: skip
     resolve_model("org/name")
-    assert "cache_dir" not in hub.asked[-1], "the Hub's own cache"
+    assert "cache_dir" not in hub.requested[-1], "the Hub's own cache"
 
 
 def test_a_folder_that_may_not_be_read_is_one_sentence(tmp_path, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_folder_that_may_not_be_read_is_one_sentence(tmp_path, monkeypatch):
 def test_revision_in_the_reference(tmp_path, monkeypatch):
     hub = FakeHub(monkeypatch, make_model(tmp_path / "snapshot"))
     resolve_model("hf://org/name@abc")
-    assert hub.asked[0]["revision"] == "abc"
+    assert hub.requested[0]["revision"] == "abc"
     with pytest.raises(ModelError, match="names revision abc, --revision v1"):
         resolve_model("hf://org/name@abc", revision="v1")
 
@@ -182,7 +182,7 @@ def test_a_local_folder_wins_over_the_hub(tmp_path, monkeypatch):
     make_model(tmp_path / "org" / "name")
     hub = FakeHub(monkeypatch, tmp_path, fails=AssertionError("asked the hub"))
     assert resolve_model("org/name").path == Path("org/name")
-    assert hub.asked == []
+    assert hub.requested == []
 
 
 def test_a_repository_with_several_ggufs_asks_which(tmp_path, monkeypatch):
@@ -198,7 +198,7 @@ def test_the_only_gguf_of_a_repository_is_taken(tmp_path, monkeypatch):
     (tmp_path / "snapshot" / "a-Q4.gguf").write_bytes(b"no gguf but fetched")
     with pytest.raises(ModelError, match=r"a-Q4.gguf is not a usable GGUF file"):
         resolve_model("hf://org/name")
-    assert hub.asked[-1]["filename"] == "a-Q4.gguf"
+    assert hub.requested[-1]["filename"] == "a-Q4.gguf"
 
 
 def test_a_repository_of_pickles_says_to_convert(tmp_path, monkeypatch):

@@ -57,18 +57,18 @@ def test_every_line_has_its_answer(files):
     source, target = files
     done = run_batch("-i", str(source), "-o", str(target))
 
-    told = [json.loads(text) for text in target.read_text().splitlines()]
+    reported = [json.loads(text) for text in target.read_text().splitlines()]
     assert done.returncode == 1, done.stderr
     assert done.stderr == "2 answered, 6 failed\n"
     ids = ["text", "chat", None, "odd", "text", "model", "vectors", "sound"]
-    assert [each["custom_id"] for each in told] == ids
-    assert [each["error"]["line"] for each in told if each["error"]] == [3, 4, 6]
+    assert [each["custom_id"] for each in reported] == ids
+    assert [each["error"]["line"] for each in reported if each["error"]] == [3, 4, 6]
     statuses = {
-        each["custom_id"]: each["response"]["status_code"] for each in told if each["response"]
+        each["custom_id"]: each["response"]["status_code"] for each in reported if each["response"]
     }
     assert statuses == STATUSES
-    assert told[0]["response"]["body"]["usage"]["completion_tokens"] == 3
-    assert told[6]["response"]["body"]["error"]["code"] == "wrong_task"
+    assert reported[0]["response"]["body"]["usage"]["completion_tokens"] == 3
+    assert reported[6]["response"]["body"]["error"]["code"] == "wrong_task"
 
 
 @pytest.mark.slow
@@ -87,8 +87,8 @@ def test_an_output_that_is_there_is_gone_on_with_or_refused(files):
     target.write_text(first + second[:40])  # as after a kill
     resumed = run_batch("-i", str(source), "-o", str(target), "--resume")
     assert (resumed.returncode, resumed.stderr) == (0, "1 answered\n")
-    told = [json.loads(text) for text in target.read_text().splitlines()]
-    assert [each["custom_id"] for each in told] == ["a", "b"]
+    reported = [json.loads(text) for text in target.read_text().splitlines()]
+    assert [each["custom_id"] for each in reported] == ["a", "b"]
     assert target.read_text().startswith(first)
 
 

@@ -17,7 +17,7 @@ from octavo.fetch.folder import LOCK_FILE, MARK_FILE
 from octavo.fetch.parts import FOLDER
 from octavo.fetch.progress import STATUS_FILE, FetchProgress
 from octavo.fetch.transfer import TransferPatience
-from tests.fakes.model_store import Store, Told, serving
+from tests.fakes.model_store import Store, StoreReply, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,14 +43,14 @@ def request(store: Store, folder: Path, path: str = f"/{NAME}") -> FetchRequest:
     )
 
 
-def run(asked: FetchRequest, out: StringIO | None = None) -> FolderMark:
-    with FetchProgress(asked.uri, out=out or StringIO()) as progress:
-        return fetch(asked, progress, environ={}, sleep=lambda seconds: None)
+def run(requested: FetchRequest, out: StringIO | None = None) -> FolderMark:
+    with FetchProgress(requested.uri, out=out or StringIO()) as progress:
+        return fetch(requested, progress, environ={}, sleep=lambda seconds: None)
 
 
-def refused(asked: FetchRequest) -> FetchError:
+def refused(requested: FetchRequest) -> FetchError:
     with pytest.raises(FetchError) as caught:
-        run(asked)
+        run(requested)
     return caught.value
 
 
@@ -71,10 +71,10 @@ def test_a_file_is_fetched_in_parallel_ranges_and_marked(store, tmp_path):
 
 def test_a_second_fetch_asks_nobody(store, tmp_path):
     run(request(store, tmp_path))
-    store.asked.clear()
+    store.requested.clear()
 
     assert run(request(store, tmp_path)).digest == f"sha256:{SHA256}"
-    assert store.asked == []
+    assert store.requested == []
 
 
 def test_a_file_that_was_cut_after_the_mark_is_fetched_again(store, tmp_path):
@@ -103,8 +103,8 @@ def test_a_range_goes_on_at_the_byte_where_it_broke(store, tmp_path):
 
 @pytest.mark.parametrize("kind", ["cuts", "stalls"])
 def test_a_later_range_does_so_too(store, tmp_path, kind):
-    store.on_answer = lambda asked: (
-        getattr(store, kind).append(777) if len(store.asked) == 2 else None
+    store.on_answer = lambda requested: (
+        getattr(store, kind).append(777) if len(store.requested) == 2 else None
     )
     run(replace(request(store, tmp_path), range_bytes=200_000, num_workers=1, stall_s=0.5))
 
@@ -121,34 +121,34 @@ def test_a_silent_server_is_left_and_asked_again(store, tmp_path):
 
 def test_an_interrupted_fetch_goes_on_where_it_was(store, tmp_path):
     """Nobody answers any more after three ranges; the next run fetches the other three only."""
-    asked = replace(request(store, tmp_path), num_workers=1)
-    store.routes["/"] = lambda each: Told(503) if len(store.asked) > 3 else None
-    assert refused(asked).reason is FetchReason.UNREACHABLE
+    requested = replace(request(store, tmp_path), num_workers=1)
+    store.routes["/"] = lambda each: StoreReply(503) if len(store.requested) > 3 else None
+    assert refused(requested).reason is FetchReason.UNREACHABLE
     assert not (tmp_path / NAME).exists() and (tmp_path / FOLDER).is_dir()
 
     store.routes.clear()
-    store.asked.clear()
-    run(asked)
+    store.requested.clear()
+    run(requested)
     assert store.ranges() == [f"bytes={at}-{at + 49_999}" for at in (150_000, 200_000, 250_000)]
     assert (tmp_path / NAME).read_bytes() == CONTENT
 
 
 def test_what_changed_between_two_runs_is_fetched_from_the_start(store, tmp_path):
-    asked = replace(request(store, tmp_path), num_workers=1)
-    store.routes["/"] = lambda each: Told(503) if len(store.asked) > 3 else None
-    refused(asked)
+    requested = replace(request(store, tmp_path), num_workers=1)
+    store.routes["/"] = lambda each: StoreReply(503) if len(store.requested) > 3 else None
+    refused(requested)
 
     store.routes.clear()
     other = CONTENT[::-1]
     store.files[f"/{NAME}"] = other
-    run(asked)
+    run(requested)
     assert (tmp_path / NAME).read_bytes() == other
 
 
 def test_what_changes_under_us_is_never_mixed(store, tmp_path):
     other = CONTENT[::-1]
-    store.on_answer = lambda asked: (
-        store.files.update({f"/{NAME}": other}) if len(store.asked) == 3 else None
+    store.on_answer = lambda requested: (
+        store.files.update({f"/{NAME}": other}) if len(store.requested) == 3 else None
     )
     run(replace(request(store, tmp_path), num_workers=1))
 
@@ -159,7 +159,7 @@ def test_a_weak_etag_is_compared_but_not_sent(store, tmp_path):
     store.etag = 'W/"1"'
     run(request(store, tmp_path))
 
-    assert not any("if-range" in asked.headers for asked in store.asked)
+    assert not any("if-range" in requested.headers for requested in store.requested)
 
 
 def test_a_server_without_ranges_is_read_in_one_piece(store, tmp_path):
@@ -167,7 +167,7 @@ def test_a_server_without_ranges_is_read_in_one_piece(store, tmp_path):
     store.cuts = [70_000]
     run(request(store, tmp_path))
 
-    assert len(store.asked) == 2
+    assert len(store.requested) == 2
     assert (tmp_path / NAME).read_bytes() == CONTENT
 
 
@@ -178,8 +178,8 @@ def test_an_empty_file_is_one(store, tmp_path):
 
 def test_a_file_that_shrinks_starts_anew(store, tmp_path):
     """416 for a range that existed when it began."""
-    store.on_answer = lambda asked: (
-        store.files.update({f"/{NAME}": CONTENT[:60_000]}) if len(store.asked) == 2 else None
+    store.on_answer = lambda requested: (
+        store.files.update({f"/{NAME}": CONTENT[:60_000]}) if len(store.requested) == 2 else None
     )
     run(replace(request(store, tmp_path), num_workers=1))
     assert (tmp_path / NAME).read_bytes() == CONTENT[:60_000]
@@ -198,26 +198,26 @@ def test_a_file_that_shrinks_starts_anew(store, tmp_path):
     ],
 )
 def test_every_refusal_has_its_reason(store, tmp_path, status, reason):
-    store.routes["/"] = lambda asked: Told(status)
+    store.routes["/"] = lambda requested: StoreReply(status)
 
     assert refused(request(store, tmp_path)).reason is reason
-    assert len(store.asked) == (4 if reason is FetchReason.UNREACHABLE else 1)
+    assert len(store.requested) == (4 if reason is FetchReason.UNREACHABLE else 1)
 
 
 def test_a_wrong_digest_leaves_nothing_that_could_be_taken_for_the_model(store, tmp_path):
-    asked = replace(request(store, tmp_path), digest="sha256:" + "0" * 64)
+    requested = replace(request(store, tmp_path), digest="sha256:" + "0" * 64)
 
-    error = refused(asked)
+    error = refused(requested)
     assert error.reason is FetchReason.DIGEST_MISMATCH
     assert SHA256 in str(error) and "0" * 64 in str(error)
     assert not (tmp_path / NAME).exists() and not (tmp_path / MARK_FILE).exists()
-    assert run(replace(asked, digest=f"sha256:{SHA256}")).digest == f"sha256:{SHA256}"
+    assert run(replace(requested, digest=f"sha256:{SHA256}")).digest == f"sha256:{SHA256}"
 
 
 def test_a_wrong_digest_is_seen_of_what_is_there_already(store, tmp_path):
     run(request(store, tmp_path))
-    asked = replace(request(store, tmp_path), digest="sha256:" + "0" * 64)
-    assert refused(asked).reason is FetchReason.DIGEST_MISMATCH
+    requested = replace(request(store, tmp_path), digest="sha256:" + "0" * 64)
+    assert refused(requested).reason is FetchReason.DIGEST_MISMATCH
 
 
 def test_a_folder_keeps_the_model_it_has(store, tmp_path):
@@ -228,9 +228,9 @@ def test_a_folder_keeps_the_model_it_has(store, tmp_path):
 
 def test_a_size_that_no_disk_has_is_not_begun(store, tmp_path):
     span = {"content-range": f"bytes 0-49999/{10**17}", "etag": '"x"'}
-    store.routes["/"] = lambda asked: Told(206, body=CONTENT[:50_000], headers=span)
+    store.routes["/"] = lambda requested: StoreReply(206, body=CONTENT[:50_000], headers=span)
     assert refused(request(store, tmp_path)).reason is FetchReason.DISK_FULL
-    assert len(store.asked) == 1
+    assert len(store.requested) == 1
 
 
 def test_a_full_disk_is_named(store, tmp_path, monkeypatch):
@@ -245,26 +245,30 @@ def test_a_full_disk_is_named(store, tmp_path, monkeypatch):
 def test_credentials_do_not_follow_a_redirect_to_another_host(store, tmp_path):
     with serving(Store(files={f"/{NAME}": CONTENT})) as other:
         elsewhere = other.url.replace("127.0.0.1", "localhost")
-        store.routes["/"] = lambda asked: Told(302, headers={"location": f"{elsewhere}/{NAME}"})
-        asked = request(store, tmp_path)
-        with FetchProgress(asked.uri, out=StringIO()) as progress:
-            fetch(asked, progress, environ={"HTTP_BEARER_TOKEN": "secret"})
-        assert {each.headers.get("authorization") for each in store.asked} == {"Bearer secret"}
-        assert not any("authorization" in each.headers for each in other.asked)
+        store.routes["/"] = lambda requested: StoreReply(
+            302, headers={"location": f"{elsewhere}/{NAME}"}
+        )
+        requested = request(store, tmp_path)
+        with FetchProgress(requested.uri, out=StringIO()) as progress:
+            fetch(requested, progress, environ={"HTTP_BEARER_TOKEN": "secret"})
+        assert {each.headers.get("authorization") for each in store.requested} == {"Bearer secret"}
+        assert not any("authorization" in each.headers for each in other.requested)
         assert len(other.ranges()) == 6
 
 
 def test_credentials_follow_a_redirect_on_the_same_host(store, tmp_path):
     store.files["/moved.gguf"] = CONTENT
-    store.routes[f"/{NAME}"] = lambda asked: Told(307, headers={"location": "/moved.gguf"})
-    asked = request(store, tmp_path)
-    with FetchProgress(asked.uri, out=StringIO()) as progress:
-        fetch(asked, progress, environ={"HTTP_BEARER_TOKEN": "secret"})
-    assert {each.headers.get("authorization") for each in store.asked} == {"Bearer secret"}
+    store.routes[f"/{NAME}"] = lambda requested: StoreReply(
+        307, headers={"location": "/moved.gguf"}
+    )
+    requested = request(store, tmp_path)
+    with FetchProgress(requested.uri, out=StringIO()) as progress:
+        fetch(requested, progress, environ={"HTTP_BEARER_TOKEN": "secret"})
+    assert {each.headers.get("authorization") for each in store.requested} == {"Bearer secret"}
 
 
 def test_redirects_end(store, tmp_path):
-    store.routes["/"] = lambda asked: Told(302, headers={"location": f"/{NAME}"})
+    store.routes["/"] = lambda requested: StoreReply(302, headers={"location": f"/{NAME}"})
     assert "redirects more than" in str(refused(request(store, tmp_path)))
 
 
@@ -272,7 +276,7 @@ def test_redirects_end(store, tmp_path):
     "target", ["file:///etc/passwd", "http://169.254.169.254/x", "ftp://h/x", "gopher://h"]
 )
 def test_redirects_to_where_no_model_is_are_refused(store, tmp_path, target):
-    store.routes["/"] = lambda asked: Told(302, headers={"location": target})
+    store.routes["/"] = lambda requested: StoreReply(302, headers={"location": target})
     assert refused(request(store, tmp_path)).reason is FetchReason.FAILED
     assert not (tmp_path / NAME).exists()
 
@@ -312,6 +316,6 @@ def test_progress_is_told_as_lines_and_as_a_file(store, tmp_path):
 
 
 def test_the_lock_is_left_behind_by_nobody(store, tmp_path):
-    store.routes["/"] = lambda asked: Told(404)
+    store.routes["/"] = lambda requested: StoreReply(404)
     refused(request(store, tmp_path))
     assert LOCK_FILE not in names(tmp_path)

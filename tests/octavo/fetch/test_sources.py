@@ -18,7 +18,7 @@ from octavo.fetch.fetch import FetchRequest, fetch
 from octavo.fetch.google_auth import assertion, sign_rs256
 from octavo.fetch.progress import FetchProgress
 from octavo.fetch.transfer import TransferPatience
-from tests.fakes.model_store import Asked, Store, Told, serving
+from tests.fakes.model_store import Store, StoreReply, StoreRequest, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,9 +45,13 @@ def store() -> Iterator[Store]:
 
 
 def run(uri: str, folder: Path, environ: Mapping[str, str], **more: Any) -> FolderMark:
-    asked = FetchRequest(uri=uri, folder=folder, range_bytes=50_000, patience=QUICK, stall_s=5.0)
+    requested = FetchRequest(
+        uri=uri, folder=folder, range_bytes=50_000, patience=QUICK, stall_s=5.0
+    )
     with FetchProgress(uri, out=StringIO()) as progress:
-        return fetch(replace(asked, **more), progress, environ=environ, sleep=lambda seconds: None)
+        return fetch(
+            replace(requested, **more), progress, environ=environ, sleep=lambda seconds: None
+        )
 
 
 def refused(uri: str, folder: Path, environ: Mapping[str, str], **more: Any) -> FetchError:
@@ -74,13 +78,13 @@ def hub(
 ) -> None:
     files = {**FILES, **NOISE, **(more or {})}
 
-    def info(asked: Asked) -> Told:
-        if token and asked.headers.get("authorization") != f"Bearer {token}":
-            return Told(401, headers={"x-error-code": "GatedRepo"})
-        if not asked.path.startswith("/api/models/org/name/"):
-            return Told(401, headers={"x-error-code": "RepoNotFound"})
-        if asked.path != f"/api/models/org/name/revision/{revision}":
-            return Told(404, headers={"x-error-code": "RevisionNotFound"})
+    def info(requested: StoreRequest) -> StoreReply:
+        if token and requested.headers.get("authorization") != f"Bearer {token}":
+            return StoreReply(401, headers={"x-error-code": "GatedRepo"})
+        if not requested.path.startswith("/api/models/org/name/"):
+            return StoreReply(401, headers={"x-error-code": "RepoNotFound"})
+        if requested.path != f"/api/models/org/name/revision/{revision}":
+            return StoreReply(404, headers={"x-error-code": "RevisionNotFound"})
         siblings: list[dict[str, Any]] = [
             {"rfilename": name, "size": len(content)} for name, content in files.items()
         ]
@@ -88,7 +92,7 @@ def hub(
             if each["size"] > 1000:
                 digest = hashlib.sha256(files[each["rfilename"]]).hexdigest()
                 each["lfs"] = {"sha256": digest, "size": each["size"]}
-        return Told(body=json.dumps({"sha": COMMIT, "siblings": siblings}).encode())
+        return StoreReply(body=json.dumps({"sha": COMMIT, "siblings": siblings}).encode())
 
     store.routes["/api/models/"] = info
     for name, content in files.items():
@@ -161,8 +165,8 @@ def test_bytes_that_the_hub_did_not_promise_are_refused(store, tmp_path):
 
 def test_pickles_alone_are_no_model(store, tmp_path):
     hub(store)
-    told = {"sha": COMMIT, "siblings": [{"rfilename": "pytorch_model.bin", "size": 3}]}
-    store.routes["/api/models/"] = lambda asked: Told(body=json.dumps(told).encode())
+    reported = {"sha": COMMIT, "siblings": [{"rfilename": "pytorch_model.bin", "size": 3}]}
+    store.routes["/api/models/"] = lambda requested: StoreReply(body=json.dumps(reported).encode())
     error = refused("hf://org/name", tmp_path, {"HF_ENDPOINT": store.url})
     assert "never read" in str(error)
 
@@ -176,13 +180,13 @@ SPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 def s3(store: Store, *, page: int = 2, etags: bool = True) -> None:
     objects = {f"models/tiny/{name}": content for name, content in {**FILES, **NOISE}.items()}
 
-    def answer(asked: Asked) -> Told | None:
-        if "Credential=AKID/" not in asked.headers.get("authorization", ""):
-            return Told(403)
-        if "list-type" not in asked.query:
+    def answer(requested: StoreRequest) -> StoreReply | None:
+        if "Credential=AKID/" not in requested.headers.get("authorization", ""):
+            return StoreReply(403)
+        if "list-type" not in requested.query:
             return None
-        keys = sorted(key for key in objects if key.startswith(asked.query.get("prefix", "")))
-        begin = int(asked.query.get("continuation-token", 0))
+        keys = sorted(key for key in objects if key.startswith(requested.query.get("prefix", "")))
+        begin = int(requested.query.get("continuation-token", 0))
         rows = "".join(
             f"<Contents><Key>{key}</Key><Size>{len(objects[key])}</Size>"
             + (f'<ETag>"{hashlib.md5(objects[key]).hexdigest()}"</ETag>' if etags else "")
@@ -192,7 +196,7 @@ def s3(store: Store, *, page: int = 2, etags: bool = True) -> None:
         if begin + page < len(keys):
             rows += f"<NextContinuationToken>{begin + page}</NextContinuationToken>"
         text = f'<?xml version="1.0"?><ListBucketResult xmlns="{SPACE}">{rows}</ListBucketResult>'
-        return Told(body=text.encode())
+        return StoreReply(body=text.encode())
 
     store.routes["/bucket"] = answer
     store.files |= {f"/bucket/{key}": content for key, content in objects.items()}
@@ -203,7 +207,7 @@ def test_s3_lists_page_by_page_and_signs(store, tmp_path):
     mark = run("s3://bucket/models/tiny", tmp_path, {"AWS_ENDPOINT_URL": store.url, **KEY})
 
     assert_whole(tmp_path, mark)
-    assert all("x-amz-date" in asked.headers for asked in store.asked)
+    assert all("x-amz-date" in requested.headers for requested in store.requested)
 
 
 def test_one_object_of_s3(store, tmp_path):
@@ -223,7 +227,7 @@ def test_s3_s_md5_is_believed_unless_the_object_is_encrypted_by_a_key(store, tmp
     assert error.reason is FetchReason.DIGEST_MISMATCH and "MD5" in str(error)
 
     encrypted = {"x-amz-server-side-encryption": "aws:kms"}
-    store.routes[path] = lambda asked: Told(blob=WEIGHTS[::-1], headers=encrypted)
+    store.routes[path] = lambda requested: StoreReply(blob=WEIGHTS[::-1], headers=encrypted)
     store.routes = dict(reversed(store.routes.items()))
     run("s3://bucket/models/tiny", tmp_path / "b", environ)
     assert (tmp_path / "b" / "model.safetensors").read_bytes() == WEIGHTS[::-1]
@@ -237,11 +241,11 @@ def test_s3_with_the_role_of_the_pod_s_service_account(store, tmp_path):
     s3(store)
     forms: list[str] = []
 
-    def assume(asked: Asked) -> Told:
-        forms.append(asked.body.decode())
+    def assume(requested: StoreRequest) -> StoreReply:
+        forms.append(requested.body.decode())
         keys = "<AccessKeyId>AKID</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
         more = f"<SessionToken>session</SessionToken><Expiration>{NEVER}</Expiration>"
-        return Told(body=f"<R><Credentials>{keys}{more}</Credentials></R>".encode())
+        return StoreReply(body=f"<R><Credentials>{keys}{more}</Credentials></R>".encode())
 
     store.routes["/sts/"] = assume
     (tmp_path / "token").write_text("of-the-pod\n")
@@ -254,13 +258,15 @@ def test_s3_with_the_role_of_the_pod_s_service_account(store, tmp_path):
     assert_whole(tmp_path / "to", run("s3://bucket/models/tiny", tmp_path / "to", environ))
     assert len(forms) == 1, "asked for once"
     assert "WebIdentityToken=of-the-pod" in forms[0] and "role%2Fmodels" in forms[0]
-    signed = [a for a in store.asked if a.path.startswith("/bucket")]
+    signed = [a for a in store.requested if a.path.startswith("/bucket")]
     assert {a.headers["x-amz-security-token"] for a in signed} == {"session"}
 
 
 def test_a_role_that_aws_refuses_is_said(store, tmp_path):
     s3(store)
-    store.routes["/sts/"] = lambda asked: Told(403, body=b"<E><Message>not you</Message></E>")
+    store.routes["/sts/"] = lambda requested: StoreReply(
+        403, body=b"<E><Message>not you</Message></E>"
+    )
     (tmp_path / "token").write_text("t")
     environ = {
         "AWS_ENDPOINT_URL": store.url, "AWS_ENDPOINT_URL_STS": f"{store.url}/sts",
@@ -274,11 +280,16 @@ def test_a_role_that_aws_refuses_is_said(store, tmp_path):
 def test_s3_with_eks_pod_identity(store, tmp_path):
     s3(store)
 
-    def keys(asked: Asked) -> Told:
-        if asked.headers.get("authorization") != "of-the-pod":
-            return Told(401)
-        told = {"AccessKeyId": "AKID", "SecretAccessKey": "s", "Token": "x", "Expiration": NEVER}
-        return Told(body=json.dumps(told).encode())
+    def keys(requested: StoreRequest) -> StoreReply:
+        if requested.headers.get("authorization") != "of-the-pod":
+            return StoreReply(401)
+        reported = {
+            "AccessKeyId": "AKID",
+            "SecretAccessKey": "s",
+            "Token": "x",
+            "Expiration": NEVER,
+        }
+        return StoreReply(body=json.dumps(reported).encode())
 
     store.routes["/v1/credentials"] = keys
     (tmp_path / "token").write_text("of-the-pod")
@@ -321,7 +332,7 @@ def test_s3_s_refusals(store, tmp_path, uri, environ, reason):
 
 def test_a_listing_with_declarations_is_not_parsed(store, tmp_path):
     bomb = b'<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaa">]><x>&a;</x>'
-    store.routes["/"] = lambda asked: Told(body=bomb)
+    store.routes["/"] = lambda requested: StoreReply(body=bomb)
     error = refused("s3://bucket/m", tmp_path, {"AWS_ENDPOINT_URL": store.url})
     assert "no listing" in str(error)
 
@@ -330,13 +341,17 @@ def test_a_listing_with_declarations_is_not_parsed(store, tmp_path):
 
 
 def gcs(store: Store, *, token: str = "") -> None:
-    def answer(asked: Asked) -> Told:
-        if token and asked.headers.get("authorization") != f"Bearer {token}":
-            return Told(401)
-        _, _, name = asked.path.partition("/o/")
+    def answer(requested: StoreRequest) -> StoreReply:
+        if token and requested.headers.get("authorization") != f"Bearer {token}":
+            return StoreReply(401)
+        _, _, name = requested.path.partition("/o/")
         if name:
             content = FILES[unquote(name).removeprefix("tiny/")]
-            return Told(blob=content) if asked.query.get("generation") == "7" else Told(404)
+            return (
+                StoreReply(blob=content)
+                if requested.query.get("generation") == "7"
+                else StoreReply(404)
+            )
         items = [
             {
                 "name": f"tiny/{name}", "size": str(len(content)), "generation": "7",
@@ -344,11 +359,11 @@ def gcs(store: Store, *, token: str = "") -> None:
             }
             for name, content in sorted(FILES.items())
         ]  # fmt: skip
-        at = int(asked.query.get("pageToken", 0))
+        at = int(requested.query.get("pageToken", 0))
         page: dict[str, Any] = {"items": items[at : at + 2]}
         if at + 2 < len(items):
             page["nextPageToken"] = str(at + 2)
-        return Told(body=json.dumps(page).encode())
+        return StoreReply(body=json.dumps(page).encode())
 
     store.routes["/storage/v1/b/bucket/o"] = answer
 
@@ -388,9 +403,9 @@ def test_gcs_with_the_key_of_a_service_account(store, tmp_path):
     gcs(store, token="granted")
     forms: list[str] = []
 
-    def grant(asked: Asked) -> Told:
-        forms.append(asked.body.decode())
-        return Told(body=b'{"access_token": "granted", "expires_in": 3600}')
+    def grant(requested: StoreRequest) -> StoreReply:
+        forms.append(requested.body.decode())
+        return StoreReply(body=b'{"access_token": "granted", "expires_in": 3600}')
 
     store.routes["/token"] = grant
     key = {
@@ -408,10 +423,10 @@ def test_gcs_with_the_key_of_a_service_account(store, tmp_path):
 
 def test_gcs_with_the_machine_s_own_account(store, tmp_path):
     gcs(store, token="of-machine")
-    store.routes["/computeMetadata/"] = lambda asked: (
-        Told(body=b'{"access_token": "of-machine", "expires_in": 60}')
-        if asked.headers.get("metadata-flavor") == "Google"
-        else Told(403)
+    store.routes["/computeMetadata/"] = lambda requested: (
+        StoreReply(body=b'{"access_token": "of-machine", "expires_in": 60}')
+        if requested.headers.get("metadata-flavor") == "Google"
+        else StoreReply(403)
     )
     environ = {
         "STORAGE_EMULATOR_HOST": store.url,
@@ -456,23 +471,23 @@ def oci(store: Store, *, wants: str = "") -> str:
     index = json.dumps({"mediaType": kind, "manifests": [{"digest": sha(manifest)}]}).encode()
     proof = {"bearer": "Bearer granted", "basic": "Basic dXNlcjpwYXNz"}.get(wants, "")
 
-    def answer(asked: Asked) -> Told | None:
-        if proof and asked.headers.get("authorization") != proof:
+    def answer(requested: StoreRequest) -> StoreReply | None:
+        if proof and requested.headers.get("authorization") != proof:
             bearer = f'Bearer realm="{store.url}/token",service="s",scope="repository:org/m:pull"'
             challenge = bearer if wants == "bearer" else 'Basic realm="r"'
-            return Told(401, headers={"www-authenticate": challenge})
-        reference = asked.path.rpartition("/")[2]
+            return StoreReply(401, headers={"www-authenticate": challenge})
+        reference = requested.path.rpartition("/")[2]
         known = {"v1": index, sha(index): index, sha(manifest): manifest}
-        if "/manifests/" in asked.path:
-            return Told(body=known[reference]) if reference in known else Told(404)
+        if "/manifests/" in requested.path:
+            return StoreReply(body=known[reference]) if reference in known else StoreReply(404)
         return None
 
     store.routes["/v2/org/m/"] = answer
-    store.routes["/token"] = lambda asked: (
-        Told(body=b'{"token": "granted"}')
-        if asked.headers.get("authorization") == "Basic dXNlcjpwYXNz"
-        and asked.query["scope"] == "repository:org/m:pull"
-        else Told(401)
+    store.routes["/token"] = lambda requested: (
+        StoreReply(body=b'{"token": "granted"}')
+        if requested.headers.get("authorization") == "Basic dXNlcjpwYXNz"
+        and requested.query["scope"] == "repository:org/m:pull"
+        else StoreReply(401)
     )
     for content in {**FILES, **NOISE}.values():
         store.files[f"/v2/org/m/blobs/{sha(content)}"] = content
@@ -506,7 +521,7 @@ def test_an_artifact_is_fetched_by_digest_and_nothing_else_passes_for_it(store, 
     host = store.url.removeprefix("http://")
     assert_whole(tmp_path / "a", run(f"oci://{host}/org/m@{digest}", tmp_path / "a", {}))
 
-    store.routes["/v2/org/m/"] = lambda asked: Told(body=b"{}")
+    store.routes["/v2/org/m/"] = lambda requested: StoreReply(body=b"{}")
     error = refused(f"oci://{host}/org/m@{digest}", tmp_path / "b", {})
     assert error.reason is FetchReason.DIGEST_MISMATCH
 
@@ -527,7 +542,9 @@ def test_a_registry_s_refusals(store, tmp_path, reference, reason):
 
 def test_an_image_is_no_artifact(store, tmp_path):
     layers = [{"digest": sha(b"tar"), "size": 3}]
-    store.routes["/v2/"] = lambda asked: Told(body=json.dumps({"layers": layers}).encode())
+    store.routes["/v2/"] = lambda requested: StoreReply(
+        body=json.dumps({"layers": layers}).encode()
+    )
     host = store.url.removeprefix("http://")
     assert "never unpacked" in str(refused(f"oci://{host}/org/m:v1", tmp_path, {}))
 

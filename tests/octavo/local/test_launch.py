@@ -29,22 +29,24 @@ def deployment(*, uri: str = "demo://smollm2", **spec: Any) -> LLMDeployment:
     )
 
 
-def launch(asked: LLMDeployment, references=None, **environ: str):
-    return launch_of(asked, models=MODELS, references=references or {}, environ=environ)
+def launch(requested: LLMDeployment, references=None, **environ: str):
+    return launch_of(requested, models=MODELS, references=references or {}, environ=environ)
 
 
-def told(asked: LLMDeployment, share: ThreadShare = WHOLE) -> dict[str, Any]:
-    return tomllib.loads(launch(asked).config_text(share))
+def reported(requested: LLMDeployment, share: ThreadShare = WHOLE) -> dict[str, Any]:
+    return tomllib.loads(launch(requested).config_text(share))
 
 
 def test_options_and_arguments_are_the_pod_s():
-    asked = deployment(
+    requested = deployment(
         engine={"maxModelLen": 512, "maxNumSeqs": 4, "args": {"max-queue": 7, "vllm-metrics": True}}
     )
-    result = launch(asked)
+    result = launch(requested)
 
-    assert result.options == engine_options(asked, model="demo://smollm2")
-    assert result.arguments == tuple(extra_arguments(asked)) == ("--max-queue=7", "--vllm-metrics")
+    assert result.options == engine_options(requested, model="demo://smollm2")
+    assert (
+        result.arguments == tuple(extra_arguments(requested)) == ("--max-queue=7", "--vllm-metrics")
+    )
     assert result.command_arguments(Path("/run/x.toml"), 4711) == [
         "serve", "--config=/run/x.toml", "--host=127.0.0.1", "--port=4711",
         "--max-queue=7", "--vllm-metrics",
@@ -59,15 +61,15 @@ def test_blocks_on_disk_lie_in_a_folder_of_the_deployment():
 
 def test_replicas_share_cores_and_memory():
     share = ThreadShare(num_threads=2, replicas=4)
-    assert told(deployment(), share)["num-threads"] == 2
-    assert told(deployment(), share)["memory-fraction"] == 0.125
-    assert "memory-fraction" not in told(deployment(), ThreadShare(num_threads=8))
+    assert reported(deployment(), share)["num-threads"] == 2
+    assert reported(deployment(), share)["memory-fraction"] == 0.125
+    assert "memory-fraction" not in reported(deployment(), ThreadShare(num_threads=8))
     limited = deployment(
         resources={"limits": {"cpu": "1", "memory": "1Gi"}}, engine={"kvCacheMemory": "64Mi"}
     )
-    assert told(limited, share)["num-threads"] == 1
-    assert "memory-fraction" not in told(limited, share)
-    assert told(deployment(resources={"limits": {"cpu": "64"}}), share)["num-threads"] == 2
+    assert reported(limited, share)["num-threads"] == 1
+    assert "memory-fraction" not in reported(limited, share)
+    assert reported(deployment(resources={"limits": {"cpu": "64"}}), share)["num-threads"] == 2
 
 
 def test_the_pods_of_a_group_are_processes_of_one_engine():
@@ -77,7 +79,7 @@ def test_the_pods_of_a_group_are_processes_of_one_engine():
         resources={"limits": {"cpu": "2", "memory": "1Gi"}},  # of each pod
         adapters=[{"name": "law", "uri": "file:///adapters/law"}],
     )
-    options = told(asked)
+    options = reported(asked)
     assert options["pipeline-parallel-size"] == 3
     assert options["distributed-executor-backend"] == "mp"
     assert options["num-threads"] == 6
@@ -85,7 +87,7 @@ def test_the_pods_of_a_group_are_processes_of_one_engine():
     assert options["enable-lora"] is True
     # Neither other hosts nor a secret: all is on this one.
     assert not [each for each in launch(asked).arguments if "node" in each or "master" in each]
-    assert told(asked, ThreadShare(num_threads=2, replicas=4))["num-threads"] == 2
+    assert reported(asked, ThreadShare(num_threads=2, replicas=4))["num-threads"] == 2
 
 
 def test_a_revision_changes_with_what_makes_a_process_and_nothing_else():
@@ -115,13 +117,13 @@ def test_where_weights_come_from():
 
 def test_variables_come_from_the_files_or_from_the_shell():
     reference = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
-    asked = deployment(engine={"env": [reference, {"name": "A", "value": "b"}]})
+    requested = deployment(engine={"env": [reference, {"name": "A", "value": "b"}]})
 
-    found = launch(asked, {("Secret", "default", "s"): {"k": "from-file"}}, KEY="from-shell")
+    found = launch(requested, {("Secret", "default", "s"): {"k": "from-file"}}, KEY="from-shell")
     assert found.variables == {"KEY": "from-file", "A": "b"}
-    assert launch(asked, KEY="from-shell").variables == {"KEY": "from-shell", "A": "b"}
+    assert launch(requested, KEY="from-shell").variables == {"KEY": "from-shell", "A": "b"}
     with pytest.raises(ConfigError, match="KEY comes from Secret s, which is not in these files"):
-        launch(asked)
+        launch(requested)
     reference["valueFrom"]["secretKeyRef"]["optional"] = True  # type: ignore[index]
     assert launch(deployment(engine={"env": [reference]})).variables == {}
 

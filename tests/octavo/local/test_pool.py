@@ -66,14 +66,14 @@ class Rig:
         self.demand = RouterDemand(self.clock)
         self.demand.expect([NAME])
         self.said: list[str] = []
-        self.told: list[RevisionState] = []
-        deployment, launch = self.asked(**spec)
+        self.reported: list[RevisionState] = []
+        deployment, launch = self.requested(**spec)
         self.pool = Pool(
             deployment, launch, home=self.home, environ={}, demand=self.demand,
             notify=self.said.append, wake=lambda: None, clock=self.clock,
         )  # fmt: skip
 
-    def asked(self, **spec: Any) -> tuple[LLMDeployment, Launch]:
+    def requested(self, **spec: Any) -> tuple[LLMDeployment, Launch]:
         body = {
             "apiVersion": "octavo.dev/v1alpha1",
             "kind": "LLMDeployment",
@@ -85,7 +85,7 @@ class Rig:
         return deployment, launch_of(deployment, models=models, references={}, environ={})
 
     def want(self, **spec: Any) -> str:
-        deployment, launch = self.asked(**spec)
+        deployment, launch = self.requested(**spec)
         self.pool.want(deployment, launch)
         return launch.revision
 
@@ -98,8 +98,8 @@ class Rig:
                 for r in self.pool.replicas
                 if r.state == "ready"
             ]
-            told = [PoolState("default/m", revisions=self.told)]
-            self.demand.learn(NAME, State("1", NAME, told, endpoints))
+            reported = [PoolState("default/m", revisions=self.reported)]
+            self.demand.learn(NAME, State("1", NAME, reported, endpoints))
             self.clock.advance(1.0)
 
     def serving(self) -> dict[str, int]:
@@ -181,7 +181,7 @@ def test_a_canary_is_judged_by_what_the_router_counted(tmp_path, errors):
     (model,) = load_config(text=config(rig)).models
     assert {each.revision: each.weight for each in model.backends} == {old: 75.0, new: 25.0}
 
-    rig.told = [revision(old, 100, 0), revision(new, 40, errors)]
+    rig.reported = [revision(old, 100, 0), revision(new, 40, errors)]
     rig.look(30)
     assert rig.serving() == ({old: 2} if errors else {new: 2})
     assert rig.pool.row().phase == ("rolled back" if errors else "ready")
@@ -206,13 +206,15 @@ def test_the_router_s_files_are_what_it_takes(tmp_path):
     routing = {"policy": "session", "holdTimeout": "7s"}
     rig = Rig(tmp_path, replicas=1, routing=routing)
     rig.look(3)
-    told = load_config(text=config(rig, keys=("a", "b")))
+    reported = load_config(text=config(rig, keys=("a", "b")))
 
-    assert (told.server.port, told.discovery.file) == (8080, "/x.yaml")
-    assert told.flow.hold_timeout_s == 7.0
-    assert [(pool.name, pool.policy) for pool in told.routing.pools] == [("default/m", "session")]
-    assert [key.tenant for key in told.flow.keys] == ["key-1", "key-2"]
-    assert told.discovery.engine_key == "a"
+    assert (reported.server.port, reported.discovery.file) == (8080, "/x.yaml")
+    assert reported.flow.hold_timeout_s == 7.0
+    assert [(pool.name, pool.policy) for pool in reported.routing.pools] == [
+        ("default/m", "session")
+    ]
+    assert [key.tenant for key in reported.flow.keys] == ["key-1", "key-2"]
+    assert reported.discovery.engine_key == "a"
     assert f'"url": "{rig.pool.replicas[0].url}"' in upstreams([rig.pool])
 
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 class Lines:
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def notify(self, line: str) -> None:
-        self.told.append(line)
+        self.reported.append(line)
 
     def show(self, snapshot: PlatformSnapshot) -> None: ...
 
@@ -34,7 +34,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path):
     for write in (full, full, lambda: None, full):
         supervisor._save(write)
     problem = f"{tmp_path} cannot be written: No space left on device"
-    assert screen.told == [f"{problem}; running engines continue, changes wait"] * 2
+    assert screen.reported == [f"{problem}; running engines continue, changes wait"] * 2
 
 
 def test_a_router_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
@@ -45,4 +45,4 @@ def test_a_router_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr("octavo.local.router.Child", lambda *_, **__: full())
     supervisor.router.start()
     assert (supervisor.router.state, supervisor.router.is_running) == ("down", False)
-    assert "could not be started: No space left on device" in screen.told[0]
+    assert "could not be started: No space left on device" in screen.reported[0]

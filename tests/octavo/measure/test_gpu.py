@@ -132,9 +132,9 @@ def test_steps_on_a_gpu_stand_beside_its_bandwidth_and_its_peak(tmp_path, abacus
     sizes = ["--input-len", "30", "--num-iters", "2", "--kv-cache-memory-bytes", "8MiB"]
     assert bench_steps.main("bench", [*argv, *sizes, "--json", str(file)]) == 0
 
-    told = capsys.readouterr()
-    assert told.err.startswith("Abacus 9, 10.0 GB/s read, GFLOP/s: 1 bf16, 2 int8")
-    assert "of bandwidth" in told.out and "of bf16 peak" in told.out
+    reported = capsys.readouterr()
+    assert reported.err.startswith("Abacus 9, 10.0 GB/s read, GFLOP/s: 1 bf16, 2 int8")
+    assert "of bandwidth" in reported.out and "of bf16 peak" in reported.out
     document = json.loads(file.read_text())
     assert document["backend"] == "cuda/bfloat16/plain"
     one, two = document["decode"]

@@ -84,8 +84,8 @@ def test_the_router_hears_of_blocks_and_load_a_little_later():
     bench.run(0.1)
 
     keys = bench.shape.keys((range(160),))
-    told = [(at, delta) for at, delta in bench.news if delta.stored]
-    at, delta = told[0]
+    reported = [(at, delta) for at, delta in bench.news if delta.stored]
+    at, delta = reported[0]
     assert at == pytest.approx(0.006 + 160 * 0.04e-3 + DELAY_S, abs=0.006)
     assert [delta.stored[i : i + 8] for i in range(0, 120, 12)] == [
         keys[i : i + 8] for i in range(0, 80, 8)

@@ -173,11 +173,11 @@ LIVES = {
 
 def misbehave(proxy: FaultProxy, ways: Sequence[Way]) -> list[End]:
     """In all these ways; of two faults for one call the first way's. Their counts."""
-    on_calls, on_event, told = [], proxy.on_event, []
+    on_calls, on_event, reported = [], proxy.on_event, []
     for way in ways:
-        told.append(End({}))
+        reported.append(End({}))
         proxy.on_call = lambda call: None
-        way(proxy, random.Random(f"{SEED} {way.__name__}"), told[-1])
+        way(proxy, random.Random(f"{SEED} {way.__name__}"), reported[-1])
         on_calls.append(proxy.on_call)
 
     def on_call(call: ApiCall) -> Fault:
@@ -186,7 +186,7 @@ def misbehave(proxy: FaultProxy, ways: Sequence[Way]) -> list[End]:
     proxy.on_call = on_call
     assert sum(way in _OF_EVENTS for way in ways) <= 1
     assert (proxy.on_event is on_event) == (not set(ways) & _OF_EVENTS)
-    return told
+    return reported
 
 
 _OF_EVENTS = {lost_repeated_and_late_events, broken_streams}
@@ -206,11 +206,11 @@ async def disturbed(server: ApiServer, namespace: str, ways: Sequence[Way]) -> E
         FaultProxy(server) as proxy,
         operator(server, namespace, config=proxy.config, lease=None, resync_s=RESYNC_S) as found,
     ):
-        told = misbehave(proxy, ways)
+        reported = misbehave(proxy, ways)
         await live_through(server, namespace)
         proxy.on_call = lambda call: None  # what it wrote in the end is what it found to be missing
         end = await _end(server, namespace, found)
-        end.num_faults = min(each.num_faults for each in told)
+        end.num_faults = min(each.num_faults for each in reported)
         return end
 
 

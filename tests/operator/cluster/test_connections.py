@@ -77,10 +77,10 @@ def test_a_request_stopped_within_its_answer_leaves_no_socket(certificate):
 
 def test_a_session_that_ends_while_a_request_connects_leaves_no_socket(certificate):
     """Nobody cancels it: the server takes the connection and never shakes hands."""
-    asked: list[asyncio.Task[None]] = []
+    requested: list[asyncio.Task[None]] = []
 
     async def story(session: HttpSession, port: int) -> list[socket.socket]:
-        asked.append(asyncio.create_task(ask(session, port, asyncio.Event())))
+        requested.append(asyncio.create_task(ask(session, port, asyncio.Event())))
         await until(lambda: len(session._sockets) == 1)
         return list(session._sockets)
 
@@ -88,7 +88,7 @@ def test_a_session_that_ends_while_a_request_connects_leaves_no_socket(certifica
         assert await left_open(certificate, port, story) == []
         async with asyncio.timeout(60):
             with pytest.raises(aiohttp.ClientError):  # and it is told, at once
-                await asked[0]
+                await requested[0]
 
     with deaf_server(certificate, shakes_hands=False) as port:
         asyncio.run(main(port))

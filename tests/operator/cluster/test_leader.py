@@ -189,8 +189,8 @@ class TestOwner:
         one = self.leader(cluster, clock)
         for _ in range(3):
             attempt(one)
-        asked = [call for call in cluster.calls if call.kind == kinds.DEPLOYMENT]
-        assert [call.verb for call in asked] == ["get"]
+        requested = [call for call in cluster.calls if call.kind == kinds.DEPLOYMENT]
+        assert [call.verb for call in requested] == ["get"]
 
     @pytest.mark.parametrize("is_refused", [False, True])
     def test_without_it_or_the_right_to_read_it_the_lead_is_taken_all_the_same(self, is_refused):

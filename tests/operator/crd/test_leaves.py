@@ -270,16 +270,16 @@ def consequences(spec: dict[str, Any]) -> dict[str, str]:
 def next_steps(rollout: RolloutSpec) -> Iterator[str]:
     """From four engines of the old revision to the new one, however it fares."""
     wish = Target("new", 4, rollout)
-    yield told(plan_capacity(wish, [RevisionGroup("old", 4, 4, 4)], CanaryState(stable="old")))
+    yield reported(plan_capacity(wish, [RevisionGroup("old", 4, 4, 4)], CanaryState(stable="old")))
     both = [RevisionGroup("old", 4, 4, 4), RevisionGroup("new", 4, 4, 4)]
     trial = CanaryState(stable="old", revision="new", step_started_at=1.0)
-    yield told(plan_capacity(wish, both, trial, now=100.0))
+    yield reported(plan_capacity(wish, both, trial, now=100.0))
     for fared in (sample(), sample(errors=5), sample(ttft_s=0.2), sample(itl_s=0.1)):
         verdict = canary.judge(rollout.canary.analysis, sample(), fared)
-        yield told(plan_capacity(wish, both, trial, verdict=verdict, now=100.0))
+        yield reported(plan_capacity(wish, both, trial, verdict=verdict, now=100.0))
 
 
-def told(plan: CapacityPlan) -> str:
+def reported(plan: CapacityPlan) -> str:
     """Without its words: those alone change nothing."""
     return f"{plan.step.targets} {plan.weights} {replace(plan.state, message='')}"
 

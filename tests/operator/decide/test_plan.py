@@ -26,6 +26,7 @@ from octavo_operator.decide.rollout import (
 from octavo_operator.objects import kinds
 from octavo_operator.spec.traffic import CanarySpec, CanaryStep, RolloutSpec
 from tests.fakes.effort import num_examples
+from tests.fakes.replica_sets import resized
 
 OWNER = {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "name": "m", "uid": "own"}
 MINE = {"app.kubernetes.io/managed-by": "octavo-operator"}
@@ -184,11 +185,7 @@ class PlanMachine(RuleBasedStateMachine):
 
     @rule()
     def replica_sets_obey(self) -> None:
-        for revision, target in self.targets.items():
-            own = [pod for pod in self.pods if pod[0] == revision]
-            self.pods += [[revision, False] for _ in range(target - len(own))]
-            for pod in sorted(own, key=lambda pod: bool(pod[1]))[: max(0, len(own) - target)]:
-                self.pods = [other for other in self.pods if other is not pod]
+        self.pods = resized(self.pods, self.targets)
 
     @rule()
     def all_become_routable(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo_operator.decide import readiness_gate
+from octavo_operator.decide.observed import gate_state
 from octavo_operator.decide.readiness_gate import Holders
 from octavo_operator.objects import kinds
 from tests.fakes.operator import OperatorBench, make_state, running_operator
@@ -36,20 +37,20 @@ def pod(ready: str = "True", routable: str = "") -> kinds.Object:
     ],
 )
 def test_a_silent_router_is_waited_for_only_so_long(holders, waited_s, is_open):
-    found = readiness_gate.decide(pod(), holders, waited_s)
+    found = readiness_gate.decide(gate_state(pod()), holders, waited_s)
     assert (None if found is None else found.is_open) is is_open
 
 
 def test_it_closes_where_the_engine_restarts_in_place():
     everywhere = Holders(1, 1, 1, is_known=True)
-    assert readiness_gate.decide(pod("True", "True"), everywhere, 0.0) is None
-    closed = readiness_gate.decide(pod("False", "True"), everywhere, 0.0)
+    assert readiness_gate.decide(gate_state(pod("True", "True")), everywhere, 0.0) is None
+    closed = readiness_gate.decide(gate_state(pod("False", "True")), everywhere, 0.0)
     assert closed is not None
     assert (closed.is_open, closed.reason) == (False, "EngineNotReady")
-    assert readiness_gate.decide(pod("False", "False"), everywhere, 0.0) is None
+    assert readiness_gate.decide(gate_state(pod("False", "False")), everywhere, 0.0) is None
     leaving = pod("False", "True")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert readiness_gate.decide(leaving, everywhere, 0.0) is None
+    assert readiness_gate.decide(gate_state(leaving), everywhere, 0.0) is None
 
 
 def test_one_ready_router_that_nobody_reaches_does_not_block_a_rollout():

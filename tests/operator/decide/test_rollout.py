@@ -18,6 +18,7 @@ from octavo_operator.decide.rollout import (
     victims,
 )
 from tests.fakes.effort import num_examples
+from tests.fakes.replica_sets import resized
 
 
 def serving(revision: str, count: int) -> RevisionGroup:
@@ -188,11 +189,7 @@ class RolloutMachine(RuleBasedStateMachine):
 
     @rule()
     def replica_sets_obey(self) -> None:
-        for revision, target in self.targets.items():
-            own = [pod for pod in self.pods if pod[0] == revision]
-            self.pods += [[revision, False] for _ in range(target - len(own))]
-            for pod in sorted(own, key=lambda pod: bool(pod[1]))[: max(0, len(own) - target)]:
-                self.pods = [other for other in self.pods if other is not pod]
+        self.pods = resized(self.pods, self.targets)
 
     @precondition(lambda self: self.pods)
     @rule(data=st.data())

@@ -387,9 +387,9 @@ def test_routers_are_told_how_to_serve_it():
 
 
 def test_weights_and_sleep_are_of_the_moment():
-    told = routing(Traffic(weights={"a": 90, "b": 10}, scaled_to_zero=True))
-    assert told["weights"] == {"a": 90, "b": 10}
-    assert told["scaledToZero"] is True
+    reported = routing(Traffic(weights={"a": 90, "b": 10}, scaled_to_zero=True))
+    assert reported["weights"] == {"a": 90, "b": 10}
+    assert reported["scaledToZero"] is True
 
 
 # --- the rest

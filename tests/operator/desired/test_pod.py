@@ -166,19 +166,19 @@ def test_what_is_there_is_not_fetched(uri: str):
 def test_weights_on_the_nodes_disk_are_asked_for():
     """Else the scheduler fills a disk that it thinks is free, and the node evicts."""
 
-    def asked(spec: dict[str, Any]) -> str | None:
+    def wanted(spec: dict[str, Any]) -> str | None:
         requests = engine(spec)["resources"].get("requests", {})
         found: str | None = requests.get("ephemeral-storage")
         return found
 
-    assert asked({"model": HUB}) == "20Gi"
-    assert asked({"model": HUB, "cache": {"size": "5Gi"}}) == "5Gi"
+    assert wanted({"model": HUB}) == "20Gi"
+    assert wanted({"model": HUB, "cache": {"size": "5Gi"}}) == "5Gi"
     own = {"requests": {"ephemeral-storage": "1Gi"}}
-    assert asked({"model": HUB, "resources": own}) == "1Gi"
-    assert asked({"model": HUB, "resources": {"limits": {"ephemeral-storage": "8Gi"}}}) is None
-    assert asked({}) is None, "what is in the image is not fetched"
+    assert wanted({"model": HUB, "resources": own}) == "1Gi"
+    assert wanted({"model": HUB, "resources": {"limits": {"ephemeral-storage": "8Gi"}}}) is None
+    assert wanted({}) is None, "what is in the image is not fetched"
     claim = {"kind": "PersistentVolumeClaim"}
-    assert asked({"model": HUB, "cache": claim}) is None
+    assert wanted({"model": HUB, "cache": claim}) is None
 
 
 def test_pods_of_a_volume_of_one_node_are_on_one_node():

@@ -225,12 +225,12 @@ def test_lists_of_events_are_rate_limited():
     for pod in bench.pods():
         bench.workloads.set_condition(pod, "PodScheduled", "True")
 
-    def asked() -> int:
+    def requested() -> int:
         bench.cluster.calls.clear()
         for name in names:
             bench.reconcile(DeploymentKey("default", name))
         return sum(call.kind == kinds.EVENT and call.verb == "find" for call in bench.cluster.calls)
 
-    assert asked() == 20
+    assert requested() == 20
     bench.clock.advance(2.0)
-    assert asked() == 10
+    assert requested() == 10

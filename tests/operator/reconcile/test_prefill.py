@@ -204,6 +204,7 @@ def test_a_template_of_one_side_is_kept_for_its_own_pods_alone():
     assert kept["prefill"] != "older"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_edits_in_a_row_with_an_operator_that_is_killed_at_every_step_cost_no_replica(seed: int):
     rng = random.Random(seed)

@@ -72,7 +72,7 @@ def ready_message(server: ApiServer, namespace: str) -> str:
     return str(found)
 
 
-async def told(server: ApiServer, namespace: str, reason: str, words: str) -> None:
+async def reported(server: ApiServer, namespace: str, reason: str, words: str) -> None:
     """On Ready and in an Event, in time."""
     await until(
         lambda: conditions(server, namespace)["Ready"] == ("False", reason), within_s=WITHIN_S
@@ -96,7 +96,7 @@ def test_a_quota_is_named_and_when_it_goes_the_engines_come(apiserver: ApiServer
     async def story() -> None:
         async with operator(apiserver, namespace, lease=None):
             apiserver.create(make_deployment(namespace=namespace))
-            await told(apiserver, namespace, "QuotaExceeded", "exceeded quota: no-engines")
+            await reported(apiserver, namespace, "QuotaExceeded", "exceeded quota: no-engines")
             assert engines(apiserver, namespace) == []
             apiserver.delete(stored)
             await until(lambda: len(engines(apiserver, namespace)) == 1)
@@ -130,7 +130,7 @@ def test_a_policy_is_named_and_an_edit_that_suits_it_goes_through(
         async with operator(apiserver, namespace, lease=None):
             deployment = make_deployment(namespace=namespace)
             apiserver.create(deployment)
-            await told(apiserver, namespace, "WebhookDenied", "containers need limits")
+            await reported(apiserver, namespace, "WebhookDenied", "containers need limits")
             limits = {"limits": {"cpu": "1", "memory": "1Gi"}}
             apiserver.patch(deployment, {"spec": {"resources": limits}})
             await until(lambda: len(engines(apiserver, namespace)) == 1)
@@ -152,7 +152,7 @@ def test_the_api_servers_message_is_in_the_condition(apiserver: ApiServer, names
         async with operator(apiserver, namespace, lease=None):
             deployment = make_deployment(namespace=namespace, podTemplate=template)
             apiserver.create(deployment)
-            await told(apiserver, namespace, "ObjectRefused", "preStop.sleep")
+            await reported(apiserver, namespace, "ObjectRefused", "preStop.sleep")
             apiserver.patch(deployment, {"spec": {"podTemplate": None}})
             await until(lambda: len(engines(apiserver, namespace)) == 1)
             await until(lambda: conditions(apiserver, namespace)["Degraded"][0] == "False")
@@ -187,7 +187,7 @@ def test_a_right_that_is_missing_is_told_and_missed_no_more_once_it_is_there(
     async def story() -> None:
         async with operator(apiserver, namespace, lease=None, config=config):
             apiserver.create(make_deployment(namespace=namespace))
-            await told(apiserver, namespace, "OperatorForbidden", "cannot patch resource")
+            await reported(apiserver, namespace, "OperatorForbidden", "cannot patch resource")
             more = {**writes, "apiGroups": ["apps"]}
             apiserver.patch(stored, {"rules": [everything, writes, more]})
             await until(lambda: len(engines(apiserver, namespace)) == 1)

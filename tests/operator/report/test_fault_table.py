@@ -208,7 +208,7 @@ TABLE: dict[str, tuple[Object, R, str, Object]] = {
 
 
 @dataclass
-class Told:
+class Reported:
     ready: tuple[str, str, str] = ("", "", "")  # status, reason, message
     event: str = ""
     after_s: float = float("inf")
@@ -218,7 +218,7 @@ class Told:
 class Rows:
     server: ApiServer
     namespace: str
-    told: dict[str, Told] = field(default_factory=dict)
+    reported: dict[str, Reported] = field(default_factory=dict)
 
     def run(self, name: str) -> None:
         """Injects one fault, and waits until it is told."""
@@ -228,12 +228,12 @@ class Rows:
         if injected:
             self._inject(name, injected)
             began_at = time.monotonic()
-        told = self.told[name] = Told()
+        reported = self.reported[name] = Reported()
         while time.monotonic() - began_at < WITHIN_S + 5.0:
-            told.ready = self._ready(body)
-            told.event = self._event(body, reason)
-            if told.ready[1] == reason and told.event:
-                told.after_s = time.monotonic() - began_at
+            reported.ready = self._ready(body)
+            reported.event = self._event(body, reason)
+            if reported.ready[1] == reason and reported.event:
+                reported.after_s = time.monotonic() - began_at
                 return
             time.sleep(0.2)
 
@@ -311,14 +311,14 @@ class Rows:
 
 
 @pytest.fixture(scope="module")
-def told(apiserver: ApiServer) -> Iterator[Mapping[str, Told]]:
+def reported(apiserver: ApiServer) -> Iterator[Mapping[str, Reported]]:
     """What every row came to."""
     namespace = apiserver.make_namespace()
     rows = Rows(apiserver, namespace)
     with _running(apiserver, namespace), ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(rows.run, name) for name in TABLE]:
             done.result()
-        yield rows.told
+        yield rows.reported
 
 
 class _running:  # reads as a verb
@@ -353,9 +353,9 @@ class _running:  # reads as a verb
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", TABLE)
-def test_each_fault_is_on_ready_and_in_an_event_within_ten_seconds(told, name):
+def test_each_fault_is_on_ready_and_in_an_event_within_ten_seconds(reported, name):
     _, reason, words, _ = TABLE[name]
-    found = told[name]
+    found = reported[name]
     assert found.ready[:2] == ("False", reason)
     assert words in found.ready[2]
     assert words in found.event
@@ -379,6 +379,6 @@ ELSEWHERE = {
 def test_every_reason_for_a_fault_has_a_row_or_a_test_of_its_own():
     faults = {reason for reason in R if ADVICE[reason].fix != "nothing"}
     normal = set(list(R)[list(R).index(R.ACCEPTED) :])
-    told = {reason for _, reason, _, _ in TABLE.values()}
-    assert told & ELSEWHERE == set()
-    assert told | ELSEWHERE == faults - normal
+    reported = {reason for _, reason, _, _ in TABLE.values()}
+    assert reported & ELSEWHERE == set()
+    assert reported | ELSEWHERE == faults - normal

@@ -55,9 +55,9 @@ class TestWords:
 
     def test_one_that_waits_for_another_says_so(self):
         line = json.dumps({"phase": "waiting", "bytes": 0, "total": None, "holder": "pod-b"})
-        told = fetched_so_far("p", line)
-        assert told.percent is None
-        assert told.message.startswith("Waiting for another pod")
+        reported = fetched_so_far("p", line)
+        assert reported.percent is None
+        assert reported.message.startswith("Waiting for another pod")
 
     @pytest.mark.parametrize(
         "log",
@@ -67,13 +67,13 @@ class TestWords:
         ],
     )  # fmt: skip
     def test_a_log_may_hold_anything(self, log):
-        told = fetched_so_far("p", log)
-        assert (told.phase, told.percent, told.message) == ("Fetching", None, "")
+        reported = fetched_so_far("p", log)
+        assert (reported.phase, reported.percent, reported.message) == ("Fetching", None, "")
 
     def test_numbers_stay_within_the_schema(self):
         line = '{"bytes": 1e40, "total": 1e30, "rate": 1e99, "eta_s": 1e12}'
-        told = fetched_so_far("p", line).to_status()
-        assert (told["percent"], told["bytesDone"], told["remainingSeconds"]) == (
+        reported = fetched_so_far("p", line).to_status()
+        assert (reported["percent"], reported["bytesDone"], reported["remainingSeconds"]) == (
             100, 2**53, 0,
         )  # fmt: skip
 
@@ -88,8 +88,8 @@ class TestWords:
         assert loaded("p", None, None).to_status() == {"phase": "Loading", "pod": "p"}
 
     def test_weights_in_bytes(self):
-        told = LoadProgress("loading", int(1.2 * 2**30), int(3.9 * 2**30), 400 * 2**20)
-        assert loaded("p", 0.3, told).to_status() == {
+        reported = LoadProgress("loading", int(1.2 * 2**30), int(3.9 * 2**30), 400 * 2**20)
+        assert loaded("p", 0.3, reported).to_status() == {
             "phase": "Loading", "pod": "p", "percent": 30,
             "bytesDone": int(1.2 * 2**30), "bytesTotal": int(3.9 * 2**30),
             "bytesPerSecond": 400 * 2**20, "remainingSeconds": 7,
@@ -97,8 +97,8 @@ class TestWords:
         }  # fmt: skip
 
     def test_an_engine_that_fetches_by_itself_is_fetching(self):
-        told = loaded("p", 0.0, LoadProgress("fetching", 5, 0, 0)).to_status()
-        assert told == {
+        reported = loaded("p", 0.0, LoadProgress("fetching", 5, 0, 0)).to_status()
+        assert reported == {
             "phase": "Fetching", "pod": "p", "percent": 0, "bytesDone": 5,
             "message": "Fetching weights: 0.0 KiB.",
         }  # fmt: skip
@@ -170,8 +170,10 @@ class TestStatus:
         )
         bench.demand.expect(["router-0"])
         uid = kinds.uid_of(self.pod(bench))
-        told = LoadProgress("loading", 2**20, 2**21, 2**20)
-        engine = EndpointState(uid, POOL, "", "http://e", "connecting", loading=0.5, progress=told)
+        reported = LoadProgress("loading", 2**20, 2**21, 2**20)
+        engine = EndpointState(
+            uid, POOL, "", "http://e", "connecting", loading=0.5, progress=reported
+        )
         bench.demand.learn("router-0", replace(make_state(), endpoints=[engine]))
         assert bench.reconcile().again_after_s == 5.0
         assert self.status(bench)["loading"] == {

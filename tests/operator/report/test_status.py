@@ -31,13 +31,13 @@ FACTS = Facts(
 OOM = Fault(Reason.OUT_OF_MEMORY, "used too much", "pod p")
 
 
-def told(facts: Facts) -> dict[str, tuple[str, str]]:
+def reported(facts: Facts) -> dict[str, tuple[str, str]]:
     status = summarize(facts, {}, "now")
     return {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
 
 
 def test_all_is_well():
-    assert told(FACTS) == {
+    assert reported(FACTS) == {
         "Accepted": ("True", "Accepted"),
         "ModelReady": ("True", "ModelLoaded"),
         "Progressing": ("False", "Complete"),
@@ -82,7 +82,7 @@ def test_all_is_well():
     ],
 )  # fmt: skip
 def test_each_condition(change, condition, expected):
-    assert told(replace(FACTS, **change))[condition] == expected
+    assert reported(replace(FACTS, **change))[condition] == expected
 
 
 def test_the_time_moves_with_the_status_and_not_with_the_words():

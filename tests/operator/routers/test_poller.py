@@ -250,10 +250,10 @@ class TestPoller:
     ) -> tuple[RouterDemand, list[str]]:
         demand = RouterDemand(ManualClock())
         woken: list[str] = []
-        asked: list[str] = []
+        requested: list[str] = []
 
         async def fetch(url: str) -> bytes:
-            asked.append(url)
+            requested.append(url)
             answer = answers.get(url)
             if isinstance(answer, State):
                 return json.dumps(dataclasses.asdict(answer)).encode()
@@ -271,7 +271,7 @@ class TestPoller:
             clock=ManualClock(),
         )
         asyncio.run(poller.poll())
-        self.asked = asked
+        self.requested = requested
         return demand, woken
 
     def test_every_ready_router_is_asked_and_its_pools_are_woken(self):
@@ -281,7 +281,7 @@ class TestPoller:
         cluster.put(router_pod("c", ready="False"))
         one, two = (f"http://{host}:8080/octavo/v1/state" for host in ("10.0.0.1", "[fd00::2]"))
         demand, woken = self.poll(cluster, {one: make_state(ready=("u",)), two: b"junk"})
-        assert sorted(self.asked) == [one, two]
+        assert sorted(self.requested) == [one, two]
         assert woken == [POOL]
         assert demand.holders("u") == (1, 1, 2, True)
         assert demand.num_answering == 1

@@ -160,6 +160,7 @@ class KeysByAdapter:
     def finished(self, lease: Lease, outcome: Outcome) -> None: ...
 
 
+@pytest.mark.slow
 @on_loop
 async def test_the_whole_router_tries_it_and_fails_nobody_where_it_cannot_be_loaded():
     """Loaded on its own, named to engines, counted by its name, and promoted by other files."""

@@ -55,10 +55,14 @@ def test_endpoints_pools_and_revisions():
     world.clock.advance(7.0)
     state = ask(reporter(world, metrics))
     assert (state.epoch, state.replica) == ("e1", "router-0")
-    (told,) = state.endpoints
-    assert (told.id, told.state, told.url) == (endpoint.id, "ready", "http://10.0.0.1:8000")
-    assert (told.in_flight, told.running, told.waiting) == (2, 3, 1)
-    assert (told.queued_tokens, told.kv_usage) == (99, 0.25)
+    (reported,) = state.endpoints
+    assert (reported.id, reported.state, reported.url) == (
+        endpoint.id,
+        "ready",
+        "http://10.0.0.1:8000",
+    )
+    assert (reported.in_flight, reported.running, reported.waiting) == (2, 3, 1)
+    assert (reported.queued_tokens, reported.kv_usage) == (99, 0.25)
     pools = {pool.pool: pool for pool in state.pools}
     assert set(pools) == {"asleep", "other", "pool"}
     assert (pools["pool"].queued, pools["pool"].queued_tokens, pools["pool"].in_flight) == (

@@ -55,11 +55,11 @@ async def test_a_row_says_how_it_is_and_why():
 
 @on_loop
 async def test_it_asks_again_only_after_a_while():
-    asked = 0
+    requested = 0
 
     async def api(peer: Peer, request: Received) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal requested
+        requested += 1
         await peer.answer(b'{"items": []}')
 
     clock = ManualClock()
@@ -69,12 +69,12 @@ async def test_it_asks_again_only_after_a_while():
             deployments.rows()
             if deployments._asking is not None:
                 await deployments._asking
-        assert asked == 1
+        assert requested == 1
         clock.advance(EVERY_S)
         deployments.rows()
         assert isinstance(deployments._asking, asyncio.Task)
         await deployments._asking
-        assert asked == 2
+        assert requested == 2
 
 
 @on_loop

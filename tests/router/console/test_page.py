@@ -135,9 +135,9 @@ def test_it_fits_a_phone_and_speaks_to_screen_readers(page):
 @browser_only
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_engine_that_loads_says_how_far_it_is(browser, scheme):
-    told = LoadProgress("loading", int(1.2 * 2**30), int(3.9 * 2**30), 400 * 2**20)
+    reported = LoadProgress("loading", int(1.2 * 2**30), int(3.9 * 2**30), 400 * 2**20)
     with (
-        serving(FakeEngine(state="loading", progress=0.3, loading=told)) as engine,
+        serving(FakeEngine(state="loading", progress=0.3, loading=reported)) as engine,
         routing("--upstreams", engine.url) as router,
     ):
         page = browser.new_page(color_scheme=scheme)

@@ -35,16 +35,16 @@ class FakeResolver:
     def __init__(self, **names: list[str]) -> None:
         self.names: dict[str, list[str]] = dict(names)
         self.srv: dict[str, list[tuple[str, int]]] = {}
-        self.num_asked = 0
+        self.num_requests = 0
 
     async def addresses(self, host: str) -> list[str]:
-        self.num_asked += 1
+        self.num_requests += 1
         if host not in self.names:
             raise Unreachable("the name does not exist")
         return self.names[host]
 
     async def services(self, name: str) -> list[tuple[str, int]]:
-        self.num_asked += 1
+        self.num_requests += 1
         if name not in self.srv:
             raise Unreachable("no records")
         return self.srv[name]
@@ -91,7 +91,7 @@ def test_addresses_need_no_look_up():
             assert {(spec.pool, spec.revision, spec.kind) for spec in specs} == {
                 ("p", "r", "openai")
             }
-            assert resolver.num_asked == 0
+            assert resolver.num_requests == 0
 
     run(story())
 
@@ -163,8 +163,8 @@ def test_when_dns_fails_the_last_answer_stands():
         async with running(source) as history:
             await until(lambda: addresses(history) == ["10.0.0.1:8000"])
             del resolver.names["engine"]
-            asked = resolver.num_asked
-            await until(lambda: resolver.num_asked > asked + 6)
+            requested = resolver.num_requests
+            await until(lambda: resolver.num_requests > requested + 6)
             assert addresses(history) == ["10.0.0.1:8000"]
 
     run(story())
@@ -276,18 +276,18 @@ def test_sources_add_up_in_the_registry_and_their_pools_are_told():
 
         one = EndpointSpec("one", Address("10.0.0.1", 1), "p")
         two = EndpointSpec("two", Address("10.0.0.2", 1), "p")
-        told: list[dict[str, PoolRoute]] = []
+        reported: list[dict[str, PoolRoute]] = []
         registry, metrics = Registry(), RouterMetrics()
         sources = [
             Scripted("a", Found((one,), (PoolRoute("p", policy="random"),))),
             Scripted("b", Found((two,), (PoolRoute("p"), PoolRoute("q")))),
             Scripted("c", Found(), RuntimeError("a mistake")),
         ]
-        async with Discovery(sources, registry, metrics, on_pools=told.append) as discovery:
+        async with Discovery(sources, registry, metrics, on_pools=reported.append) as discovery:
             await asyncio.wait_for(discovery.synced(), 10)
             assert discovery.is_synced
             assert sorted(registry.endpoints) == ["one", "two"]
-            assert told[-1] == {"p": PoolRoute("p", policy="random"), "q": PoolRoute("q")}
+            assert reported[-1] == {"p": PoolRoute("p", policy="random"), "q": PoolRoute("q")}
             await until(lambda: metrics.discovery("c").errors == 1)
 
     run(story())

@@ -401,10 +401,10 @@ async def test_refusals_are_in_the_words_of_a_paths_clients(header):
                 assert answer.set_headers["x-error-code"] == code
                 assert answer.set_headers["request-id"] == "theirs"
                 assert ("www-authenticate" in answer.set_headers) == (status == 401)
-                told = json.loads(answer.body or b"")
-                assert told.keys() == {"type", "error", "request_id"}
-                assert (told["type"], told["error"]["type"]) == ("error", kind)
-                assert told["request_id"] == "theirs"
+                reported = json.loads(answer.body or b"")
+                assert reported.keys() == {"type", "error", "request_id"}
+                assert (reported["type"], reported["error"]["type"]) == ("error", kind)
+                assert reported["request_id"] == "theirs"
             async with rig.open() as gateway:  # the same elsewhere is OpenAI's
                 answer = await gateway.post(body, headers=headers | {":path": POST[":path"]})
                 assert error_of(answer) == (status, code)
@@ -462,15 +462,15 @@ async def test_who_asks_with_a_trusted_key_is_told_why():
         [KeyConfig(tenant="a", key="a"), KeyConfig(tenant="ours", key="k", trusted=True)], {}
     )
     async with picking(2, table=table) as rig, rig.open() as gateway:
-        asked = {"x-octavo-explain": "1", "authorization": "Bearer a"}
-        await gateway.post(chat(), headers=asked | {"authorization": "Bearer k"})
+        requested = {"x-octavo-explain": "1", "authorization": "Bearer a"}
+        await gateway.post(chat(), headers=requested | {"authorization": "Bearer k"})
         await gateway.body()
         head, _ = await gateway.response([b"{}"])
         facts = json.loads(head.set_headers["x-octavo-explain"])
         assert facts["policy"] == "prefix-load"
         assert head.set_headers["x-served-by"] == "10.0.0.1:8000"
         async with rig.open() as other:
-            await other.post(chat(), headers=asked)
+            await other.post(chat(), headers=requested)
             await other.body()
             head, _ = await other.response([b"{}"])
             assert "x-octavo-explain" not in head.set_headers

@@ -14,7 +14,7 @@ class Late:
 
     def __init__(self, deadlines: DeadlineTick, deadline: float, *ends: Late) -> None:
         self.deadline = deadline
-        self.num_told = 0
+        self.num_notified = 0
         self.was_ended = False
         self._deadlines = deadlines
         self._ends = ends
@@ -22,7 +22,7 @@ class Late:
 
     def on_deadline(self, now: float) -> None:
         assert not self.was_ended
-        self.num_told += 1
+        self.num_notified += 1
         self.deadline = NEVER
         for other in self._ends:
             other.was_ended = True
@@ -38,7 +38,7 @@ def test_thousands_that_are_late_let_others_have_their_turn():
         told_at_turn: list[int] = []
 
         def turn() -> None:
-            told_at_turn.append(sum(one.num_told for one in late))
+            told_at_turn.append(sum(one.num_notified for one in late))
             if told_at_turn[-1] < 1000:
                 loop.call_soon(turn)
 
@@ -51,10 +51,10 @@ def test_thousands_that_are_late_let_others_have_their_turn():
         steps = [after - before for before, after in pairwise(told_at_turn)]
         assert 0 < told_at_turn[0] <= 64
         assert max(steps) <= 64
-        assert {one.num_told for one in late} == {1}
-        assert early.num_told == 0
+        assert {one.num_notified for one in late} == {1}
+        assert early.num_notified == 0
         deadlines.check(3.0)
-        assert early.num_told == 1
+        assert early.num_notified == 1
 
     run(story())
 
@@ -69,8 +69,8 @@ def test_who_left_before_its_turn_is_not_told():
             await asyncio.sleep(0)
         # Whoever was told before somebody ended the rest was told once; nobody was told after. How
         # many that are is chance: those who wait are a set.
-        assert sum(one.num_told for one in first) == 200
-        assert {one.num_told for one in others} <= {0, 1}
+        assert sum(one.num_notified for one in first) == 200
+        assert {one.num_notified for one in others} <= {0, 1}
         assert all(one.was_ended for one in others)
 
     run(story())
@@ -85,6 +85,6 @@ def test_nobody_is_told_after_the_end():
         deadlines.stop()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert sum(one.num_told for one in late) == 64
+        assert sum(one.num_notified for one in late) == 64
 
     run(story())

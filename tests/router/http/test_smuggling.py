@@ -113,7 +113,9 @@ async def test_a_target_with_scheme_and_host_is_taken_by_its_path(target: str):
 async def test_requests_at_once_with_garbage_behind_leave_no_trace_in_the_log(key, caplog):
     table = make_table([KeyConfig(tenant="a", key=key)], {}) if key else None
     complaints: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, told: complaints.append(told))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, reported: complaints.append(reported)
+    )
     async with ScriptedUpstream() as upstream, routing_to(upstream.port, table=table) as rig:
         for garbage in (b"\x00\xff\r\n\r\n", b"GARBAGE\r\n\r\n", b"\n\n\n", b"\r\n\r\n\r\n"):
             for count in (1, 2, 3):

@@ -126,16 +126,16 @@ def test_a_stream_that_a_plain_server_ends_with_an_error(data, outcome, ending):
             routing_to(upstream.port) as rig,
             await RawClient.open(rig.port) as client,
         ):
-            told: list[str] = []
+            reported: list[str] = []
             rig.proxy.dispatcher.on_result = (  # type: ignore[attr-defined]
-                lambda pool, result: told.append(result.value)
+                lambda pool, result: reported.append(result.value)
             )
             answer = await client.ask(chat(stream=True))
             assert data in answer.body
             await rig.settled()
             assert counted(rig) == {("200", outcome): 1}
             expected = {"failed": "error_5xx", "rejected": "rejected", "ok": "ok"}
-            assert told == [expected[outcome]]
+            assert reported == [expected[outcome]]
 
     ask()
 

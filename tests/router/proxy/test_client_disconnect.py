@@ -129,6 +129,7 @@ async def test_a_client_that_leaves_within_its_body_was_never_there():
         await rig.settled()
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_thousand_cancels_leave_nothing_behind():
     async with ScriptedUpstream(one_word) as upstream, routing_to(upstream.port) as rig:

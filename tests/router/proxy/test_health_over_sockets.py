@@ -33,7 +33,7 @@ class Engine:
     mood: str = "well"
     says: str = RIGHT
     num_canaries: int = 0
-    num_asked: int = 0
+    num_requests: int = 0
 
     async def __call__(self, peer: Peer, request: Received) -> None:
         if request.line.startswith(b"POST /v1/completions"):
@@ -42,7 +42,7 @@ class Engine:
                 return await peer.answer(b"{}", status="500 Internal Server Error")
             choice = {"text": self.says, "index": 0, "finish_reason": "length"}
             return await peer.answer(json.dumps({"choices": [choice]}).encode())
-        self.num_asked += 1
+        self.num_requests += 1
         match self.mood:
             case "failing" | "refuses this":
                 return await peer.answer(b"{}", status="500 Internal Server Error")
@@ -148,8 +148,8 @@ async def test_one_that_fails_is_set_aside_and_returns_when_it_answers_right(moo
             assert ward_.states == ["ready"] * 3
             await ward_.second()
         assert ward_.states == ["ready", "ejected", "ready"]
-        asked, tested = ill.num_asked, ill.num_canaries
-        assert asked == (7 if mood == "failing" else 5)  # failures in a row, until it is tested
+        requested, tested = ill.num_requests, ill.num_canaries
+        assert requested == (7 if mood == "failing" else 5)  # failures in a row, until it is tested
 
         for _ in range(9):
             await ward_.second()
@@ -164,7 +164,7 @@ async def test_one_that_fails_is_set_aside_and_returns_when_it_answers_right(moo
         assert ward_.states == ["ready"] * 3
         for _ in range(6):
             assert (await client.ask(chat())).status == 200
-        assert ill.num_asked == asked + 2
+        assert ill.num_requests == requested + 2
 
 
 @on_loop

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +14,9 @@ from octavo_router.proxy.mirror import MAX_COPIES
 from tests.fakes.http_client import RawClient, chat
 from tests.fakes.router_rig import Rig, fast_config, on_loop, routing_to
 from tests.fakes.upstream import CHAT, Peer, Received, ScriptedUpstream, closed_port, fixed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 MODEL = ServedModelConfig(
     name="m",
@@ -100,19 +105,28 @@ async def test_a_copy_that_its_engine_dies_of_is_not_sent_again():
         assert len(copy.requests) == 2
 
 
-@on_loop
-async def test_copies_are_bounded_and_never_waited_for():
-    async def silent(peer: Peer, request: Received) -> None:
-        await peer.left()
+async def silent(peer: Peer, request: Received) -> None:
+    await peer.left()
 
-    config = fast_config(timeouts={"connect_s": 5.0})
+
+@asynccontextmanager
+async def silent_mirror(
+    **settings: Any,
+) -> AsyncIterator[tuple[ScriptedUpstream, Rig, RawClient]]:
+    """A mirror that never answers, a router, and a client."""
     async with (
         ScriptedUpstream() as live,
         ScriptedUpstream(silent) as copy,
-        routing_to(live.port, config=config) as rig,
+        routing_to(live.port, config=fast_config(**settings)) as rig,
         await RawClient.open(rig.port) as client,
     ):
         add_mirror(rig, copy.port)
+        yield copy, rig, client
+
+
+@on_loop
+async def test_copies_are_bounded_and_never_waited_for():
+    async with silent_mirror(timeouts={"connect_s": 5.0}) as (copy, rig, client):
         for _ in range(MAX_COPIES + 20):
             assert (await client.ask(chat())).status == 200
         assert len(rig.proxy.mirrors.under_way) == MAX_COPIES
@@ -125,17 +139,7 @@ async def test_copies_are_bounded_and_never_waited_for():
 @pytest.mark.slow
 @on_loop
 async def test_a_copy_that_is_never_answered_is_given_up_in_time():
-    async def silent(peer: Peer, request: Received) -> None:
-        await peer.left()
-
-    config = fast_config(timeouts={"total_s": 1.0})
-    async with (
-        ScriptedUpstream() as live,
-        ScriptedUpstream(silent) as copy,
-        routing_to(live.port, config=config) as rig,
-        await RawClient.open(rig.port) as client,
-    ):
-        add_mirror(rig, copy.port)
+    async with silent_mirror(timeouts={"total_s": 1.0}) as (copy, rig, client):
         await client.post(chat())
         await rig.until(lambda: bool(copy.requests))
         assert rig.registry.endpoints["copy"].in_flight == 1

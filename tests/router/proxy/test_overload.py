@@ -64,6 +64,7 @@ async def insist(rig: Rig, ledger: Ledger, count: int, *, num_tries: int = 1) ->
                 await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 5, 20])
 def test_goodput_is_that_of_the_engines_and_the_rest_hears_it_at_once(times):
     """More clients than there is room, by this factor."""

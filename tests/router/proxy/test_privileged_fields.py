@@ -160,9 +160,9 @@ async def test_embeddings_and_the_scope_shared_get_no_salt():
         routing_to(upstream.port, table=table("tenant")) as rig,
         await RawClient.open(rig.port) as client,
     ):
-        asked = {"model": "m", "input": "x"}
-        await client.ask(asked, "/v1/embeddings", more=bearer("key-a"))
-        assert upstream.requests[-1].json == asked
+        requested = {"model": "m", "input": "x"}
+        await client.ask(requested, "/v1/embeddings", more=bearer("key-a"))
+        assert upstream.requests[-1].json == requested
         rig.gate.replace_keys(table("shared"))
         await client.ask(chat(cache_salt="mine"), more=bearer("key-a"))
         assert upstream.requests[-1].json == chat(cache_salt="mine")
@@ -188,8 +188,8 @@ async def test_what_an_engine_keeps_belongs_to_the_tenant_that_asked_for_it():
         owners = {}
         for key in ("key-a", "key-b"):
             forged = bearer(key) + "x-octavo-owner: somebody\r\n"
-            asked = {"model": "m", "input": "x"}
-            await client.ask(asked, "/v1/responses", more=forged)
+            requested = {"model": "m", "input": "x"}
+            await client.ask(requested, "/v1/responses", more=forged)
             [owner] = [
                 value for name, value in upstream.requests[-1].headers if name == "x-octavo-owner"
             ]

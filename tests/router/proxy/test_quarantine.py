@@ -49,7 +49,7 @@ class Mortal:
     pause_s: float = 0.02
     upstream: ScriptedUpstream = field(init=False)
     num_deaths: int = 0
-    num_asked: int = 0
+    num_requests: int = 0
 
     async def __call__(self, peer: Peer, request: Received) -> None:
         body, done = request.body, 0
@@ -57,7 +57,7 @@ class Mortal:
             resume, body = unpack(request.body)
             done = len(json.loads(resume)["tokens"][0])
         is_poison, life = POISON.encode() in body, self.num_deaths
-        self.num_asked += is_poison
+        self.num_requests += is_poison
         if not json.loads(body).get("stream"):
             await asyncio.sleep(self.pause_s)
             if is_poison:
@@ -198,7 +198,7 @@ async def test_many_copies_of_what_harms_nobody_are_all_answered_and_spread():
         take_turns(pool.rig)
         answers = await asyncio.gather(*(pool.ask("hello", stream=True) for _ in range(64)))
         assert {answer.body for answer in answers} == {WHOLE}
-        asked = [len(engine.upstream.requests) for engine in pool.engines]
-        assert sum(asked) == 64 and min(asked) >= 8
+        requested = [len(engine.upstream.requests) for engine in pool.engines]
+        assert sum(requested) == 64 and min(requested) >= 8
         assert set(pool.rig.proxy.quarantine.watched.values()) == {True}
         await pool.rig.settled()

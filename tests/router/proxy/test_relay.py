@@ -204,10 +204,10 @@ async def test_a_request_id_is_repeated_only_where_it_is_harmless():
             ("\u00e9", False),
         ):
             answer = await client.ask(chat(), more=f"x-request-id: {given}\r\n")
-            told = answer.header("x-request-id") or ""
-            assert (told == given) is is_kept
-            assert upstream.requests[-1].header("x-request-id") == told
-            assert is_kept or told.startswith("req-")
+            reported = answer.header("x-request-id") or ""
+            assert (reported == given) is is_kept
+            assert upstream.requests[-1].header("x-request-id") == reported
+            assert is_kept or reported.startswith("req-")
 
 
 @on_loop
@@ -272,8 +272,8 @@ async def test_the_decision_is_explained_to_who_asks():
         await RawClient.open(rig.port) as client,
     ):
         plain = await client.ask(chat())
-        asked = await client.ask(chat(), more="x-octavo-explain: 1\r\n")
+        requested = await client.ask(chat(), more="x-octavo-explain: 1\r\n")
         assert plain.header("x-octavo-explain") is None
-        told = json.loads(asked.header("x-octavo-explain") or "")
-        assert told["endpoint"] == "e0"
-        assert told["candidates"][0]["endpoint"] == "e0"
+        reported = json.loads(requested.header("x-octavo-explain") or "")
+        assert reported["endpoint"] == "e0"
+        assert reported["candidates"][0]["endpoint"] == "e0"

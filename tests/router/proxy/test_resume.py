@@ -54,45 +54,50 @@ def clean_of(events: list[bytes]) -> bytes:
     return b"".join(line for line in lines if not line.startswith(b": octavo "))
 
 
-def known(told: StreamMemory) -> dict[str, Any]:
-    frame, body = unpack(told.resume_body(b"the body"))
+def known(reported: StreamMemory) -> dict[str, Any]:
+    frame, body = unpack(reported.resume_body(b"the body"))
     assert body == b"the body"
     result: dict[str, Any] = json.loads(frame)
     return result
 
 
 def test_a_whole_stream_is_relayed_without_our_lines():
-    told = memory()
-    assert told.feed(b"".join(STREAM)) == clean_of(STREAM)
-    assert (told.is_done, told.is_over, told.can_resume, told.missing) == (True, True, False, b"")
-    assert (told.num_tokens, told.num_answers, told.num_finished) == (7, 2, 2)
-    assert told.feed(b"data: more\n\n") == b""
+    reported = memory()
+    assert reported.feed(b"".join(STREAM)) == clean_of(STREAM)
+    assert (reported.is_done, reported.is_over, reported.can_resume, reported.missing) == (
+        True,
+        True,
+        False,
+        b"",
+    )
+    assert (reported.num_tokens, reported.num_answers, reported.num_finished) == (7, 2, 2)
+    assert reported.feed(b"data: more\n\n") == b""
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 def test_portions_change_nothing(size):
-    told, data = memory(), b"".join(STREAM)
-    relayed = [told.feed(data[start : start + size]) for start in range(0, len(data), size)]
+    reported, data = memory(), b"".join(STREAM)
+    relayed = [reported.feed(data[start : start + size]) for start in range(0, len(data), size)]
     assert b"".join(relayed) == clean_of(STREAM)
-    assert told.is_done and told.num_tokens == 7
+    assert reported.is_done and reported.num_tokens == 7
 
 
 def test_after_a_cut_anywhere_it_knows_what_it_relayed_and_no_more():
     data = b"".join(STREAM)
     for cut in range(len(data)):
-        told = memory()
-        relayed = told.feed(data[: cut // 2]) + told.feed(data[cut // 2 : cut])
+        reported = memory()
+        relayed = reported.feed(data[: cut // 2]) + reported.feed(data[cut // 2 : cut])
         whole = STREAM[
             : next(n for n in range(len(STREAM)) if cut < len(b"".join(STREAM[: n + 1])))
         ]
         assert relayed == clean_of(whole)
-        assert told.is_untouched == (not whole) and told.can_resume == (0 < len(whole) < 8)
+        assert reported.is_untouched == (not whole) and reported.can_resume == (0 < len(whole) < 8)
         if not whole:
             continue
         tokens = [[5], [4_000_000_000, 6], [7, 8, 9], [], [1]][: max(0, len(whole) - 2)]
         first = [token for ids in (tokens[0:1] + tokens[2:4]) for token in ids]
         second = [token for ids in (tokens[1:2] + tokens[4:5]) for token in ids]
-        assert known(told) == {
+        assert known(reported) == {
             "id": "chatcmpl-1",
             "created": 9,
             "seed": -7,
@@ -103,12 +108,12 @@ def test_after_a_cut_anywhere_it_knows_what_it_relayed_and_no_more():
 
 
 def test_the_stream_that_follows_goes_on_with_the_memory():
-    told = memory()
-    relayed = told.feed(b"".join(STREAM[:3]) + b": octavo 1 4")
-    told.start_over()
-    relayed += told.feed(BEGIN + b"".join(STREAM[3:]))
+    reported = memory()
+    relayed = reported.feed(b"".join(STREAM[:3]) + b": octavo 1 4")
+    reported.start_over()
+    relayed += reported.feed(BEGIN + b"".join(STREAM[3:]))
     assert relayed == clean_of(STREAM)
-    assert told.is_done and told.num_tokens == 7 and told.id == "chatcmpl-1"
+    assert reported.is_done and reported.num_tokens == 7 and reported.id == "chatcmpl-1"
 
 
 @pytest.mark.parametrize(
@@ -122,22 +127,22 @@ def test_the_stream_that_follows_goes_on_with_the_memory():
     ],
 )
 def test_a_stream_of_another_generation_is_not_relayed(begin):
-    told = memory()
-    told.feed(b"".join(STREAM[:3]))
-    told.start_over()
-    assert told.feed(begin + STREAM[3]) == b""
-    assert told.lost_with == BAD_STREAM and told.problem
-    assert known(told)["tokens"] == [[5], []]
-    told.start_over()
-    assert told.feed(BEGIN + b"".join(STREAM[3:])) == clean_of(STREAM[3:])
+    reported = memory()
+    reported.feed(b"".join(STREAM[:3]))
+    reported.start_over()
+    assert reported.feed(begin + STREAM[3]) == b""
+    assert reported.lost_with == BAD_STREAM and reported.problem
+    assert known(reported)["tokens"] == [[5], []]
+    reported.start_over()
+    assert reported.feed(BEGIN + b"".join(STREAM[3:])) == clean_of(STREAM[3:])
 
 
 def test_of_a_stream_that_showed_nothing_nothing_is_kept():
-    told = memory()
-    told.feed(begin_line(id="lie", created=1, seed=1, answers=7) + event(9, [1]))
-    assert told.lost_with == BAD_STREAM and told.is_untouched and not told.can_resume
-    told.start_over()
-    assert told.feed(b"".join(STREAM)) == clean_of(STREAM)
+    reported = memory()
+    reported.feed(begin_line(id="lie", created=1, seed=1, answers=7) + event(9, [1]))
+    assert reported.lost_with == BAD_STREAM and reported.is_untouched and not reported.can_resume
+    reported.start_over()
+    assert reported.feed(b"".join(STREAM)) == clean_of(STREAM)
 
 
 # ── ends ──
@@ -145,26 +150,26 @@ def test_of_a_stream_that_showed_nothing_nothing_is_kept():
 
 @pytest.mark.parametrize("code", sorted(LOST_CODES))
 def test_the_error_of_a_dying_engine_is_held_back(code):
-    told = memory()
+    reported = memory()
     stream = b"".join(STREAM[:3]) + error(code) + DONE
-    assert told.feed(stream) == clean_of(STREAM[:3])
-    assert told.lost_with == code and told.can_resume and not told.is_over
-    assert told.feed(b"".join(STREAM[3:])) == b""  # it was lost: nothing of it counts any more
+    assert reported.feed(stream) == clean_of(STREAM[:3])
+    assert reported.lost_with == code and reported.can_resume and not reported.is_over
+    assert reported.feed(b"".join(STREAM[3:])) == b""  # it was lost: nothing of it counts any more
 
 
 @pytest.mark.parametrize("code", ["deadline_exceeded", "model_error", "internal_error", 5, None])
 def test_any_other_error_is_the_end(code):
-    told = memory()
+    reported = memory()
     stream = [*STREAM[:3], error(code), DONE]
-    assert told.feed(b"".join(stream)) == clean_of(stream)
-    assert told.failed_with == (code if isinstance(code, str) else "unknown")
-    assert told.is_done and not told.lost_with and not told.can_resume
+    assert reported.feed(b"".join(stream)) == clean_of(stream)
+    assert reported.failed_with == (code if isinstance(code, str) else "unknown")
+    assert reported.is_done and not reported.lost_with and not reported.can_resume
 
 
 def test_an_error_before_all_events_leaves_the_client_untouched():
-    told = memory()
-    assert told.feed(error("queue_full") + DONE) == b""
-    assert told.lost_with == "queue_full" and told.is_untouched and not told.can_resume
+    reported = memory()
+    assert reported.feed(error("queue_full") + DONE) == b""
+    assert reported.lost_with == "queue_full" and reported.is_untouched and not reported.can_resume
 
 
 def test_where_only_done_is_missing_no_engine_is_needed():
@@ -210,19 +215,19 @@ def test_a_stream_against_the_rules_is_left_at_once(events, relayed):
 
 
 def test_an_event_without_end_is_not_collected_for_ever():
-    told = memory(max_event_bytes=1000)
-    told.feed(b"".join(STREAM[:3]))
+    reported = memory(max_event_bytes=1000)
+    reported.feed(b"".join(STREAM[:3]))
     for _ in range(20):
-        told.feed(b"x" * 100)
-    assert told.lost_with == BAD_STREAM and "larger than 1000 bytes" in told.problem
-    assert known(told)["tokens"] == [[5], []]
+        reported.feed(b"x" * 100)
+    assert reported.lost_with == BAD_STREAM and "larger than 1000 bytes" in reported.problem
+    assert known(reported)["tokens"] == [[5], []]
 
 
 def test_an_engine_that_tells_no_tokens_is_relayed_but_cannot_be_resumed():
-    told = memory()
+    reported = memory()
     stream = clean_of(STREAM)
-    assert told.feed(stream) == stream
-    assert told.is_done and not told.is_untouched and told.num_tokens == 0
+    assert reported.feed(stream) == stream
+    assert reported.is_done and not reported.is_untouched and reported.num_tokens == 0
     broken = memory()
     broken.feed(stream[:200])
     assert not broken.can_resume
@@ -235,37 +240,37 @@ def test_whatever_comes_nothing_is_told_twice_and_nothing_of_ours_gets_out(data)
     for _ in range(data.draw(st.integers(0, 4))):
         at = data.draw(st.integers(0, len(stream) - 1))
         stream[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    told, relayed = memory(), b""
+    reported, relayed = memory(), b""
     at = 0
     while at < len(stream):
         step = data.draw(st.integers(1, 200))
-        relayed += told.feed(bytes(stream[at : at + step]))
+        relayed += reported.feed(bytes(stream[at : at + step]))
         at += step
     assert b"\n: octavo " not in relayed and not relayed.startswith(b": octavo ")
-    assert told.num_tokens <= 7 + 30
-    if told.can_resume:
-        assert len(known(told)["tokens"]) == told.num_answers
+    assert reported.num_tokens <= 7 + 30
+    if reported.can_resume:
+        assert len(known(reported)["tokens"]) == reported.num_answers
 
 
 def test_a_token_costs_a_few_bytes():
-    told = memory()
-    told.feed(BEGIN + event(0, list(range(100_000))))
-    assert sum(answer.itemsize * len(answer) for answer in told._answers) == 400_000
+    reported = memory()
+    reported.feed(BEGIN + event(0, list(range(100_000))))
+    assert sum(answer.itemsize * len(answer) for answer in reported._answers) == 400_000
 
 
 def test_who_goes_on_learns_where_the_blocks_of_the_last_engine_lie():
-    told = memory()
+    reported = memory()
     at = partial(begin_line, id="chatcmpl-1", created=9, seed=-7, answers=2)
-    told.feed(at(kv_address="10.0.0.7:9") + event(0, [5]))
-    assert known(told)["kv_address"] == "10.0.0.7:9"
-    told.start_over()
-    assert known(told)["kv_address"] == "10.0.0.7:9"  # until another one has begun
-    told.feed(at() + event(0, [6]))
-    assert "kv_address" not in known(told)
+    reported.feed(at(kv_address="10.0.0.7:9") + event(0, [5]))
+    assert known(reported)["kv_address"] == "10.0.0.7:9"
+    reported.start_over()
+    assert known(reported)["kv_address"] == "10.0.0.7:9"  # until another one has begun
+    reported.feed(at() + event(0, [6]))
+    assert "kv_address" not in known(reported)
 
 
 def test_an_address_that_is_no_text_is_not_trusted():
-    told = memory()
+    reported = memory()
     begin = begin_line(id="a", created=1, seed=1, answers=1, kv_address="7")
-    told.feed(begin.replace(b'"7"', b"7") + event(0, [1]))
-    assert told.lost_with == BAD_STREAM
+    reported.feed(begin.replace(b'"7"', b"7") + event(0, [1]))
+    assert reported.lost_with == BAD_STREAM

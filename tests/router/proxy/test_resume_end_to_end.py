@@ -18,7 +18,7 @@ import pytest
 from octavo_engine.protocol.endpoints import RESUME_HEADER, STREAM_HEADER
 from octavo_router.proxy.resume import StreamMemory
 from octavo_router.residency import native
-from tests.engine.server.generation.test_resume import told
+from tests.engine.server.generation.test_resume import reported
 from tests.fakes.process import serving
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def unbroken(server: ServeProcess, path: str, body: dict[str, Any], memory: Stre
 
 def same(one: bytes, other: bytes) -> None:
     """But for the time of day and for when its pieces came."""
-    first, second = told(one), told(other)
+    first, second = reported(one), reported(other)
     assert len(first.pop("heads")) == len(second.pop("heads")) == 1
     del first["steps"], second["steps"]
     assert first == second

@@ -41,9 +41,9 @@ class Engine:
         self.heads.append(request)
         done = 0
         if request.header("x-octavo-resume") == "1":
-            told, body = unpack(request.body)
+            reported, body = unpack(request.body)
             assert json.loads(body) == chat(stream=True)
-            resume = json.loads(told)
+            resume = json.loads(reported)
             assert (resume["id"], resume["seed"]) == ("c-1", 7)
             [tokens] = resume["tokens"]
             self.resumes.append(list(tokens))

@@ -34,7 +34,7 @@ class DiesWhenTold(Engine):
 
 
 @pytest.mark.parametrize(
-    ("status", "retry_after", "num_asked"),
+    ("status", "retry_after", "num_requests"),
     [
         ("503 Service Unavailable", "0", 2),  # again, as it said itself
         ("429 Too Many Requests", "0", 2),
@@ -49,7 +49,7 @@ class DiesWhenTold(Engine):
 )
 @on_loop
 async def test_who_refuses_is_asked_again_only_when_it_said_so(
-    status: str, retry_after: str, num_asked: int
+    status: str, retry_after: str, num_requests: int
 ):
     async def once(peer: Peer, request: Received) -> None:
         if len(upstream.requests) > 1:
@@ -63,8 +63,8 @@ async def test_who_refuses_is_asked_again_only_when_it_said_so(
         await RawClient.open(rig.port) as client,
     ):
         answer = await client.ask(chat())
-        assert len(upstream.requests) == num_asked
-        if num_asked == 2:
+        assert len(upstream.requests) == num_requests
+        if num_requests == 2:
             assert answer.json == CHAT
         else:
             assert answer.status == int(status[:3])
@@ -322,12 +322,12 @@ async def test_tokens_out_of_order_fail_the_stream_and_speak_against_the_engine(
         routing_to(first.port, second.port, kind="octavo") as rig,
         await RawClient.open(rig.port) as client,
     ):
-        told: list[str] = []
+        reported: list[str] = []
         rig.proxy.dispatcher.on_result = (  # type: ignore[attr-defined]
-            lambda pool, result: told.append(result.value)
+            lambda pool, result: reported.append(result.value)
         )
         assert (await client.ask(chat(stream=True))).body == WHOLE
-        assert told == ["bad_answer", "ok"]
+        assert reported == ["bad_answer", "ok"]
         await rig.settled()
 
 
@@ -442,10 +442,10 @@ async def test_an_engine_that_says_that_it_must_go_has_not_failed(how: str, resu
         routing_to(first.port, second.port, kind="octavo") as rig,
         await RawClient.open(rig.port) as client,
     ):
-        told: list[str] = []
+        reported: list[str] = []
         rig.proxy.dispatcher.on_result = (  # type: ignore[attr-defined]
-            lambda pool, result: told.append(result.value)
+            lambda pool, result: reported.append(result.value)
         )
         assert (await client.ask(chat(stream=True))).body == WHOLE
-        assert told == [result, "ok"]
+        assert reported == [result, "ok"]
         await rig.settled()

@@ -57,9 +57,9 @@ def world_facts():
 
 def test_explaining_does_not_change_the_next_pick():
     plain = World(4, config=RouterConfig(routing=RoutingConfig(policy="round-robin")))
-    asked = World(4, config=RouterConfig(routing=RoutingConfig(policy="round-robin")))
+    requested = World(4, config=RouterConfig(routing=RoutingConfig(policy="round-robin")))
     one = [plain.place(make_request(("p", 4))).endpoint.id for _ in range(6)]
-    two = [asked.place(make_request(("p", 4), explain=True)).endpoint.id for _ in range(6)]
+    two = [requested.place(make_request(("p", 4), explain=True)).endpoint.id for _ in range(6)]
     assert one == two
 
 
@@ -138,9 +138,9 @@ def test_prompt_lengths_are_learnt_from_what_engines_report():
 
 def test_room_is_told_when_a_request_ends_and_when_an_engine_comes():
     world = World(1)
-    told: list[str] = []
-    world.dispatcher.on_room = told.append
+    reported: list[str] = []
+    world.dispatcher.on_room = reported.append
     world.place(make_request(("p", 4))).finish()
-    assert told == ["pool"]
+    assert reported == ["pool"]
     world.add(1)
-    assert told == ["pool", "pool"]
+    assert reported == ["pool", "pool"]

@@ -27,14 +27,14 @@ class Rig:
         self.index = PyResidencyIndex()
         self.endpoint = Endpoint(EndpointSpec("e", Address("10.0.0.1", 1)))
         self.endpoint.slot = self.index.add_slot()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.num_changes = 0
         self.clock = ManualClock()
         self.follower = Follower(
             self.endpoint,
             self.index,
             counts=SignalCounts(),
-            set_state=lambda endpoint, state, reason: self.told.append(state),
+            set_state=lambda endpoint, state, reason: self.reported.append(state),
             on_changed=self._changed,
             now=self.clock,
         )
@@ -86,9 +86,9 @@ def test_a_hello_voids_what_was_known():
 def test_a_snapshot_in_parts_is_ready_with_the_last():
     rig = Rig()
     rig.take(HELLO, Snapshot(pack_stored((1, 16)), last=False))
-    assert rig.told == []
+    assert rig.reported == []
     rig.take(Snapshot(pack_stored((2, 32)), last=True))
-    assert (rig.told, rig.num_keys) == (["ready"], 2)
+    assert (rig.reported, rig.num_keys) == (["ready"], 2)
 
 
 def test_what_is_evicted_goes_before_what_is_stored():
@@ -111,7 +111,7 @@ def test_the_same_hello_again_is_no_change():
 def test_an_engine_that_drains_from_the_start_is_never_ready():
     rig = Rig()
     rig.take(HELLO, Draining(), WHOLE, Delta(1))
-    assert rig.told == ["draining"]
+    assert rig.reported == ["draining"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +21,11 @@ from tests.fakes.facts import run, until
 from tests.fakes.listening import FAST, listening
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.metrics.counts import LabelledCounter
+    from tests.fakes.listening import Listening
 
 VLLM = b"""
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -48,9 +53,9 @@ def models(*names: str) -> bytes:
 
 
 def test_a_page_of_vllm():
-    told = PlainLoad(VLLM)
-    assert told.load == Load(running=3, waiting=2, kv_usage=0.25)
-    assert told.started_at == 1.7e9
+    reported = PlainLoad(VLLM)
+    assert reported.load == Load(running=3, waiting=2, kv_usage=0.25)
+    assert reported.started_at == 1.7e9
 
 
 @pytest.mark.parametrize(
@@ -144,13 +149,20 @@ def test_an_octavo_engine_that_refuses_the_key_is_not_taken_for_a_plain_one():
     run(story())
 
 
+@asynccontextmanager
+async def busy_vllm() -> AsyncIterator[tuple[EngineStream, Listening, Endpoint]]:
+    """A plain server whose load is known."""
+    engine = EngineStream()
+    engine.pages = {"/metrics": (200, VLLM), "/v1/models": (200, models("m"))}
+    async with engine, listening() as router:
+        (endpoint,) = router.add(engine.spec(kind="openai"))
+        await until(lambda: endpoint.load.running == 3)
+        yield engine, router, endpoint
+
+
 def test_metrics_that_fail_make_the_load_unknown_and_keep_the_server():
     async def story() -> None:
-        engine = EngineStream()
-        engine.pages = {"/metrics": (200, VLLM), "/v1/models": (200, models("m"))}
-        async with engine, listening() as router:
-            (endpoint,) = router.add(engine.spec(kind="openai"))
-            await until(lambda: endpoint.load.running == 3)
+        async with busy_vllm() as (engine, _, endpoint):
             for bad in ((500, b""), (200, page(num_requests_running="NaN"))):
                 engine.pages["/metrics"] = bad
                 await until(lambda: endpoint.load_at is None)
@@ -183,11 +195,7 @@ def test_a_plain_server_that_dies_is_down_and_comes_back_as_what_it_is_then():
 
 def test_a_new_process_has_an_empty_cache():
     async def story() -> None:
-        engine = EngineStream()
-        engine.pages = {"/metrics": (200, VLLM), "/v1/models": (200, models("m"))}
-        async with engine, listening() as router:
-            (endpoint,) = router.add(engine.spec(kind="openai"))
-            await until(lambda: endpoint.load.running == 3)
+        async with busy_vllm() as (engine, router, endpoint):
             router.index.assume(endpoint.slot, bytes(range(8)), 16.0)
             engine.pages["/metrics"] = (200, VLLM.replace(b"1.7e9", b"1.8e9"))
             await until(lambda: router.index.num_keys(endpoint.slot) == 0)
@@ -214,10 +222,10 @@ def test_a_server_that_does_not_answer_is_down_after_a_few_polls():
 class Counting(random.Random):
     """Each pause asks for one number."""
 
-    num_asked = 0
+    num_requests = 0
 
     def random(self) -> float:
-        self.num_asked += 1
+        self.num_requests += 1
         return super().random()
 
 
@@ -252,8 +260,8 @@ def test_an_idle_server_is_asked_seldom_and_one_with_work_often():
             await until(lambda: polls["ok",] >= seen + 3)  # others keep it busy
             engine.pages["/metrics"] = (200, idle)
             await until(lambda: endpoint.load.running == 0)
-            seen, pauses = polls["ok",], rng.num_asked
-            await until(lambda: rng.num_asked >= pauses + 10)
+            seen, pauses = polls["ok",], rng.num_requests
+            await until(lambda: rng.num_requests >= pauses + 10)
             assert polls["ok",] <= seen + 1
 
     run(story())

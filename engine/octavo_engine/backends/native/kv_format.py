@@ -42,11 +42,11 @@ _FORMATS: dict[KVCacheDType, KVFormat] = {
 }
 
 
-def settle_kv_format(asked: KVCacheDType, dtype: Dtype) -> KVFormat:
-    """What was asked for; else the format that the model computes in."""
-    if asked == "auto":
-        asked = "float32" if dtype == "f32" else "bfloat16"
-    return _FORMATS[asked]
+def settle_kv_format(requested: KVCacheDType, dtype: Dtype) -> KVFormat:
+    """What was requested; else the format that the model computes in."""
+    if requested == "auto":
+        requested = "float32" if dtype == "f32" else "bfloat16"
+    return _FORMATS[requested]
 
 
 def check_kv_format(layout: CacheLayout, kv_format: KVFormat) -> None:

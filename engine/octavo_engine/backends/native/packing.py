@@ -16,9 +16,9 @@ Packing: TypeAlias = Literal[
     "iq4_nl", "iq4_xs", "mxfp4",
 ]  # fmt: skip
 
-# The packing that a stored type is computed in unless asked otherwise. It holds the type's integers
-# and scales as they are, but 8-bit floats become integers: by groups of 32 their
-# rounding is small beside the floats' own, while 16 bits would double memory and time.
+# The packing that a stored type is computed in unless another is requested. It holds the type's
+# integers and scales as they are, but 8-bit floats become integers: by groups of 32 their rounding
+# is small beside the floats' own, while 16 bits would double memory and time.
 _AS_STORED: dict[str, Packing] = {
     "Q8_0": "q8", "Q4_0": "q4_0", "Q4_1": "q4", "Q5_0": "q5_0", "Q5_1": "q5_1",
     "Q2_K": "q2_k", "Q3_K": "q3_k", "Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k",
@@ -59,7 +59,7 @@ def choose_packings(
             return kept if _fits(kept, sizes) else [default] * len(sizes)
         case "auto":
             as_stored = [_AS_STORED.get(kind, dtype) for kind in stored_types]
-            # Asked for by name, f32 means the file's numbers, computed without rounding.
+            # Requested by name, f32 means the file's numbers, computed without rounding.
             if dtype == "f32" or not _fits(as_stored, sizes):
                 return [dtype] * len(sizes)
             return as_stored

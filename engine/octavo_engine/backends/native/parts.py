@@ -29,6 +29,6 @@ def op_costs(ops: Sequence[OpFacts], *, num_rows: int, window_rows: int) -> list
 
 def part_bounds(costs: Sequence[int], num_parts: int) -> list[int]:
     """Part i has the instructions [bounds[i], bounds[i + 1]). Where there are more parts than can
-    be told apart, the last ones are empty."""
+    be distinguished, the last ones are empty."""
     bounds = list(accumulate(balance(costs, num_parts), initial=0))
     return bounds + [len(costs)] * (num_parts + 1 - len(bounds))

@@ -17,7 +17,7 @@ NODES = Path("/sys/devices/system/node")
 def make_team(
     num_threads: int | None, isa: str = "", *, rank: int = 0, num_ranks: int = 1
 ) -> _native.Team:
-    """As many workers as asked for, or as there are cores for this process, in their places.
+    """As many workers as requested, or as there are cores for this process, in their places.
 
     Several ranks share them: each has as many, and they stand in the order of ranks.
     """

@@ -78,7 +78,7 @@ class NativePoolingBackend:
             loader.check_integers()
         self._limits: BackendLimits | None = None
         self._pooled: CompiledProgram | None = None
-        self._tokens: CompiledProgram | None = None  # once it was asked for
+        self._tokens: CompiledProgram | None = None  # once it was requested
         self._kv: _native.KVCache | None = None
 
     @property

@@ -75,20 +75,20 @@ def build_plugin(
     )
 
 
-def _platform_dtype(platform: Platform, asked: DType, stored: str) -> torch.dtype:
-    wanted = [_DTYPES[asked]] if asked != "auto" else [
+def _platform_dtype(platform: Platform, requested: DType, stored: str) -> torch.dtype:
+    wanted = [_DTYPES[requested]] if requested != "auto" else [
         torch.float16 if stored == "float16" else torch.bfloat16, torch.bfloat16, torch.float32
     ]  # fmt: skip
     for dtype in wanted:
         if platform.supports(dtype):
             return dtype
-    raise ConfigError(f"--dtype {asked} is not available on {platform.name}; use auto")
+    raise ConfigError(f"--dtype {requested} is not available on {platform.name}; use auto")
 
 
-def settle_dtype(asked: DType, stored: str) -> torch.dtype:
-    """What was asked for; else the model's own, in 16 bits, which is what matrix units are for."""
-    if asked != "auto":
-        return _DTYPES[asked]
+def settle_dtype(requested: DType, stored: str) -> torch.dtype:
+    """What was requested; else the model's own, in 16 bits, which is what matrix units are for."""
+    if requested != "auto":
+        return _DTYPES[requested]
     dtype = torch.float16 if stored == "float16" else torch.bfloat16
     is_old = (
         torch.cuda.is_available()

@@ -87,7 +87,7 @@ class CudaLoader:
         self._ledger = WeightLedger(checkpoint, progress)
         self._uploader = uploader
         self._dtype = dtype
-        # float32 is asked for to compute with the file's numbers: no input is rounded then.
+        # float32 is requested to compute with the file's numbers: no input is rounded then.
         rounding: frozenset[Format] = frozenset(("int8", "fp8"))
         self._formats = formats - rounding if dtype == torch.float32 else formats
         self.made: list[object] = []  # all that was handed out

@@ -110,7 +110,7 @@ def _score(raw: Raw, found: Tensor, sampling: SamplingBatch) -> LandedScores:
     # Keys, not logits: of equal ones the lowest id comes first.
     ids = _widened(sort_keys(raw.logits).topk(count, dim=-1).indices, wanted)
     if sampling.logprob_ids is not None:
-        ids = _asked(ids, sampling.logprob_ids)
+        ids = _chosen(ids, sampling.logprob_ids)
     values = _logprobs(raw.logits.gather(-1, ids.clamp(min=0)), raw)
     is_there = is_ok[:, None] & (ids >= 0)
     ids = ids.where(is_there, -1)
@@ -122,15 +122,15 @@ def _logprobs(logits: Tensor, raw: Raw) -> Tensor:
 
 
 def _widened(ids: Tensor, columns: int) -> Tensor:
-    """A vocabulary may have fewer tokens than alternatives were asked for."""
+    """A vocabulary may have fewer tokens than alternatives were requested."""
     return functional.pad(ids, (0, columns - ids.shape[1]), value=-1)
 
 
-def _asked(ids: Tensor, asked: Ragged) -> Tensor:
+def _chosen(ids: Tensor, chosen: Ragged) -> Tensor:
     """With the tokens that rows ask for, in their order, in place of the likeliest."""
-    lengths = np.diff(asked.starts)
+    lengths = np.diff(chosen.starts)
     wanted = np.full(ids.shape, -1, np.int64)
-    wanted[np.arange(ids.shape[1]) < lengths[:, None]] = asked.ids
+    wanted[np.arange(ids.shape[1]) < lengths[:, None]] = chosen.ids
     has_list = send(lengths > 0, ids.device)
     return torch.where(has_list[:, None], send(wanted, ids.device), ids)
 

@@ -1,4 +1,4 @@
-"""Attention of prompts by FlashInfer, where it is installed and asked for.
+"""Attention of prompts by FlashInfer, where it is installed and requested.
 
 It plans on the host, once a step for each kind of layer, which a captured graph cannot hold: steps
 of single tokens stay with Triton's kernel.
@@ -35,16 +35,16 @@ class AttentionChoice(NamedTuple):
 
 
 def choose_attention(
-    asked: AttentionBackend, dtype: torch.dtype, shape: HeadShape, *, batch_invariant: bool
+    requested: AttentionBackend, dtype: torch.dtype, shape: HeadShape, *, batch_invariant: bool
 ) -> AttentionChoice:
-    """Who attends for prompts. Raises ConfigError if what was asked for cannot be."""
+    """Who attends for prompts. Raises ConfigError if what was requested cannot be."""
     is_installed = importlib.util.find_spec("flashinfer") is not None
-    if asked == "auto":
+    if requested == "auto":
         # NOTE: not yet seen to work on a device; until then only who asks for it gets it.
         offer = "; --attention-backend flashinfer is there too" if is_installed else ""
         return AttentionChoice("triton", f"for prompts and single tokens alike{offer}")
-    if asked == "triton":
-        return AttentionChoice("triton", "asked for")
+    if requested == "triton":
+        return AttentionChoice("triton", "requested")
     problem = None
     if not is_installed:
         problem = "the package flashinfer: pip install flashinfer-python"
@@ -57,7 +57,7 @@ def choose_attention(
         problem = f"heads of {sizes} columns; this model's have {shape.head_dim}"
     if problem is not None:
         raise ConfigError(f"--attention-backend flashinfer needs {problem}")
-    return AttentionChoice("flashinfer", "asked for, for prompts; single tokens stay with triton")
+    return AttentionChoice("flashinfer", "requested, for prompts; single tokens stay with triton")
 
 
 class _Kind(NamedTuple):

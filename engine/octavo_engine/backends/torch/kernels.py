@@ -142,12 +142,12 @@ def choose_kernels(
 
 def _settle(device: torch.device, choice: KernelChoice) -> tuple[str, str]:
     if choice == "plain":
-        return "plain", "asked for"
+        return "plain", "requested"
     has_triton = importlib.util.find_spec("triton") is not None
     if choice == "triton":
         if not has_triton:
             raise ConfigError("the Triton kernels need the package triton: pip install triton")
-        return "triton", "asked for"
+        return "triton", "requested"
     if device.type != "cuda":
         return "plain", f"Triton compiles for GPUs, not for {device.type}"
     if not has_triton:

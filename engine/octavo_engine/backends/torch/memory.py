@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # cuBLAS' workspace, compiled kernels and the allocator's rounding.
 SPARE_BYTES = 768 << 20
-# For KV, of what is free after loading, where nothing else was asked for: nobody shares a device as
+# For KV, of what is free after loading, where nothing else was requested: nobody shares a device as
 # programs share a host's memory.
 DEVICE_FRACTION = 0.9
 GRAPH_BYTES = 8 << 20  # of the driver's, for the launches that one graph holds

@@ -47,7 +47,7 @@ class Parking:
             storage.resize_(0)
 
     def unpark(self) -> None:
-        """Back, in parts: what fails for want of memory can be asked for again."""
+        """Back, in parts: what fails for want of memory can be requested again."""
         while self._parked:
             storage, kept = self._parked[-1]
             storage.resize_(kept.nbytes)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from octavo_engine.backends.torch.activations import activate
 from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.packed import ALL_FORMATS, expert_product
 from octavo_engine.backends.torch.plain_draw import draw
@@ -125,26 +126,6 @@ def choose_experts(scores: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
     if spec.renormalise:
         shares = shares / shares.sum(-1, keepdim=True)
     return shares, chosen
-
-
-def activate(x: Tensor, activation: Activation) -> Tensor:
-    match activation:
-        case "silu":
-            return functional.silu(x)
-        case "gelu":
-            return functional.gelu(x)
-        case "gelu_tanh":
-            return functional.gelu(x, approximate="tanh")
-        case "relu":
-            return functional.relu(x)
-        case "relu2":
-            return functional.relu(x).square()
-        case "tanh":
-            return torch.tanh(x)
-        case "sigmoid":
-            return torch.sigmoid(x)
-        case "swiglu_clamped":
-            raise AssertionError("an activation of two halves")
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

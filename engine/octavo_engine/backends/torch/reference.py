@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from octavo_engine.backends.torch.activations import activate
 from octavo_engine.caches import LatentSpec
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.ops import HIDDEN, STATE
@@ -225,23 +226,7 @@ class ReferenceOps:
         return x * (y if activation is None else self.activation(y, activation))
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
-        match activation:
-            case "silu":
-                return functional.silu(x)
-            case "gelu":
-                return functional.gelu(x)
-            case "gelu_tanh":
-                return functional.gelu(x, approximate="tanh")
-            case "relu":
-                return functional.relu(x)
-            case "relu2":
-                return functional.relu(x).square()
-            case "tanh":
-                return torch.tanh(x)
-            case "sigmoid":
-                return torch.sigmoid(x)
-            case "swiglu_clamped":
-                raise AssertionError("an activation of two halves")
+        return activate(x, activation)
 
     def add(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
         return x + scale * y
@@ -366,27 +351,35 @@ class ReferenceOps:
         left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
 
-    def _attend(self, q: Tensor, index: int, spec: AttentionSpec) -> Tensor:
-        """The outputs of one sequence's tokens, [tokens, num_heads * head_dim]."""
+    def _context(
+        self, index: int, layer: int, window: int | None, *, is_chunked: bool = False
+    ) -> tuple[slice, Tensor, Tensor, slice]:
+        """Of one sequence: its tokens in the step; the positions that they may see, and where these
+        are: their blocks, and the slots within them."""
         step = self._step
         own = slice(int(step.seq_starts[index]), int(step.seq_starts[index + 1]))
-        length = int(step.seq_lens[index])
-        own_positions = self._positions[own]
-        first = 0
-        if spec.window is not None:  # memory before the window may be gone: do not read it
-            first = max(0, int(own_positions.min()) - spec.window + 1)
-            if spec.is_chunked:
-                first = int(own_positions.min()) // spec.window * spec.window
-        table = step.block_tables[self._kv.groups[spec.layer], step.rows[index]]
+        length, first = int(step.seq_lens[index]), 0
+        if window is not None:  # memory before the window may be gone: do not read it
+            begin = int(self._positions[own].min())
+            first = begin // window * window if is_chunked else max(0, begin - window + 1)
+        table = step.block_tables[self._kv.groups[layer], step.rows[index]]
         first_block = first // BLOCK_SIZE
         blocks = torch.from_numpy(table[first_block : -(-length // BLOCK_SIZE)]).long()
         seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
+        return own, torch.arange(first, length), blocks, seen
+
+    def _attend(self, q: Tensor, index: int, spec: AttentionSpec) -> Tensor:
+        """The outputs of one sequence's tokens, [tokens, num_heads * head_dim]."""
+        step = self._step
+        own, positions, blocks, seen = self._context(
+            index, spec.layer, spec.window, is_chunked=spec.is_chunked
+        )
+        own_positions = self._positions[own]
         group = spec.num_heads // spec.num_kv_heads
         k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]].unbind()
         k = k_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
         v = v_cache[blocks].flatten(0, 1)[seen].repeat_interleave(group, dim=1)
-        positions = torch.arange(first, length)
-        distance = own_positions[:, None] - positions  # [tokens, length - first]
+        distance = own_positions[:, None] - positions  # [tokens, context]
         visible = distance >= 0
         if step.seen_to is not None:
             visible |= positions < torch.from_numpy(step.seen_to)[own, None]
@@ -445,19 +438,9 @@ class ReferenceOps:
         self, queries: Tensor, index: int, cache: Tensor, spec: LatentAttentionSpec
     ) -> Tensor:
         """One sequence's sums in latent space, [tokens, heads, rank]."""
-        step = self._step
-        own = slice(int(step.seq_starts[index]), int(step.seq_starts[index + 1]))
-        length = int(step.seq_lens[index])
-        own_positions = self._positions[own]
-        first = 0
-        if spec.window is not None:  # memory before the window may be gone: do not read it
-            first = max(0, int(own_positions.min()) - spec.window + 1)
-        table = step.block_tables[self._kv.groups[spec.layer], step.rows[index]]
-        first_block = first // BLOCK_SIZE
-        blocks = torch.from_numpy(table[first_block : -(-length // BLOCK_SIZE)]).long()
-        seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
+        own, positions, blocks, seen = self._context(index, spec.layer, spec.window)
         keys = cache[blocks].flatten(0, 1)[seen, 0]
-        distance = own_positions[:, None] - torch.arange(first, length)
+        distance = self._positions[own][:, None] - positions
         visible = distance >= 0
         if spec.window is not None:
             visible &= distance < spec.window

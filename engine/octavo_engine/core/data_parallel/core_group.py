@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from octavo_engine.core.connect import choose_connect, connect_cores
+from octavo_engine.core.interrupt import deferred_interrupt
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import EngineDead, InvalidRequest, WorkerLost
@@ -87,11 +88,16 @@ class _LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def ready(self, progress: Callable[[int, int], None] | None) -> ModelInfo:
-        """Wait for all cores. Raises the ConfigError or ModelError that ended one's start."""
+    def ready(
+        self, progress: Callable[[int, int], None] | None, interrupted: Callable[[], bool]
+    ) -> ModelInfo:
+        """Wait for all cores. Raises the ConfigError or ModelError that ended one's start, and
+        KeyboardInterrupt."""
         assert self._client is not None
         loading = asyncio.run_coroutine_threadsafe(self._client.ready(), self._loop)
         while wait([loading], _TICK_S).not_done:
+            if interrupted():
+                raise KeyboardInterrupt
             known = self.health().loading
             if progress is not None and known is not None:
                 progress(known.bytes_done, known.bytes_total)
@@ -172,12 +178,17 @@ class CoreGroup:
         connect: Connect | None = None,
     ) -> tuple[CoreGroup, ModelInfo]:
         """Load all cores. Raises ConfigError or ModelError; then nothing is left behind."""
-        group = cls(config, connect)
-        try:
-            return group, group._cores.ready(progress)
-        except BaseException:
+        with deferred_interrupt() as interrupted:
+            group = cls(config, connect)
+            try:
+                info = group._cores.ready(progress, interrupted)
+            except BaseException:
+                group.close()
+                raise
+        if interrupted():  # since the last look
             group.close()
-            raise
+            raise KeyboardInterrupt
+        return group, info
 
     @property
     def has_work(self) -> bool:

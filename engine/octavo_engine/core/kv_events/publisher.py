@@ -128,7 +128,7 @@ class KVEventPublisher:
         self._replay.append((number, payload))
 
     def _answer(self) -> None:
-        """All that is kept from the number that was asked for, then the end."""
+        """All that is kept from the number that was requested, then the end."""
         identity, *rest = self._router.recv_multipart()
         try:
             first = unpack_sequence(rest[-1] if rest else b"")

@@ -8,11 +8,8 @@ import json
 import logging
 import math
 import operator
-import signal
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -31,6 +28,7 @@ from octavo_engine.config import (
     WeightFormat,
 )
 from octavo_engine.core.build import load_model_tokenizer, localized, resolve
+from octavo_engine.core.interrupt import deferred_interrupt
 from octavo_engine.core.media.messages import take_pictures
 from octavo_engine.core.offline.beam_search import beam_search
 from octavo_engine.core.offline.engine import build_offline
@@ -52,7 +50,6 @@ from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.tokenization.tokenizer import check_vocab, ends_of_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from typing import Self
 
     from octavo_engine.backends.backend import Backend
@@ -351,7 +348,7 @@ class LLM(PoolingMethods, VLLMMethods):
         return [None if each is None else self._adapter(each) for each in given]
 
     def _adapter(self, request: LoRARequest) -> AdapterRef:
-        """Read when it is first asked for, or asked for anew with `load_inplace`."""
+        """Read when it is first requested, or requested anew with `load_inplace`."""
         known = self._adapters.get(request.lora_name)
         if known is not None and known.path == request.lora_path and not request.load_inplace:
             return known
@@ -405,7 +402,7 @@ class LLM(PoolingMethods, VLLMMethods):
         requests: list[TrackedRequest] = []
         try:
             with (
-                _deferred_interrupt() as interrupted,
+                deferred_interrupt() as interrupted,
                 generation_bar(len(submissions), enabled=use_tqdm) as show,
             ):
                 requests += map(self._start, submissions)
@@ -498,26 +495,6 @@ def _as_conversations(
     if messages and isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]  # messages, so one conversation
     return messages  # type: ignore[return-value]
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is noted and acted upon between steps, never inside one; a second one acts at once."""
-    seen = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield seen.is_set  # signals are handled elsewhere
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(_signal: int, _frame: object) -> None:
-        seen.set()
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield seen.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _storage(

@@ -93,23 +93,23 @@ def check_items(items: Sequence[PoolingItem], params: PoolingParams, info: Model
 
 
 def _check_dimensions(params: PoolingParams, info: ModelInfo) -> None:
-    asked = params.dimensions
-    if asked is None or asked == info.embedding_size:
+    size = params.dimensions
+    if size is None or size == info.embedding_size:
         return
     if params.task not in ("embed", "token_embed"):
         raise InvalidRequest(f"dimensions has no meaning for {params.task}", param="dimensions")
     if not info.dimensions:
         raise InvalidRequest(
             f"the model's embeddings have {info.embedding_size} dimensions and were not trained to "
-            f"be cut; got dimensions {asked}",
+            f"be cut; got dimensions {size}",
             param="dimensions",
         )
-    if asked not in info.dimensions:
+    if size not in info.dimensions:
         shown = ", ".join(map(str, info.dimensions[:_SHOWN_DIMENSIONS]))
         if len(info.dimensions) > _SHOWN_DIMENSIONS:
             shown = f"from {min(info.dimensions)} to {max(info.dimensions)}"
         raise InvalidRequest(
-            f"dimensions must be {shown} for this model; got {asked}", param="dimensions"
+            f"dimensions must be {shown} for this model; got {size}", param="dimensions"
         )
 
 

@@ -16,7 +16,7 @@ E = TypeVar("E", bound=DecodedLogprobs | None)
 
 @dataclass(slots=True)
 class FlatLogprobs(Sequence[E], Generic[E]):
-    """Reads as the list of DecodedLogprobs that it stands for; each is made when it is asked for.
+    """Reads as the list of DecodedLogprobs that it stands for; each is made when it is requested.
 
     Position i has the entries [start_indices[i], end_indices[i]) of the other lists: its own token
     first, then the alternatives. One that nothing is known of, the first of a prompt, has none.

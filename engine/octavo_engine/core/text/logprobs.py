@@ -13,12 +13,12 @@ class TokenChoice(NamedTuple):
     text: str  # as decoded alone; the replacement character where its bytes are no whole character
     bytes: bytes
     logprob: float
-    rank: int | None  # 1 = the most likely; None of tokens that were asked for by their ids
+    rank: int | None  # 1 = the most likely; None of tokens that were requested by their ids
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedLogprobs:
-    """The token at a position and the most likely ones there, best first, or those asked for."""
+    """The token at a position and the most likely ones there, best first, or those requested."""
 
     token_id: int
     text: str

@@ -114,7 +114,7 @@ class SequenceText:
         self.num_tokens = 0
         self.resumed_ids: list[int] = []  # of a resumed answer
         self.resumed_texts: list[str] = []  # of those, a piece each
-        self.num_chars = 0  # of all tokens' text; counted where log-probabilities are asked
+        self.num_chars = 0  # of all tokens' text; counted where log-probabilities are requested
         self.finished = False
         self.first_at = 0.0  # when its first token came
         self.detokenizer = (

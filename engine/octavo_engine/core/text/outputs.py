@@ -21,7 +21,7 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    # One a token; None unless asked for.
+    # One a token; None unless requested.
     logprobs: list[DecodedLogprobs] | FlatLogprobs[DecodedLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop id; None for end of text

@@ -19,7 +19,7 @@ class RepetitionWatch:
         self._recent: list[int] = []
 
     def push(self, token: int) -> bool:
-        """Whether this token completes a repetition. Hot path where it is asked for."""
+        """Whether this token completes a repetition. Hot path where it is requested."""
         recent, equal = self._recent, self._equal
         found = False
         for place, size in enumerate(self._sizes):

@@ -128,7 +128,7 @@ async def reset_prefix_cache(exchange: Exchange, service: Service) -> None:
 
 
 async def reset_nothing(exchange: Exchange, service: Service) -> None:
-    """Of caches that text models do not have: they are empty, as was asked."""
+    """Of caches that text models do not have: they are empty, which is the aim."""
     await exchange.reply(b"", headers=[])
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MessageBuilder:
-    """Of one message. `is_cut_short`: the room there is, is less than the client asked for."""
+    """Of one message. `is_cut_short`: the room there is, is less than the client requested."""
 
     def __init__(self, *, id: str, model: str, usage: Usage, is_cut_short: bool) -> None:
         self._id = id

@@ -121,8 +121,8 @@ def _table(api: dict[str, Any], rows: Iterable[Row]) -> Iterator[str]:
         answer: dict[str, Any] = operation["responses"][str(row.status)].get("content", {})
         media = next(iter(answer), "")
         whole: dict[str, Any] = answer.get(media, {})
-        asked: dict[str, Any] = operation.get("requestBody", {}).get("content", {})
-        body = next((part.get("schema") for part in asked.values()), None)
+        content: dict[str, Any] = operation.get("requestBody", {}).get("content", {})
+        body = next((part.get("schema") for part in content.values()), None)
         event = answer.get("text/event-stream", {}).get("x-event-schema")
         cells = [_type(body), _type(whole.get("schema")) or media, _type(event)]
         shown = " | ".join(cell or "—" for cell in cells)

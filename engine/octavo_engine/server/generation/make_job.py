@@ -116,6 +116,6 @@ def check_prompts(prompts: list[list[int]], info: ModelInfo) -> None:
 
 
 def default_max_tokens(wanted: int, prompts: list[list[int]], info: ModelInfo) -> int:
-    """A default is cut to the room there is; what a client asked for is not."""
+    """A default is cut to the room there is; what a client requested is not."""
     longest = max(map(len, prompts), default=0)
     return max(1, min(wanted, info.max_model_len - longest))

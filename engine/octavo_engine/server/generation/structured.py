@@ -118,7 +118,7 @@ def wants_grammar(request: SamplingFields) -> bool:
 
 
 def name_field(error: RequestError, request: SamplingFields) -> None:
-    """The field that asked for the grammar: the engine, which compiles it, knows one name only."""
+    """The field that the grammar came in: the engine, which compiles it, knows one name only."""
     if error.param == "response_format" and request.response_format is None:
         given = request.structured_outputs not in (None, {})
         error.param = "structured_outputs" if given else "tools"

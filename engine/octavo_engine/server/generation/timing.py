@@ -78,7 +78,7 @@ class RequestTiming:
     def _begin(self, timeline: RequestTimeline) -> RequestTimeline:
         timeline.arrived_at = timeline.arrived_at or self._arrived_at
         timeline.input_tokens += self._job.prompt_tokens
-        timeline.asked.update(_requested(self._job.params))
+        timeline.request.update(_requested(self._job.params))
         return timeline
 
     def _start(self, prompt_index: int, result: RequestOutput, queued_s: float) -> None:
@@ -134,8 +134,8 @@ class RequestTiming:
 
 
 def _requested(params: SamplingParams) -> dict[str, Value]:
-    """What was asked for, in numbers only: stop strings and the like are the client's words."""
-    asked: dict[str, Value | None] = {
+    """What was requested, in numbers only: stop strings and the like are the client's words."""
+    attributes: dict[str, Value | None] = {
         "gen_ai.request.choice.count": params.n if params.n > 1 else None,
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
@@ -145,4 +145,4 @@ def _requested(params: SamplingParams) -> dict[str, Value]:
         "gen_ai.request.presence_penalty": params.presence_penalty or None,
         "gen_ai.request.seed": params.seed,
     }
-    return {key: value for key, value in asked.items() if value is not None}
+    return {key: value for key, value in attributes.items() if value is not None}

@@ -62,7 +62,7 @@ class Usage:
         return sum(self._cached.values())
 
     def forget_completion(self) -> None:
-        """For a request that asked for no tokens and whose one token was thrown away."""
+        """For a request for no tokens, whose one token was thrown away."""
         self._completion.clear()
 
     def as_dict(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ IN_BACKGROUND = "octavo.background"  # in the scope of a request that the server
 
 
 class Exchange:
-    """Raw ASGI underneath; nothing here knows what is asked."""
+    """Raw ASGI underneath; nothing here knows what a request is about."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: RequestLimits) -> None:
         self.scope = scope

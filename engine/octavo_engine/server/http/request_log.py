@@ -1,4 +1,4 @@
-"""Log lines for requests that come in and for answers that are done, where asked for: their
+"""Log lines for requests that come in and for answers that are done, where requested: their
 numbers, and no word of them.
 
 At level debug the beginning of the text follows, at most as long as --max-log-len allows.

@@ -32,7 +32,7 @@ class TlsFiles:
         ]
         self._current = self._load()
         self.context = self._load()
-        # Asked for every new connection, also for those whose client names no server.
+        # Called for every new connection, also for those whose client names no server.
         self.context.sni_callback = self._choose
 
     def reload(self) -> None:

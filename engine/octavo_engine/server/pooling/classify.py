@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 async def classify(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(ClassifyRequest)
-    asked = begin(exchange, service, request, "classify")
+    prepared = begin(exchange, service, request, "classify")
     params = PoolingParams(task=choose(service, "classify"), activate=request.activate)
     items = await text_items(service, request)
-    rows = await pool(exchange, service, asked, items, params)
+    rows = await pool(exchange, service, prepared, items, params)
     labels = service.engine.info.labels
     entries = (_entry(index, row, labels) for index, row in enumerate(rows))
-    await reply_list(exchange, asked, entries, usage(items))
+    await reply_list(exchange, prepared, entries, usage(items))
 
 
 def _entry(index: int, row: NDArray[np.float32], labels: Sequence[str]) -> bytes:

@@ -43,7 +43,7 @@ WRITERS: dict[str, Callable[[NDArray[np.float32]], Any]] = {
 async def cohere_embed(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(CohereEmbedRequest)
     fields = PoolingFields(model=request.model, priority=request.priority)
-    asked = begin(exchange, service, fields, "embd")
+    prepared = begin(exchange, service, fields, "embd")
     types = _types(request)
     task = choose(service, "embed")
     texts = _texts(request)
@@ -57,11 +57,11 @@ async def cohere_embed(exchange: Exchange, service: Service) -> None:
         cut=_cut(request, info.max_model_len),
     )
     params = PoolingParams(task=task, dimensions=request.output_dimension)
-    rows = await pool(exchange, service, asked, items, params)
+    rows = await pool(exchange, service, prepared, items, params)
     await exchange.reply(
         msgspec.json.encode(
             {
-                "id": asked.id,
+                "id": prepared.id,
                 "embeddings": {kind: [WRITERS[kind](row) for row in rows] for kind in types},
                 "texts": texts,
                 "meta": {

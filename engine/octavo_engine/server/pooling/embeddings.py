@@ -16,12 +16,12 @@ from octavo_engine.state.pooling import PoolingParams
 
 async def embeddings(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(EmbeddingRequest)
-    asked = begin(exchange, service, request, "embd")
+    prepared = begin(exchange, service, request, "embd")
     task = choose(service, "embed")
     params = PoolingParams(task=task, activate=request.activate, dimensions=request.dimensions)
     prefix = tokenize.prompt_of(service.engine.info, request.prompt_name)
     items = await text_items(service, request, prefix=prefix)
-    rows = await pool_texts(exchange, service, asked, items, params)
+    rows = await pool_texts(exchange, service, prepared, items, params)
     await reply_vectors(
-        exchange, asked, items, rows, Encoding.of(request), kind="embedding", field="embedding"
+        exchange, prepared, items, rows, Encoding.of(request), kind="embedding", field="embedding"
     )

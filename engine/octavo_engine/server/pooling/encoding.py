@@ -25,7 +25,7 @@ _WIDTHS: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """What a request asked for; type and order are of base64 and bytes."""
+    """What a request wants its vectors in; type and order are of base64 and bytes."""
 
     format: EncodingFormat = "float"
     dtype: EmbedDtype = "float32"

@@ -132,7 +132,7 @@ async def encoded(
 def _fitting(
     tokenizer: Tokenizer, text: str, ids: list[int], *, special: bool, cut: Truncation
 ) -> list[int]:
-    """The ids of a text, cut as asked."""
+    """The ids of a text, cut as prepared."""
     if cut.keep is None or len(ids) <= cut.keep or not special:
         return cut.apply(ids)
     # The special tokens around the text stay: a model that reads [CLS] must find it.

@@ -35,14 +35,14 @@ class TextPiece(NamedTuple):
 
 
 async def pool_texts(
-    exchange: Exchange, service: Service, asked: PreparedPooling, items: list[PoolingItem],
+    exchange: Exchange, service: Service, prepared: PreparedPooling, items: list[PoolingItem],
     params: PoolingParams,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
     """One vector an item; longer ones than the model reads where --max-embed-len allows it. Raises
     RequestError."""
     room, longest = service.engine.info.max_model_len, service.settings.limits.max_embed_len
     if longest <= room or all(len(item.token_ids) <= room for item in items):
-        return await pool(exchange, service, asked, items, params)
+        return await pool(exchange, service, prepared, items, params)
     for item in items:
         if len(item.token_ids) > longest:
             raise ContextLengthExceeded(
@@ -53,7 +53,7 @@ async def pool_texts(
     special = service.engine.tokenizer.encode("")
     cut = [pieces_of(item.token_ids, room, special) for item in items]
     rows = iter(
-        await pool(exchange, service, asked, [one.item for part in cut for one in part], params)
+        await pool(exchange, service, prepared, [one.item for part in cut for one in part], params)
     )
     return [joined([next(rows) for _ in part], [one.weight for one in part]) for part in cut]
 

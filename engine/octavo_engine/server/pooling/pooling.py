@@ -17,7 +17,7 @@ EMBEDS = ("embed", "token_embed")
 
 async def pooling(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(PoolingBody)
-    asked = begin(exchange, service, request, "pool")
+    prepared = begin(exchange, service, request, "pool")
     if request.task is not None:
         task = choose(service, request.task)
     else:
@@ -25,7 +25,7 @@ async def pooling(exchange: Exchange, service: Service) -> None:
     params = PoolingParams(task=task, activate=request.activate, dimensions=request.dimensions)
     prefix = tokenize.prompt_of(service.engine.info, request.prompt_name) if task in EMBEDS else ""
     items = await text_items(service, request, prefix=prefix)
-    rows = await pool(exchange, service, asked, items, params)
+    rows = await pool(exchange, service, prepared, items, params)
     await reply_vectors(
-        exchange, asked, items, rows, Encoding.of(request), kind="pooling", field="data"
+        exchange, prepared, items, rows, Encoding.of(request), kind="pooling", field="data"
     )

@@ -32,7 +32,7 @@ async def rerank_v2(exchange: Exchange, service: Service) -> None:
 
 async def _ranked(exchange: Exchange, service: Service) -> dict[str, Any]:
     request = await exchange.json(RerankRequest)
-    asked = begin(exchange, service, request, "rerank")
+    prepared = begin(exchange, service, request, "rerank")
     if request.top_n is not None and request.top_n < 0:
         raise InvalidRequest("top_n must not be negative; 0 means all", param="top_n")
     if request.rank_fields not in (None, [], ["text"]):
@@ -41,12 +41,12 @@ async def _ranked(exchange: Exchange, service: Service) -> dict[str, Any]:
         raise not_supported("max_chunks_per_doc", "documents are read as one piece")
     texts = [doc if isinstance(doc, str) else doc.text for doc in request.documents]
     sides = Sides(first=[request.query], second=texts, names=("query", "documents"))
-    scores = await score_sides(exchange, service, asked, request, sides)
-    return _answer(asked, request, texts, scores)
+    scores = await score_sides(exchange, service, prepared, request, sides)
+    return _answer(prepared, request, texts, scores)
 
 
 def _answer(
-    asked: PreparedPooling, request: RerankRequest, texts: list[str], scores: PairScores
+    prepared: PreparedPooling, request: RerankRequest, texts: list[str], scores: PairScores
 ) -> dict[str, Any]:
     # Equal scores keep the order of the request.
     order = sorted(range(len(texts)), key=lambda index: -scores.values[index])
@@ -54,8 +54,8 @@ def _answer(
     with_text = request.return_documents is not False
     count = num_tokens(scores.items)
     return {
-        "id": asked.id,
-        "model": asked.model,
+        "id": prepared.id,
+        "model": prepared.model,
         "usage": {"prompt_tokens": count, "total_tokens": count},
         "results": [
             {

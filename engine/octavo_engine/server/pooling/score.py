@@ -26,13 +26,13 @@ PAIRS = (
 
 async def score(exchange: Exchange, service: Service) -> None:
     request = await exchange.json(ScoreRequest)
-    asked = begin(exchange, service, request, "score")
-    scores = await score_sides(exchange, service, asked, request, sides_of(request))
+    prepared = begin(exchange, service, request, "score")
+    scores = await score_sides(exchange, service, prepared, request, sides_of(request))
     entries = (
         msgspec.json.encode({"index": index, "object": "score", "score": value})
         for index, value in enumerate(scores.values)
     )
-    await reply_list(exchange, asked, entries, usage(scores.items))
+    await reply_list(exchange, prepared, entries, usage(scores.items))
 
 
 def sides_of(request: ScoreRequest) -> Sides:

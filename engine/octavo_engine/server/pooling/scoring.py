@@ -52,7 +52,7 @@ class PairScores:
 async def score_sides(
     exchange: Exchange,
     service: Service,
-    asked: PreparedPooling,
+    prepared: PreparedPooling,
     request: ScoringFields,
     sides: Sides,
 ) -> PairScores:
@@ -66,7 +66,7 @@ async def score_sides(
     sides = await _shortened(service, request, sides)
     by = _by_pairs if task == "score" else _by_angle
     with _naming(sides.names[1]):  # of what all texts have in common
-        return await by(exchange, service, asked, request, sides)
+        return await by(exchange, service, prepared, request, sides)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def _naming(field: str) -> Iterator[None]:
 async def _by_pairs(
     exchange: Exchange,
     service: Service,
-    asked: PreparedPooling,
+    prepared: PreparedPooling,
     request: ScoringFields,
     sides: Sides,
 ) -> PairScores:
@@ -113,14 +113,14 @@ async def _by_pairs(
 
     items = await off_loop(work, _num_chars(first) + _num_chars(sides.second))
     params = PoolingParams(task="score", activate=request.activate)
-    rows = await pool(exchange, service, asked, items, params)
+    rows = await pool(exchange, service, prepared, items, params)
     return PairScores([float(row[0]) for row in rows], items)
 
 
 async def _by_angle(
     exchange: Exchange,
     service: Service,
-    asked: PreparedPooling,
+    prepared: PreparedPooling,
     request: ScoringFields,
     sides: Sides,
 ) -> PairScores:
@@ -137,7 +137,7 @@ async def _by_angle(
             )
             check_items(side, PoolingParams(task="embed"), engine.info)
         items += side
-    rows = np.stack(await pool(exchange, service, asked, items, PoolingParams(task="embed")))
+    rows = np.stack(await pool(exchange, service, prepared, items, PoolingParams(task="embed")))
     count = len(sides.first)
     return PairScores(cosines(rows[:count], rows[count:]), items)
 

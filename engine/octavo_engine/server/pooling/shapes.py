@@ -17,7 +17,7 @@ class PoolingUsage(msgspec.Struct, kw_only=True):
 class EmbeddingAnswer(msgspec.Struct, kw_only=True):
     index: int
     object: Literal["embedding"]
-    embedding: list[float] | str  # base64 of the raw numbers if that was asked for
+    embedding: list[float] | str  # base64 of the raw numbers if that was requested
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True):
@@ -100,7 +100,7 @@ class ClassifiedList(msgspec.Struct, kw_only=True):
 
 
 class CohereEmbeddings(msgspec.Struct, kw_only=True):
-    """One list a type that was asked for."""
+    """One list a type that was requested."""
 
     floats: list[list[float]] | None = msgspec.field(name="float", default=None)
     binary: list[list[int]] | None = None

@@ -25,12 +25,12 @@ _BYTES = (b"content-type", b"application/octet-stream")
 
 
 async def reply_vectors(
-    exchange: Exchange, asked: PreparedPooling, items: list[PoolingItem],
+    exchange: Exchange, prepared: PreparedPooling, items: list[PoolingItem],
     rows: list[NDArray[np.float32]],
     encoding: Encoding, *, kind: str, field: str,
 ) -> None:  # fmt: skip
     if encoding.is_binary:
-        await _reply_bytes(exchange, asked, items, rows, encoding)
+        await _reply_bytes(exchange, prepared, items, rows, encoding)
         return
     middle = f',"object":"{kind}","{field}":'.encode()
 
@@ -38,11 +38,11 @@ async def reply_vectors(
         for index, row in enumerate(rows):
             yield b"".join((b'{"index":', b"%d" % index, middle, encoding.value(row), b"}"))
 
-    await reply_list(exchange, asked, entries(), usage(items))
+    await reply_list(exchange, prepared, entries(), usage(items))
 
 
 async def _reply_bytes(
-    exchange: Exchange, asked: PreparedPooling, items: list[PoolingItem],
+    exchange: Exchange, prepared: PreparedPooling, items: list[PoolingItem],
     rows: list[NDArray[np.float32]],
     encoding: Encoding,
 ) -> None:  # fmt: skip
@@ -51,9 +51,9 @@ async def _reply_bytes(
     if encoding.format == "bytes":
         metadata = msgspec.json.encode(
             {
-                "id": asked.id,
-                "created": asked.created,
-                "model": asked.model,
+                "id": prepared.id,
+                "created": prepared.created,
+                "model": prepared.model,
                 "data": encoding.layout(rows),
                 "usage": usage(items),
             }

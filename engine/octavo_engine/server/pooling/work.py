@@ -35,7 +35,7 @@ _SLICE = 64  # texts written before other work gets its turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPooling:
-    """Under which names an answer goes out, and when it was asked for."""
+    """Under which names an answer goes out, and when it was requested."""
 
     id: str
     model: str
@@ -75,7 +75,7 @@ def choose(service: Service, *tasks: PoolingTask) -> PoolingTask:
 
 
 async def pool(
-    exchange: Exchange, service: Service, asked: PreparedPooling, items: list[PoolingItem],
+    exchange: Exchange, service: Service, prepared: PreparedPooling, items: list[PoolingItem],
     params: PoolingParams,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
     """One array an item. A client that leaves aborts it. Raises RequestError."""
@@ -88,7 +88,7 @@ async def pool(
     try:
         async with exchange.while_present():
             left_s = exchange.time_left_s(service.settings.request_timeout_s)
-            rows = await _stoppable(service, asked, items, params, left_s)
+            rows = await _stoppable(service, prepared, items, params, left_s)
         reason = "stop"
     except DeadlineExceeded:
         reason = "deadline"
@@ -106,10 +106,10 @@ async def pool(
 
 
 async def _stoppable(
-    service: Service, asked: PreparedPooling, items: list[PoolingItem], params: PoolingParams,
+    service: Service, prepared: PreparedPooling, items: list[PoolingItem], params: PoolingParams,
     deadline_s: float | None,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
-    inner = f"{asked.id}-{secrets.token_hex(4)}"  # a client's id may come twice; ours never does
+    inner = f"{prepared.id}-{secrets.token_hex(4)}"  # a client's id may come twice; ours never does
     work = asyncio.ensure_future(
         service.engine.pool(items, params, request_id=inner, deadline_s=deadline_s)
     )
@@ -117,7 +117,7 @@ async def _stoppable(
     async def stop() -> None:
         work.cancel()
 
-    with service.running.track((inner, *names_of(asked.id)), stop):
+    with service.running.track((inner, *names_of(prepared.id)), stop):
         try:
             return await work
         except asyncio.CancelledError:
@@ -142,11 +142,11 @@ def usage(items: Iterable[PoolingItem]) -> dict[str, Any]:
 
 
 async def reply_list(
-    exchange: Exchange, asked: PreparedPooling, data: Iterable[bytes], usage: dict[str, Any]
+    exchange: Exchange, prepared: PreparedPooling, data: Iterable[bytes], usage: dict[str, Any]
 ) -> None:
     """OpenAI's list object around entries that are JSON already. Others get a turn in between."""
     head = msgspec.json.encode(
-        {"id": asked.id, "object": "list", "created": asked.created, "model": asked.model}
+        {"id": prepared.id, "object": "list", "created": prepared.created, "model": prepared.model}
     )
     entries: list[bytes] = []
     for entry in data:

@@ -1,4 +1,4 @@
-"""Labels for requests: the route keys of what was asked, and of how the conversation will go on."""
+"""Labels for requests: the route keys of the prompt, and of how the conversation will go on."""
 
 from __future__ import annotations
 

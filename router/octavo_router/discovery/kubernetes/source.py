@@ -64,7 +64,7 @@ class KubernetesSource:
         self._now = now
         self._changed = asyncio.Event()
         self._steadiness = Steadiness()
-        self._told: set[specs.Problem] = set()
+        self._reported: set[specs.Problem] = set()
         self._reads_zones = reads_zones
         self._zones: dict[str, str] = {}  # by pod UID, kept while a pod is in no slice
         self._account = account
@@ -175,11 +175,11 @@ class KubernetesSource:
         return any(not each.has_pods for each in wanted)
 
     def _complain(self, problems: list[specs.Problem]) -> None:
-        for problem in set(problems) - self._told:
+        for problem in set(problems) - self._reported:
             logger.warning(
                 "Ignored a routing annotation", extra={"object": problem.where, "why": problem.what}
             )
-        self._told = set(problems)
+        self._reported = set(problems)
 
 
 def _is_synced(namespace: _Namespace) -> bool:

@@ -68,10 +68,10 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
     there = [t for t in tensors if is_there(t)]
     if name.endswith(".__get__"):
         return _property(func, name, tensors[0])
-    asked = _asked_device(name, args, kwargs)
+    requested = _asked_device(name, args, kwargs)
     if there:
-        _check(name, tensors, asked, at=args[1] if len(args) > 1 else None)
-    goes = bool(there) and name not in _TOLD if asked is None else asked.type == "cuda"
+        _check(name, tensors, requested, at=args[1] if len(args) > 1 else None)
+    goes = bool(there) and name not in _TOLD if requested is None else requested.type == "cuda"
     if kwargs.pop("pin_memory", False) and goes:
         raise RuntimeError("only memory of the host can be pinned")
     if name == "pin_memory":
@@ -81,7 +81,7 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
     if graph is not None:
         graph.touch(there)
     result = _run(func, name, args, kwargs)
-    crosses = asked is not None and bool(there) != goes
+    crosses = requested is not None and bool(there) != goes
     if crosses and isinstance(result, torch.Tensor) and tensors:
         with torch._C.DisableTorchFunctionSubclass():
             is_same = result.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr()
@@ -146,14 +146,16 @@ def _without_device(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return args, kwargs
 
 
-def _check(name: str, tensors: list[torch.Tensor], asked: torch.device | None, *, at: Any) -> None:
+def _check(
+    name: str, tensors: list[torch.Tensor], requested: torch.device | None, *, at: Any
+) -> None:
     if name in ("numpy", "__array__"):
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
     if name == "pin_memory":
         raise RuntimeError("only memory of the host can be pinned")
     if _recording.graph is not None and name in _WAITS:
         raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
-    if name in _COPIES or asked is not None:
+    if name in _COPIES or requested is not None:
         return
     if name == "__setitem__" and not any(isinstance(i, torch.Tensor) for i in tree_flatten(at)[0]):
         return  # a copy

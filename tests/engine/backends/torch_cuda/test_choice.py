@@ -42,7 +42,7 @@ def test_triton_that_is_not_installed_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "stored", "expected"),
+    ("requested", "stored", "expected"),
     [
         ("auto", "bfloat16", torch.bfloat16),
         ("auto", "float32", torch.bfloat16),
@@ -50,8 +50,8 @@ def test_triton_that_is_not_installed_is_named(monkeypatch):
         ("float32", "bfloat16", torch.float32),
     ],
 )
-def test_weights_are_held_in_sixteen_bits_unless_told_otherwise(asked, stored, expected):
-    assert settle_dtype(asked, stored) == expected
+def test_weights_are_held_in_sixteen_bits_unless_told_otherwise(requested, stored, expected):
+    assert settle_dtype(requested, stored) == expected
 
 
 def test_asking_for_a_gpu_that_is_not_there_is_an_error_not_another_device():

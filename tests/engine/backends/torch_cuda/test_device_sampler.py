@@ -19,11 +19,10 @@ from tests.engine.backends.torch_cuda.steps import draw_params, make_sampling
 from tests.kernels import sampling_reference as reference
 
 
-def check(logits, sampling, device):
-    on_device = torch.from_numpy(logits.copy()).to(device)
-    found = landed(
+def sampled_on(logits, sampling, device):
+    return landed(
         sample(
-            on_device,
+            torch.from_numpy(logits.copy()).to(device),
             sampling,
             draw_params(sampling, device),
             draw,
@@ -31,6 +30,10 @@ def check(logits, sampling, device):
         ),
         device,
     )
+
+
+def check(logits, sampling, device):
+    found = sampled_on(logits, sampling, device)
     expected = reference.sample(logits, sampling)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.status.tolist() == expected.status.tolist()
@@ -152,17 +155,7 @@ def test_only_the_rows_of_processors_travel(device):
     tokens = np.arange(5, dtype=np.int32)
     sampling.processed = [ProcessedRow(0, (shift,), tokens), ProcessedRow(2, (fail,), tokens)]
     logits = logits_of(3)
-    on_device = torch.from_numpy(logits.copy()).to(device)
-    found = landed(
-        sample(
-            on_device,
-            sampling,
-            draw_params(sampling, device),
-            draw,
-            counts_of(logits, sampling, device),
-        ),
-        device,
-    )
+    found = sampled_on(logits, sampling, device)
     apply_processors(sampling.processed, logits)
     assert found.tokens.tolist() == [*logits[:2].argmax(-1), -1]
     assert found.status.tolist() == [0, 0, 1]

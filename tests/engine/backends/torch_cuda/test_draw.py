@@ -68,6 +68,7 @@ def test_triton_draws_the_defined_tokens(vocab, ties, device, monkeypatch):
     check(draw.draw, logits, random_wishes(rng, 6, filtered=False), device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [2048, 4], ids=["edge", "whole row"])
 def test_triton_filters_leave_the_defined_tokens(room, device, monkeypatch):
     """Each filter alone and all together; ties lie on every edge. With little room the rows are

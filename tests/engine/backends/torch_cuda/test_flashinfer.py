@@ -115,15 +115,15 @@ def installed(monkeypatch):
     return fake
 
 
-def choose(asked, *, dtype=torch.bfloat16, shape=SHAPE, **options):
-    return choose_kernels(CPU, dtype, shape, choice="triton", attention=asked, **options)
+def choose(requested, *, dtype=torch.bfloat16, shape=SHAPE, **options):
+    return choose_kernels(CPU, dtype, shape, choice="triton", attention=requested, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its operands are the host's")
 def test_prompts_go_to_it_and_single_tokens_do_not(installed, caplog):
     caplog.set_level("INFO")
     kernels = choose("flashinfer", dtype=torch.float16)
-    assert "Chose flashinfer for attention: asked for, for prompts" in caplog.text
+    assert "Chose flashinfer for attention: requested, for prompts" in caplog.text
     k = v = torch.ones((NUM_BLOCKS, 16, 2, 64), dtype=torch.float16)
     step = of_prompts(make_step([(0, 5)]), CPU)
     kernels.attend(torch.ones((5, 256), dtype=torch.float16), k, v, step, spec())
@@ -152,5 +152,5 @@ def test_without_it_or_without_triton_there_is_no_choice():
     if importlib.util.find_spec("flashinfer") is None:
         with pytest.raises(ConfigError, match="pip install flashinfer-python"):
             choose("flashinfer")
-    with pytest.raises(ConfigError, match="goes with the Triton kernels; asked for"):
+    with pytest.raises(ConfigError, match="goes with the Triton kernels; requested"):
         choose_kernels(CPU, torch.bfloat16, SHAPE, choice="plain", attention="flashinfer")

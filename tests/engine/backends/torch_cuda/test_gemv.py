@@ -29,6 +29,7 @@ def test_a_row_equals_the_plain_product(num_outputs, num_inputs, has_bias, devic
     torch.testing.assert_close(rounded.float(), expected, rtol=2e-3, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "group", "half"), [(4, 128, 64), (4, 32, 32), (4, 64, 32), (8, 32, 32), (8, 128, 64)]
 )

@@ -150,7 +150,7 @@ def test_a_step_takes_the_tokens_of_the_one_under_way(kernels, device):
         backend._use_graphs, backend._recorder = True, RunAgain(backend)
     driver = Driver(backend)
     requests = [driver.add(row, random_tokens(4 + row, seed=row)) for row in (2, 0)]
-    told = []
+    reported = []
     work = [(request, len(request.token_ids)) for request in requests]
     for number in range(4):
         step = driver.plan(work)
@@ -163,12 +163,12 @@ def test_a_step_takes_the_tokens_of_the_one_under_way(kernels, device):
         sampling = dataclasses.replace(
             sampling, rows=step.rows, positions=step.seq_lens, targets=np.full(2, -1, np.int32)
         )
-        told.append(backend.launch(step, sampling))
+        reported.append(backend.launch(step, sampling))
         for request in requests:
             request.token_ids.append(0)
         work = [(request, 1) for request in reversed(requests)]
         requests.reverse()
-    tokens = np.array([landed.wait().tokens for landed in told])
+    tokens = np.array([landed.wait().tokens for landed in reported])
     tokens[1::2] = tokens[1::2, ::-1]  # back in one order
     for column, row in enumerate((2, 0)):
         whole = random_tokens(4 + row, seed=row)
@@ -218,7 +218,7 @@ def test_a_graph_keeps_no_token_where_the_sampler_is_still_to_come(device):
     backend._use_graphs, backend._recorder = True, RunAgain(backend)
     driver = Driver(backend)
     request = driver.add(0, random_tokens(5, seed=1))
-    told: list[Any] = []
+    reported: list[Any] = []
     work, penalty = 5, {"temperature": 0.0, "frequency_penalty": 2.0}
     for number in range(4):
         step = driver.plan([(request, work)])
@@ -232,13 +232,15 @@ def test_a_graph_keeps_no_token_where_the_sampler_is_still_to_come(device):
             step.awaited = step.rows.copy()
             sampling.awaited = np.array([True])
             # All but the last are known by now.
-            sampling.history[0, 5 : 5 + number - 1] = [int(t.wait().tokens[0]) for t in told[:-1]]
+            sampling.history[0, 5 : 5 + number - 1] = [
+                int(t.wait().tokens[0]) for t in reported[:-1]
+            ]
             sampling.history[0, 5 + number - 1] = -1
-        told.append(backend.launch(step, sampling))
+        reported.append(backend.launch(step, sampling))
         request.token_ids.append(0)
         work = 1
     whole = random_tokens(5, seed=1)
-    for landed in told:
+    for landed in reported:
         logits = tiny_model("llama").logits(whole)[-1].copy()
         ids, counts = np.unique(whole[5:], return_counts=True)
         logits[ids.astype(int)] -= 2 * counts

@@ -30,7 +30,7 @@ class Abacus:
     """A CPU that says what it has."""
 
     name = "abacus"
-    told: DeviceMemory | None = DeviceMemory(8 << 30, 16 << 30)
+    reported: DeviceMemory | None = DeviceMemory(8 << 30, 16 << 30)
     missing: str | None = None
 
     def problem(self):
@@ -43,7 +43,7 @@ class Abacus:
         return dtype != torch.float16
 
     def memory(self):
-        return self.told
+        return self.reported
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_memory_is_what_the_device_says(abacus):
     backend = build()
     assert 0 < backend.kv_memory(LIMITS, 0.5) <= 4 << 30
     assert backend.kv_memory(LIMITS, None) == int(0.9 * (8 << 30))  # nobody shares a device
-    abacus.told = None
+    abacus.reported = None
     assert backend.kv_memory(LIMITS, 0.5) == 0  # --kv-cache-memory-bytes must say
 
 

@@ -56,6 +56,7 @@ def test_blocks_become_the_groups_they_came_from(bits, is_symmetric, group, devi
     torch.testing.assert_close(packed.dequantize(weight).cpu(), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "is_symmetric", "columns", "group", "half"),
     [
@@ -193,6 +194,7 @@ def test_few_rows_of_long_inputs_are_split_too(device):
     torch.testing.assert_close(found, packed.scaled_product(x, weight), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("row_by_row")
 @pytest.mark.parametrize("kind", ["grouped", "int8", "fp8"])
 def test_batch_invariant_rows_have_the_same_bits_in_any_company(kind, device):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.config import SimConfig
 from octavo_engine.core.beam_search import BeamSearchParams
 from octavo_engine.core.data_parallel.core_group import CoreGroup
 from octavo_engine.core.info import CoreHealth
@@ -29,6 +29,7 @@ from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.adapters import write_adapter
 from tests.fakes.backend import FakeBackend
+from tests.fakes.data_parallel import real_config, sim_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,21 +38,8 @@ if TYPE_CHECKING:
     from octavo_engine.core.text.outputs import RequestOutput
     from octavo_engine.state.outputs import StepOutput
 
-SIM = EngineConfig(
-    device="sim",
-    max_model_len=512,
-    data_parallel_size=2,
-    scheduler=SchedulerConfig(max_num_seqs=4),
-    sim=SimConfig(kv_blocks=256, time_scale=0.0),
-)
-REAL = EngineConfig(
-    model="demo://smollm2",
-    device="cpu",
-    max_model_len=128,
-    num_threads=2,
-    kv_cache_memory_bytes=64 << 20,
-    scheduler=SchedulerConfig(max_num_seqs=4),
-)
+SIM = sim_config(4, time_scale=0.0)
+REAL = real_config(4)
 TWO = REAL.replace(data_parallel_size=2)
 DRAWN = SamplingParams(temperature=1.0, seed=5, max_tokens=8, n=2, logprobs=2, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
+from octavo_engine.config import EngineConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.connect import in_process
 from octavo_engine.core.data_parallel.data_parallel_client import DataParallelClient
@@ -26,6 +26,7 @@ from octavo_engine.state.labels import Labels
 from octavo_engine.state.pooling import PoolingParams
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.fakes.adapters import write_adapter
+from tests.fakes.data_parallel import real_config, sim_config
 from tests.fakes.generate import generate
 from tests.fakes.process import serving
 
@@ -37,21 +38,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SIM = EngineConfig(
-    device="sim",
-    max_model_len=512,
-    data_parallel_size=2,
-    scheduler=SchedulerConfig(max_num_seqs=8),
-    sim=SimConfig(kv_blocks=256, step_base_ms=2.0),
-)
-REAL = EngineConfig(
-    model="demo://smollm2",
-    device="cpu",
-    max_model_len=128,
-    num_threads=2,
-    kv_cache_memory_bytes=64 << 20,
-    scheduler=SchedulerConfig(max_num_seqs=8),
-)
+SIM = sim_config(8, step_base_ms=2.0)
+REAL = real_config(8)
 QUICK = Timing(first_delay=0.3, last_delay=0.5, fast_failure=0.0, patience=30.0, stop=10.0)
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)

@@ -34,10 +34,13 @@ from tests.fakes.seeing import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from octavo_engine.core.media.prepare import PreparedPicture
+    from octavo_engine.core.media.prompt import PromptMedia
     from octavo_engine.core.media.spec import PictureSpec
     from octavo_engine.state.media import MediaItem
     from octavo_engine.weights.source import ModelFiles
@@ -183,6 +186,24 @@ def gemma3_processor() -> Any:
     return Gemma3Processor(Gemma3ImageProcessorPil(**values), words, image_seq_length=num_rows)
 
 
+def check_tiles(
+    images: Sequence[Image.Image],
+    prompt: str,
+    spec: PictureSpec,
+    words: TextTokenizer,
+    truth: Mapping[str, Any],
+) -> tuple[list[PreparedPicture], PromptMedia]:
+    """Token ids and tiles are those of the other library."""
+    prepared = [prepare(encoded(image), spec).picture for image in images]
+    pictures = [picture for picture in prepared if picture is not None]
+    ids, media = expand(words.encode(prompt), pictures, PictureTokens(spec.media, words))
+    assert ids == list(truth["input_ids"][0])
+    found = [normalised(tile) for picture in pictures for tile in picture.tiles]
+    np.testing.assert_array_equal(np.stack(found), np.asarray(truth["pixel_values"]))
+    assert all(set(ids[s.first : s.end]) == {PLACEHOLDER} for s in media.spans)
+    return pictures, media
+
+
 @pytest.mark.parametrize(
     "prompt",
     [
@@ -200,13 +221,7 @@ def test_pictures_of_gemma_3_and_the_newlines_around_them_are_those_of_transform
     for sizes in ([(80, 60), (30, 100)], [(1, 1), (640, 480)], [(42, 42), (1, 900)]):
         images = [noise(*size) for size in sizes]
         truth = processor(images=[images], text=prompt)
-        prepared = [prepare(encoded(image), spec).picture for image in images]
-        pictures = [picture for picture in prepared if picture is not None]
-        ids, media = expand(words.encode(prompt), pictures, PictureTokens(spec.media, words))
-        assert ids == list(truth["input_ids"][0])
-        found = [normalised(tile) for picture in pictures for tile in picture.tiles]
-        np.testing.assert_array_equal(np.stack(found), np.asarray(truth["pixel_values"]))
-        assert all(set(ids[s.first : s.end]) == {PLACEHOLDER} for s in media.spans)
+        _, media = check_tiles(images, prompt, spec, words, truth)
         assert all(span.is_two_way for span in media.spans)
 
 
@@ -359,13 +374,7 @@ def test_tiles_of_internvl_are_those_of_transformers(
     for size, other in zip(SPLIT_SIZES, SPLIT_SIZES[1:] + SPLIT_SIZES[:1], strict=True):
         images = [noise(*size), noise(*other)]
         truth = processor(images=images, text=prompt)
-        prepared = [prepare(encoded(image), spec).picture for image in images]
-        pictures = [picture for picture in prepared if picture is not None]
-        ids, media = expand(words.encode(prompt), pictures, PictureTokens(spec.media, words))
-        assert ids == list(truth["input_ids"][0])
-        found = [normalised(tile) for picture in pictures for tile in picture.tiles]
-        np.testing.assert_array_equal(np.stack(found), np.asarray(truth["pixel_values"]))
-        assert all(set(ids[s.first : s.end]) == {PLACEHOLDER} for s in media.spans)
+        pictures, _ = check_tiles(images, prompt, spec, words, truth)
         counts.update(len(picture.tiles) for picture in pictures)
     assert (len(counts) > 1) == (overrides.get("max_patches") != 1)
 

@@ -228,22 +228,24 @@ def vars_of(value):
 
 
 def test_tokens_asked_for_by_id_have_the_log_probabilities_that_all_have():
-    asked = (9, 300, 9, 41)
+    requested = (9, 300, 9, 41)
     common: dict[str, Any] = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
     with make_llm(FakeBackend(256)) as llm:
         every, some, most = llm.generate(
             ["abc"] * 3,
             [
                 SamplingParams(**common, logprobs=-1),
-                SamplingParams(**common, logprob_token_ids=asked),
-                SamplingParams(**common, logprob_token_ids=asked, logprobs=4, prompt_logprobs=2),
+                SamplingParams(**common, logprob_token_ids=requested),
+                SamplingParams(
+                    **common, logprob_token_ids=requested, logprobs=4, prompt_logprobs=2
+                ),
             ],
         )
     assert some.outputs[0].token_ids == every.outputs[0].token_ids
     for whole, named in zip(every.outputs[0].logprobs, some.outputs[0].logprobs, strict=True):
         of = {choice.token_id: choice.logprob for choice in whole.top}
         assert [(c.token_id, c.logprob, c.rank) for c in named.top] == [
-            (token, of[token], None) for token in asked
+            (token, of[token], None) for token in requested
         ]
         assert (named.token_id, named.logprob, named.rank) == (
             whole.token_id, whole.logprob, whole.rank,

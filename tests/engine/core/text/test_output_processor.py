@@ -208,14 +208,16 @@ def test_each_token_tells_where_it_begins_in_the_text(sizes, stop):
 def test_a_resumed_answer_tells_them_on_from_what_was_told():
     processor = make_processor()
     raw = "aé🦊b".encode()
-    for told in range(1, len(raw)):
-        request, (sequence,) = add(processor, resumed=[ResumedOutput(list(raw[:told]))], logprobs=0)
-        entries = [TokenLogprobs(token, -0.5, 1, [], []) for token in raw[told:]]
-        processor.process([news(sequence, raw[told:], logprobs=entries)])
+    for reported in range(1, len(raw)):
+        request, (sequence,) = add(
+            processor, resumed=[ResumedOutput(list(raw[:reported]))], logprobs=0
+        )
+        entries = [TokenLogprobs(token, -0.5, 1, [], []) for token in raw[reported:]]
+        processor.process([news(sequence, raw[reported:], logprobs=entries)])
         piece = request.take()
         assert piece is not None and piece.outputs[0].logprobs is not None
         offsets = [entry.offset for entry in piece.outputs[0].logprobs]
-        assert offsets == [0, 1, 1, 2, 2, 2, 2, 3][told:]
+        assert offsets == [0, 1, 1, 2, 2, 2, 2, 3][reported:]
 
 
 def test_prompt_logprobs_come_whole_with_the_first_token():
@@ -364,8 +366,8 @@ def test_absorbing_piece_by_piece_equals_taking_all_at_once():
 
 def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
     processor = make_processor()
-    told = [ResumedOutput(list(b"ab"), ended=True), ResumedOutput(list(b"x")), ResumedOutput()]
-    request, sequences = add(processor, resumed=told, n=3, max_tokens=3)
+    reported = [ResumedOutput(list(b"ab"), ended=True), ResumedOutput(list(b"x")), ResumedOutput()]
+    request, sequences = add(processor, resumed=reported, n=3, max_tokens=3)
     assert [s.output_token_ids for s in sequences] == [list(b"x"), []]
     assert [s.seed for s in sequences] == [key(5, 1), key(5, 2)]
     assert request.take() is None  # nothing to say yet
@@ -381,8 +383,8 @@ def test_each_answer_of_a_resumed_request_goes_on_where_it_was():
 
 
 def test_a_resume_in_which_all_had_ended_is_finished_at_once():
-    told = [ResumedOutput(list(b"ab"), ended=True), ResumedOutput([], ended=True)]
-    request, sequences = add(make_processor(), resumed=told, n=2)
+    reported = [ResumedOutput(list(b"ab"), ended=True), ResumedOutput([], ended=True)]
+    request, sequences = add(make_processor(), resumed=reported, n=2)
     piece = request.take()
     assert sequences == [] and piece is not None
     assert (piece.finished, piece.outputs) == (True, [])

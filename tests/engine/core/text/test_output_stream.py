@@ -31,10 +31,10 @@ class Desk:
         self, *, silent: bool = False, is_open: bool = True, taps: bool = True, interval: int = 1
     ) -> None:
         self.processor = OutputProcessor(ByteTokenizer(512))
-        asked = SettledSubmission(
+        requested = SettledSubmission(
             request_id="r", prompt=None, prompt_token_ids=[1], params=PARAMS, seed=1
         )  # fmt: skip
-        self.request, (sequence,) = self.processor.add(asked)
+        self.request, (sequence,) = self.processor.add(requested)
         self.sequence_id = sequence.request_id
         self.is_open = is_open
         self.tapped: list[list[int]] = []
@@ -165,7 +165,7 @@ def test_tap_and_iterator_together_tell_every_token_once_and_in_order(opens):
     async def test():
         backend = FakeBackend(256)
         async with Running(backend) as engine:
-            told: list[int] = []
+            reported: list[int] = []
             calls = 0
 
             def is_open() -> bool:
@@ -175,14 +175,14 @@ def test_tap_and_iterator_together_tell_every_token_once_and_in_order(opens):
 
             def tell(news: RequestOutput) -> None:
                 assert not news.finished
-                told.extend(news.outputs[0].token_ids)
+                reported.extend(news.outputs[0].token_ids)
 
             async def put(output: RequestOutput) -> None:
-                told.extend(output.outputs[0].token_ids)
+                reported.extend(output.outputs[0].token_ids)
 
             submission = Submission(request_id="r", prompt=[1, 2, 3], params=PARAMS)
             await engine.deliver(submission, OutputSink(put, InlineSink(is_open, tell)))
-            assert told == backend.continuation([1, 2, 3], 64)
+            assert reported == backend.continuation([1, 2, 3], 64)
             assert isinstance(engine, AsyncEngine) and engine.num_in_flight == 0
 
     run(test())

@@ -42,12 +42,12 @@ def test_it_is_found_where_it_is_by_definition(tokens, smallest, more, count):
     assert RepetitionWatch(wanted).cut(tokens) == first_repetition(tokens, wanted)
 
 
-def submit(told: bytes = b"", **params):
+def submit(reported: bytes = b"", **params):
     processor = OutputProcessor(ByteTokenizer())
     submission = SettledSubmission(
         request_id="r", prompt=None, prompt_token_ids=[1], seed=0, eos_token_ids=(257,),
         params=SamplingParams(max_tokens=100, repetition_detection=THRICE, **params),
-        resumed=[ResumedOutput(list(told))] if told else (),
+        resumed=[ResumedOutput(list(reported))] if reported else (),
     )  # fmt: skip
     request, sequences = processor.add(submission)
     return processor, request, sequences
@@ -72,11 +72,11 @@ def test_an_answer_ends_there_and_its_sequence_is_stopped(portions):
 
 
 def test_what_was_told_counts():
-    processor, request, (sequence,) = submit(told=b"abcabca")
+    processor, request, (sequence,) = submit(reported=b"abcabca")
     processor.process([SequenceOutput(request_id=sequence.request_id, token_ids=list(b"bcabc"))])
     assert [(o.text, o.finish_reason) for o in request.take().outputs] == [("bc", "repetition")]
 
-    _, request, sequences = submit(told=b"abcabcabc")
+    _, request, sequences = submit(reported=b"abcabcabc")
     assert sequences == []
     assert [(o.text, o.finish_reason) for o in request.take().outputs] == [("", "repetition")]
 

@@ -57,10 +57,10 @@ def test_a_generation_ends_with_what_it_has(name):
         waiting = Waiting(server, "/v1/completions", {"prompt": "a", "max_tokens": 9})
         own = server.engine.requests[0][2]["request_id"]
         given = own if name.startswith("engine") else name
-        told = client.post(PATH, json={"request_ids": [given, "other"]}).json()
+        reported = client.post(PATH, json={"request_ids": [given, "other"]}).json()
         answer = waiting.answer()
 
-    assert told == {"aborted": 1, "not_found": ["other"]}
+    assert reported == {"aborted": 1, "not_found": ["other"]}
     assert answer.status_code == 200
     (choice,) = answer.json()["choices"]
     assert (choice["finish_reason"], len(choice["text"])) == ("abort", 2)
@@ -69,10 +69,10 @@ def test_a_generation_ends_with_what_it_has(name):
 def test_texts_to_embed_end_with_an_error_that_no_client_tries_again():
     with running(held(("embed",))) as server, server.client() as client:
         waiting = Waiting(server, "/v1/embeddings", {"input": "a"})
-        told = client.post(PATH, json={"request_ids": "mine"}).json()
+        reported = client.post(PATH, json={"request_ids": "mine"}).json()
         answer = waiting.answer()
 
-    assert told["aborted"] == 1
+    assert reported["aborted"] == 1
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "aborted")
     assert server.engine.aborted[0].startswith("embd-mine-")
 
@@ -89,8 +89,8 @@ def test_a_batch_of_conversations_ends_as_a_whole():
 def test_what_has_ended_is_not_found():
     with running() as server, server.client() as client:
         done = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json()["id"]
-        told = client.post(PATH, json={"request_ids": [done, done]}).json()
-        assert told == {"aborted": 0, "not_found": [done]}
+        reported = client.post(PATH, json={"request_ids": [done, done]}).json()
+        assert reported == {"aborted": 0, "not_found": [done]}
         assert len(server.service.running) == 0
 
 

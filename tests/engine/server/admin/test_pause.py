@@ -31,7 +31,7 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-class Asked:
+class SentRequest:
     """A request in a thread of its own."""
 
     def __init__(self, server: RunningServer, path: str = "/v1/completions") -> None:
@@ -72,13 +72,13 @@ def test_what_comes_waits_and_goes_on(server):
         assert client.get("/is_paused").json() == {"is_paused": False}
         assert client.post("/pause").json() == {"is_paused": True}
         assert client.post("/pause").json() == {"is_paused": True}  # a second call does no more
-        asked = Asked(server)
+        requested = SentRequest(server)
         wait_for_held(server)
-        assert (asked.answer, server.service.admission.in_flight) == (None, 0)
+        assert (requested.answer, server.service.admission.in_flight) == (None, 0)
         assert client.get("/is_paused").json() == {"is_paused": True}
         assert client.get("/health").status_code == 200
         assert client.post("/resume").json() == {"is_paused": False}
-        assert asked.result().json()["choices"] == usual
+        assert requested.result().json()["choices"] == usual
 
 
 @pytest.mark.parametrize(("query", "resets"), [("", 1), ("?clear_cache=false", 0)])
@@ -92,16 +92,16 @@ def test_what_runs_is_ended_or_waited_for():
     for mode, reason in (("abort", "abort"), ("wait", "length")):
         engine = FakeEngine(hold_after=1)
         with running(engine, ServerSettings(dev_mode=True)) as server:
-            asked = Asked(server)
+            requested = SentRequest(server)
             server.wait_for(engine.holding)
-            pausing = Asked(server, f"/pause?mode={mode}")
+            pausing = SentRequest(server, f"/pause?mode={mode}")
             if mode == "wait":
                 wait_for_held(server, 2)
                 assert pausing.answer is None
             else:
                 until(server, partial(bool, engine.stopped))
             server.call(engine.release.set)
-            assert asked.result().json()["choices"][0]["finish_reason"] == reason
+            assert requested.result().json()["choices"][0]["finish_reason"] == reason
             assert pausing.result().json() == {"is_paused": True}
 
 
@@ -120,10 +120,10 @@ def test_a_held_request_has_its_deadline_and_its_client(server):
 def test_a_server_that_ends_holds_nobody(server):
     with server.client() as client:
         client.post("/pause").raise_for_status()
-        asked = Asked(server)
+        requested = SentRequest(server)
         wait_for_held(server)
         server.call(server.service.start_draining)
-        assert asked.result().json()["error"]["code"] == "draining"
+        assert requested.result().json()["error"]["code"] == "draining"
 
 
 def test_a_mode_that_is_none_is_refused(server):

@@ -38,15 +38,15 @@ def test_each_state_answers_each_probe(state):
 
 
 def test_an_engine_that_loads_tells_how_many_bytes_it_has():
-    told = LoadProgress("loading", 1000, 4000, 500)
-    engine = FakeEngine(state="loading", progress=0.25, loading=told)
+    reported = LoadProgress("loading", 1000, 4000, 500)
+    engine = FakeEngine(state="loading", progress=0.25, loading=reported)
     with running(engine) as server, server.client() as client:
         bodies = [client.get(path).json() for path in ("/ready", "/octavo/v1/stream")]
     assert bodies[0] == bodies[1]
     assert bodies[0]["loading"] == {
         "phase": "loading", "bytes_done": 1000, "bytes_total": 4000, "bytes_per_s": 500,
     }  # fmt: skip
-    assert read_progress(bodies[0]["loading"]) == told
+    assert read_progress(bodies[0]["loading"]) == reported
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def over(server: RunningServer, client: httpx.Client, batch: dict[str, Any]) -> 
             await asyncio.wait([task])
 
         asyncio.run_coroutine_threadsafe(wait(), server.loop).result(20)
-    told: dict[str, Any] = client.get(f"/v1/batches/{batch['id']}").raise_for_status().json()
-    return told
+    reported: dict[str, Any] = client.get(f"/v1/batches/{batch['id']}").raise_for_status().json()
+    return reported
 
 
 def content(client: httpx.Client, file_id: str) -> list[dict[str, Any]]:

@@ -21,13 +21,13 @@ def test_functions_are_called_and_told_as_they_were_asked_for():
         )
         (choice,) = answer.choices
     deltas = [chunk.choices[0].delta.function_call for chunk in chunks]
-    told = [delta for delta in deltas if delta is not None]
+    reported = [delta for delta in deltas if delta is not None]
 
     assert choice.message.function_call.model_dump() == CALL
     assert choice.message.tool_calls is None and choice.message.content is None
     assert choice.finish_reason == chunks[-1].choices[0].finish_reason == "function_call"
-    assert told[0].name == "get_weather" and not any(delta.name for delta in told[1:])
-    assert "".join(delta.arguments or "" for delta in told) == CALL["arguments"]
+    assert reported[0].name == "get_weather" and not any(delta.name for delta in reported[1:])
+    assert "".join(delta.arguments or "" for delta in reported) == CALL["arguments"]
     assert not any(chunk.choices[0].delta.tool_calls for chunk in chunks)
 
 
@@ -57,7 +57,7 @@ def test_calls_and_results_of_old_are_read_as_those_of_tools():
     with saying("Take an umbrella.") as (server, client):
         for messages in (old, new):
             client.chat.completions.create(model="fake", messages=messages)
-        first, second = (asked[0] for asked in server.engine.requests)
+        first, second = (requested[0] for requested in server.engine.requests)
     assert first == second
 
 
@@ -68,7 +68,7 @@ def talker():
 
 
 @pytest.mark.parametrize(
-    ("param", "asked"),
+    ("param", "requested"),
     [
         ("functions", {"functions": []}),
         ("functions", {"functions": FUNCTIONS, "tools": TOOLS}),
@@ -80,8 +80,8 @@ def talker():
             "messages": [{"role": "assistant", "content": "", "function_call": {}}]}),
     ],
 )  # fmt: skip
-def test_functions_that_make_no_sense_are_refused_by_name(talker, param, asked):
+def test_functions_that_make_no_sense_are_refused_by_name(talker, param, requested):
     with pytest.raises(openai.BadRequestError) as raised:
-        talker.chat.completions.create(**{"model": "fake", "messages": HI, **asked})
+        talker.chat.completions.create(**{"model": "fake", "messages": HI, **requested})
 
     assert raised.value.param == param

@@ -49,8 +49,8 @@ def test_tokens_of_a_conversation_and_back(server):
 
 def test_the_tokenizer_tells_of_itself_where_it_may(server):
     with server.client() as client:
-        told = client.get("/tokenizer_info").json()
-    assert (told["vocab_size"], told["model_max_length"], told["eos_token_ids"]) == (
+        reported = client.get("/tokenizer_info").json()
+    assert (reported["vocab_size"], reported["model_max_length"], reported["eos_token_ids"]) == (
         300,
         256,
         [257],

@@ -43,9 +43,9 @@ def patient(server: ServeProcess) -> httpx.Client:
     return httpx.Client(base_url=server.url, timeout=250)
 
 
-def answers(client: httpx.Client, asked: dict[str, Any]) -> list[list[int]]:
+def answers(client: httpx.Client, requested: dict[str, Any]) -> list[list[int]]:
     """The tokens of each choice."""
-    body = {"ignore_eos": True, "return_token_ids": True, **asked}
+    body = {"ignore_eos": True, "return_token_ids": True, **requested}
     response = client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
     return [choice["token_ids"] for choice in response.json()["choices"]]
@@ -53,7 +53,7 @@ def answers(client: httpx.Client, asked: dict[str, Any]) -> list[list[int]]:
 
 def at_once(client: httpx.Client, many: list[dict[str, Any]]) -> list[list[list[int]]]:
     with ThreadPoolExecutor(len(many)) as pool:
-        return list(pool.map(lambda asked: answers(client, asked), many))
+        return list(pool.map(lambda requested: answers(client, requested), many))
 
 
 # Of one token's KV, by --kv-cache-dtype: 64 numbers each, in 8 bits with a scale of two bytes.
@@ -64,7 +64,7 @@ TOKEN_BYTES = {"auto": 30 * 2 * 3 * 64 * 2, "int8": 30 * 2 * 3 * (64 + 2)}
 def answers_alone(kv_cache_dtype: str) -> list[list[list[int]]]:
     flags = ("--kv-cache-memory-bytes", "64MiB", "--kv-cache-dtype", kv_cache_dtype)
     with serving(*MODEL, *flags) as server, patient(server) as client:
-        return [answers(client, asked) for asked in ASKED]
+        return [answers(client, requested) for requested in ASKED]
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,9 @@ def test_too_many_beams_are_refused():
 
 
 def test_what_is_searched_for_is_what_was_asked():
-    asked = CompletionRequest(**{**ASKED, "max_tokens": 90})
+    requested = CompletionRequest(**{**ASKED, "max_tokens": 90})
     params = SamplingParams(n=3, max_tokens=90, ignore_eos=True)
-    found = read_beams(asked, params, room=40)
+    found = read_beams(requested, params, room=40)
     assert found == BeamSearchParams(
         beam_width=3, max_tokens=40, ignore_eos=True, length_penalty=0.7
     )
@@ -111,10 +111,10 @@ def test_a_search_that_is_ended_answers_with_what_it_has():
     with simulating(SLOW) as server, ThreadPoolExecutor(1) as other:
         waiting = other.submit(ask, server.url, **LONG, request_id="mine")
         server.until(lambda: server.engine.num_in_flight > 0, "running")
-        told = httpx.post(server.url + "/abort_requests", json={"request_ids": ["mine"]})
+        reported = httpx.post(server.url + "/abort_requests", json={"request_ids": ["mine"]})
         answer = waiting.result(60)
         server.check_idle()
-    assert told.json()["not_found"] == []
+    assert reported.json()["not_found"] == []
     assert answer.status_code == 200, answer.text
     assert {choice["finish_reason"] for choice in answer.json()["choices"]} == {"abort"}
     assert answer.json()["usage"]["completion_tokens"] < 3 * LONG["max_tokens"]

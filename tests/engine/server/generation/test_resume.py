@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from octavo_engine.errors import RequestError
 from octavo_engine.protocol.endpoints import POD_UID_HEADER, RESUME_HEADER, STREAM_HEADER
-from octavo_engine.protocol.resume import BEGIN, LINE_PREFIX, Resume, pack
+from octavo_engine.protocol.resume import Resume, pack
 from octavo_engine.server.http.resume_frame import read_frame
 from tests.fakes.process import serving
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.server import running
+from tests.fakes.stream_reader import StreamReader, events_of, lines_of, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,59 +66,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 # ── reading streams ──
 
 
-def events_of(stream: bytes) -> list[bytes]:
-    return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
-
-
-def lines_of(event: bytes) -> tuple[list[bytes], bytes]:
-    """Our lines, and what is left without them."""
-    lines = event.splitlines(keepends=True)
-    ours = [line for line in lines if line.startswith(LINE_PREFIX)]
-    return ours, b"".join(line for line in lines if not line.startswith(LINE_PREFIX))
-
-
-class Reader:
-    """What a router knows after so many events. Kept apart from the router's own code."""
-
-    def __init__(self) -> None:
-        self.begin: dict[str, Any] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.finished: list[int] = []
-        self.clean = b""
-
-    def read(self, event: bytes) -> None:
-        ours, clean = lines_of(event)
-        self.clean += clean
-        for line in ours:
-            if line.startswith(BEGIN):  # again after a resume, and the same
-                begin = json.loads(line[len(BEGIN) :])
-                begin.pop("cached")  # what another engine has cached is its own affair
-                assert self.begin in ({}, begin)
-                self.begin = begin
-                continue
-            index, _, ids = line[len(LINE_PREFIX) :].decode().strip().partition(" ")
-            known = self.tokens.setdefault(int(index), [])
-            known += [int(token) for token in ids.split(",") if token]
-            if b'"finish_reason":"' in clean:
-                self.finished.append(int(index))
-
-    @property
-    def resume(self) -> Resume:
-        begin = self.begin
-        tokens = [self.tokens.get(index, []) for index in range(begin["answers"])]
-        return Resume(
-            begin["id"], begin["created"], begin["seed"], tokens, self.finished, list(self.tokens)
-        )
-
-
-def read_all(stream: bytes) -> Reader:
-    reader = Reader()
-    for event in events_of(stream):
-        reader.read(event)
-    return reader
-
-
-def told(clean: bytes) -> dict[str, Any]:
+def reported(clean: bytes) -> dict[str, Any]:
     """What a client makes of a stream: joined by choice, whatever the pieces."""
     choices: dict[int, dict[str, Any]] = {}
     result: dict[str, Any] = {"choices": choices, "heads": set(), "usage": [], "steps": []}
@@ -172,13 +121,13 @@ def check(client: httpx.Client, path: str, body: dict[str, Any], *, every: int =
     body = {"max_tokens": 16, **body, "stream": True}
     raw = ask(client, path, body)
     unbroken, whole = events_of(raw), read_all(raw)
-    expected = told(whole.clean)
+    expected = reported(whole.clean)
     last_sum = [usage["completion_tokens"] for usage in expected.pop("steps")][-1:]
     assert len(unbroken) > 3 and len(expected["heads"]) == 1
     rng = random.Random(1)
     # Who has seen the usage chunk writes [DONE] itself.
     for first_cut in range(1, len(unbroken) - (1 if expected["usage"] else 0), every):
-        reader, stream, cut = Reader(), unbroken, first_cut
+        reader, stream, cut = StreamReader(), unbroken, first_cut
         while cut < len(stream) - 1:
             for event in stream[:cut]:
                 reader.read(event)
@@ -186,7 +135,7 @@ def check(client: httpx.Client, path: str, body: dict[str, Any], *, every: int =
             cut = rng.randint(3, 20)
         for event in stream:
             reader.read(event)
-        got = told(reader.clean)
+        got = reported(reader.clean)
         # How many tokens make an event depends on the clock, and so do the sums on the way.
         sums = [usage["completion_tokens"] for usage in got.pop("steps")]
         assert sums == sorted(sums) and sums[-1:] == last_sum
@@ -238,9 +187,9 @@ def test_a_character_of_several_tokens_is_never_cut(client):
     known = Resume("cmpl-1", 1, 5, [[*b"ab", *fox[:2]]])
     body = {"prompt": "a", "stream": True, "max_tokens": 5}
     reader = read_all(resume(client, COMPLETIONS, body, known))
-    assert told(reader.clean)["choices"][0]["text"][0] == "\ufffd"  # an ASCII letter broke it
+    assert reported(reader.clean)["choices"][0]["text"][0] == "\ufffd"  # an ASCII letter broke it
     known = Resume("cmpl-1", 1, 5, [[*b"ab", *fox]])
-    rest = told(read_all(resume(client, COMPLETIONS, {**body, "max_tokens": 7}, known)).clean)
+    rest = reported(read_all(resume(client, COMPLETIONS, {**body, "max_tokens": 7}, known)).clean)
     assert rest["choices"][0]["text"].isascii() and len(rest["choices"][0]["text"]) == 1
 
 
@@ -258,7 +207,7 @@ def test_sums_on_the_way_never_run_ahead_of_the_tokens_told(path):
     engine = ScriptedEngine(scripts=["It was a dark night.", "They lived ever after."], piece=3)
     with running(engine) as server, server.client() as client:
         events = events_of(ask(client, path, body))
-    reader, told_sums = Reader(), 0
+    reader, told_sums = StreamReader(), 0
     for event in events[:-2]:
         reader.read(event)
         if usage := json.loads(lines_of(event)[1][6:]).get("usage"):
@@ -282,7 +231,7 @@ def test_sums_on_the_way_never_run_ahead_of_the_tokens_told(path):
 def test_an_answer_that_was_complete_only_gets_its_end(client, more, tokens, text, end):
     body = {"prompt": "a", "stream": True, "max_tokens": 9, **USAGE, **more}
     stream = resume(client, COMPLETIONS, body, Resume("cmpl-1", 1, 5, [list(tokens)]))
-    rest = told(read_all(stream).clean)
+    rest = reported(read_all(stream).clean)
     choice = rest["choices"][0]
     assert (choice["text"], choice["ends"]) == (text, [end])
     assert [usage["completion_tokens"] for usage in rest["usage"]] == [2]
@@ -292,7 +241,7 @@ def test_when_all_ends_were_seen_only_the_sum_is_left(client):
     body = {"prompt": "a", "n": 2, "stream": True, "max_tokens": 2, **USAGE}
     known = Resume("cmpl-1", 1, 5, [[97, 98], [99]], finished=[1, 0])
     reader = read_all(resume(client, COMPLETIONS, body, known))
-    rest = told(reader.clean)
+    rest = reported(reader.clean)
     assert (rest["choices"], reader.begin["id"]) == ({}, "cmpl-1")
     assert rest["usage"][0]["completion_tokens"] == 3
 
@@ -303,7 +252,7 @@ def test_when_all_ends_were_seen_only_the_sum_is_left(client):
 def test_tokens_whose_text_is_held_back_are_told_with_the_next_event(client):
     body = {"prompt": "a", "seed": 1, "stream": True, "max_tokens": 12}
     plain = read_all(ask(client, COMPLETIONS, body))
-    text = told(plain.clean)["choices"][0]["text"]
+    text = reported(plain.clean)["choices"][0]["text"]
     stop = text[3:7] + "~"  # never complete
     events = events_of(ask(client, COMPLETIONS, {**body, "stop": [stop]}))
     told_with: dict[str, list[int]] = {}
@@ -314,10 +263,12 @@ def test_tokens_whose_text_is_held_back_are_told_with_the_next_event(client):
 
 
 def test_nobody_gets_lines_who_did_not_ask(client):
-    asked = {"prompt": "a", "max_tokens": 3}
-    streamed = client.post(COMPLETIONS, json={**asked, "stream": True})
-    other = client.post(COMPLETIONS, json={**asked, "stream": True}, headers={STREAM_HEADER: "1"})
-    whole = client.post(COMPLETIONS, json=asked, headers={STREAM_HEADER: "tokens"})
+    requested = {"prompt": "a", "max_tokens": 3}
+    streamed = client.post(COMPLETIONS, json={**requested, "stream": True})
+    other = client.post(
+        COMPLETIONS, json={**requested, "stream": True}, headers={STREAM_HEADER: "1"}
+    )
+    whole = client.post(COMPLETIONS, json=requested, headers={STREAM_HEADER: "tokens"})
     assert b"octavo" not in streamed.content + other.content
     assert whole.json()["usage"]["completion_tokens"] == 3
 
@@ -338,9 +289,9 @@ def refusal(client, content: bytes, status: int = 400) -> str:
 
 def frame(body: dict[str, Any] | None = None, **changes: Any) -> bytes:
     known = {"id": "cmpl-1", "created": 1, "seed": 5, "tokens": [[97]]} | changes
-    told = json.dumps({name: value for name, value in known.items() if value != "left out"})
+    reported = json.dumps({name: value for name, value in known.items() if value != "left out"})
     whole = {"prompt": "a", "max_tokens": 3, "stream": True} | (body or {})
-    return struct.pack("<I", len(told)) + told.encode() + json.dumps(whole).encode()
+    return struct.pack("<I", len(reported)) + reported.encode() + json.dumps(whole).encode()
 
 
 @pytest.mark.parametrize(
@@ -440,6 +391,6 @@ def test_a_resume_needs_the_key_and_the_pod_it_was_meant_for():
 
 
 def test_an_engine_that_knows_no_uid_takes_what_comes(client):
-    asked = {"prompt": "a", "max_tokens": 1}
-    answer = client.post(COMPLETIONS, json=asked, headers={POD_UID_HEADER: "any"})
+    requested = {"prompt": "a", "max_tokens": 1}
+    answer = client.post(COMPLETIONS, json=requested, headers={POD_UID_HEADER: "any"})
     assert answer.status_code == 200

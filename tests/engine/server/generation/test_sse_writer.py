@@ -73,12 +73,12 @@ class Faucet:
 
 
 def stream(
-    path: str, says: str, asked: dict[str, Any], opens: Iterable[bool] | None
+    path: str, says: str, requested: dict[str, Any], opens: Iterable[bool] | None
 ) -> tuple[bytes, int]:
     """The bytes of an answer, and how many pieces of it went past the server's own way."""
     written: list[bytes] = []
     faucet = Faucet(opens or (), written)
-    body = json.dumps({"stream": True, "ignore_eos": False, **asked}).encode()
+    body = json.dumps({"stream": True, "ignore_eos": False, **requested}).encode()
     headers = [(b"content-type", b"application/json"), (b"x-request-id", b"one")]
     scope: dict[str, Any] = {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
@@ -108,17 +108,17 @@ def stream(
     return re.sub(rb'"created":\d+', b'"created":0', b"".join(written)), faucet.count
 
 
-@pytest.mark.parametrize(("path", "says", "asked"), ASKED, ids=lambda value: str(value)[:50])
-def test_bytes_are_the_same_however_they_go(path, says, asked):
-    expected, _ = stream(path, says, asked, None)
+@pytest.mark.parametrize(("path", "says", "requested"), ASKED, ids=lambda value: str(value)[:50])
+def test_bytes_are_the_same_however_they_go(path, says, requested):
+    expected, _ = stream(path, says, requested, None)
     assert expected.endswith(b"data: [DONE]\n\n")
 
-    through, count = stream(path, says, asked, itertools.repeat(True))
+    through, count = stream(path, says, requested, itertools.repeat(True))
     assert count > 3
     assert without_ids(through) == without_ids(expected)
 
     pattern = itertools.cycle([True, False, False, True, True, False])
-    mixed, _ = stream(path, says, asked, pattern)
+    mixed, _ = stream(path, says, requested, pattern)
     assert without_ids(mixed) == without_ids(expected)
 
 

@@ -58,12 +58,12 @@ def test_structured_outputs(kind, value):
 
 
 def test_options_and_what_must_come_before():
-    asked = SamplingFields(
+    requested = SamplingFields(
         structured_outputs={
             "json": SCHEMA, "disable_any_whitespace": True, "disable_additional_properties": True,
         }
     )  # fmt: skip
-    spec = grammar_of(asked, after="</think>")
+    spec = grammar_of(requested, after="</think>")
 
     assert spec is not None
     assert (spec.any_whitespace, spec.after) == (False, "</think>")
@@ -134,8 +134,8 @@ def test_a_grammar_as_a_part_of_a_larger_one(fields, shape):
 
 
 def test_what_may_stand_between_tokens_is_the_callers_to_say():
-    asked = {"json": SCHEMA, "whitespace_pattern": "\n?"}
-    spec = grammar_of(SamplingFields(structured_outputs=asked))
+    requested = {"json": SCHEMA, "whitespace_pattern": "\n?"}
+    spec = grammar_of(SamplingFields(structured_outputs=requested))
 
     assert spec is not None
     assert accepts(spec, '{\n"a":\n1}') and accepts(spec, '{"a":1}')

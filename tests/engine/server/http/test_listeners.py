@@ -157,16 +157,16 @@ def test_browsers_of_other_sites_are_refused_by_default():
 def test_named_origins_may_call():
     settings = ServerSettings(allowed_origins=("https://app.example",), api_keys=("k",))
     with running(settings=settings) as server, server.client() as client:
-        asked = client.options(COMPLETIONS, headers=ASKS)  # without a key: browsers send none
+        requested = client.options(COMPLETIONS, headers=ASKS)  # without a key: browsers send none
         other = client.options(COMPLETIONS, headers=ASKS | {"origin": "https://evil.example"})
         method = client.options(
             COMPLETIONS, headers=ASKS | {"access-control-request-method": "PUT"}
         )
         refused = client.get("/v1/models", headers={"origin": "https://app.example"})
 
-    assert asked.status_code == 200
-    assert asked.headers["access-control-allow-origin"] == "https://app.example"
-    assert "access-control-allow-credentials" not in asked.headers
+    assert requested.status_code == 200
+    assert requested.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-credentials" not in requested.headers
     assert other.status_code == 400
     assert other.headers["content-type"] == "application/json"
     assert other.json()["error"]["param"] == "origin"
@@ -232,10 +232,10 @@ def test_nothing_is_put_into_an_answer_that_has_begun():
     engine = FakeEngine(hold_after=2)
     with running(engine) as server:
         body = json.dumps({"prompt": "a", "stream": True, "ignore_eos": True}).encode()
-        asked = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        asked += f"content-length: {len(body)}\r\n\r\n"
+        requested = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        requested += f"content-length: {len(body)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-            connection.sendall(asked.encode() + body)
+            connection.sendall(requested.encode() + body)
             server.wait_for(engine.holding)
             connection.sendall(b"nonsense\r\n\r\n")
             answer = b""

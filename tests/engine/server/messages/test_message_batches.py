@@ -121,7 +121,7 @@ def test_the_official_client_sees_a_batch_from_its_beginning_to_its_end(tmp_path
 def test_requests_of_a_batch_run_in_the_background(tmp_path):
     with filing(tmp_path) as (server, client):
         ended(client, create(client, item("a")))
-        assert [asked["priority"] for _, _, asked in server.engine.requests] == [BACKGROUND]
+        assert [requested["priority"] for _, _, requested in server.engine.requests] == [BACKGROUND]
 
 
 def test_a_cancelled_batch_has_a_result_for_every_request(tmp_path):

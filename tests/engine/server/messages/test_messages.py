@@ -239,9 +239,13 @@ def test_thinking_can_be_hidden_or_switched_off():
 @pytest.mark.parametrize("parser", ["qwen3", "none"])
 def test_a_budget_bounds_thoughts_where_they_can_be_told(parser):
     """Clients switch thinking on whatever model they meet, so one without thoughts takes it."""
-    asked = {**ASKED, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    requested = {
+        **ASKED,
+        "max_tokens": 2000,
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
     with saying("Yes.", using=ServerSettings(reasoning_parser=parser)) as (server, client):
-        client.messages.create(**asked)
+        client.messages.create(**requested)
         grammar = server.engine.requests[-1][1].grammar
     if parser == "none":
         assert grammar is None
@@ -293,13 +297,13 @@ def test_tokens_are_counted_without_an_answer():
 
 def test_edits_that_coding_agents_send_by_themselves_change_nothing():
     with saying("Hi.", "Hi.") as (server, client):
-        asked: Any = {"model": "fake", "max_tokens": 9, "messages": HI}
-        client.messages.create(**asked)
+        requested: Any = {"model": "fake", "max_tokens": 9, "messages": HI}
+        client.messages.create(**requested)
         plain = prompt_of(server)
         edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
         managements: tuple[Any, ...] = ({"edits": edits}, {"edits": []}, {}, None)
         for management in managements:
-            client.messages.create(**asked, extra_body={"context_management": management})
+            client.messages.create(**requested, extra_body={"context_management": management})
             assert prompt_of(server) == plain
 
 

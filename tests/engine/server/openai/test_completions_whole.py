@@ -20,11 +20,7 @@ def server():
 
 
 def ask(server: RunningServer, **body: Any) -> dict[str, Any]:
-    with server.client() as client:
-        answer = client.post(PATH, json=body)
-    assert answer.status_code == 200, answer.text
-    result: dict[str, Any] = answer.json()
-    return result
+    return server.answer(PATH, body)
 
 
 def stream(server: RunningServer, **body: Any) -> list[dict[str, Any]]:
@@ -66,12 +62,12 @@ def test_a_streamed_score_is_the_same(server):
     whole = ask(server, **SCORED)["choices"]
     *events, last = stream(server, **SCORED, stream_options={"include_usage": True})
 
-    told = {event["choices"][0]["index"]: event["choices"][0] for event in events}
+    reported = {event["choices"][0]["index"]: event["choices"][0] for event in events}
     assert len(events) == 2
     for index, choice in enumerate(whole):
-        assert told[index]["text"] == choice["text"]
-        assert told[index]["logprobs"] == choice["logprobs"]
-        assert told[index]["finish_reason"] == "length"
+        assert reported[index]["text"] == choice["text"]
+        assert reported[index]["logprobs"] == choice["logprobs"]
+        assert reported[index]["finish_reason"] == "length"
     assert last["usage"]["completion_tokens"] == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
+from tests.fakes.openai_checks import check_completion_whole_and_streamed
 from tests.fakes.process import serving
 
 HI = [{"role": "user", "content": "What is the capital of France?"}]
@@ -26,26 +27,15 @@ def test_the_model_is_listed(client):
 
 
 def test_a_completion_whole_and_streamed_is_the_same(client):
-    whole = client.completions.create(model="sim", prompt="Once", max_tokens=12, seed=3)
-    events = list(
-        client.completions.create(
-            model="sim", prompt="Once", max_tokens=12, seed=3, stream=True,
-            stream_options={"include_usage": True},
-        )
-    )  # fmt: skip
-
-    text = "".join(event.choices[0].text for event in events if event.choices)
-    assert text == whole.choices[0].text
-    assert whole.choices[0].finish_reason == "length"
-    assert (whole.usage.completion_tokens, events[-1].usage.completion_tokens) == (12, 12)
+    check_completion_whole_and_streamed(client)
 
 
 def test_a_chat_whole_and_streamed_is_the_same(client):
-    asked = {"model": "sim", "messages": HI, "max_completion_tokens": 10, "seed": 4, "n": 2}
-    whole = client.chat.completions.create(**asked)
+    requested = {"model": "sim", "messages": HI, "max_completion_tokens": 10, "seed": 4, "n": 2}
+    whole = client.chat.completions.create(**requested)
     texts = ["", ""]
     roles = []
-    for event in client.chat.completions.create(**asked, stream=True):
+    for event in client.chat.completions.create(**requested, stream=True):
         for choice in event.choices:
             texts[choice.index] += choice.delta.content or ""
             roles += [choice.delta.role] if choice.delta.role else []
@@ -72,7 +62,7 @@ def test_token_ids_are_a_prompt_too(client):
 
 
 @pytest.mark.parametrize(
-    ("error", "param", "asked"),
+    ("error", "param", "requested"),
     [
         (openai.NotFoundError, "model", {"model": "other"}),
         (openai.BadRequestError, "temperature", {"temperature": -1}),
@@ -88,10 +78,10 @@ def test_token_ids_are_a_prompt_too(client):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_are_raised_as_the_client_knows_them(client, error, param, asked, stream):
+def test_errors_are_raised_as_the_client_knows_them(client, error, param, requested, stream):
     with pytest.raises(error) as raised:
         client.chat.completions.create(
-            **{"model": "sim", "messages": HI, "stream": stream, **asked}
+            **{"model": "sim", "messages": HI, "stream": stream, **requested}
         )
 
     assert raised.value.param == param

@@ -26,11 +26,7 @@ def server():
 
 
 def ask(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
-    with server.client() as client:
-        answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    result: dict[str, Any] = answer.json()
-    return result
+    return server.answer(path, body)
 
 
 def stream(server: RunningServer, path: str, **body: Any) -> list[dict[str, Any]]:

@@ -9,11 +9,7 @@ if TYPE_CHECKING:
 
 
 def ask(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
-    with server.client() as client:
-        answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    result: dict[str, Any] = answer.json()
-    return result
+    return server.answer(path, body)
 
 
 def refusal(server: RunningServer, path: str, **body: Any) -> tuple[str, str]:

@@ -28,11 +28,7 @@ def server():
 
 
 def ask(server: RunningServer, **body: Any) -> dict[str, Any]:
-    with server.client() as client:
-        answer = client.post(PATH, json=body)
-    assert answer.status_code == 200, answer.text
-    result: dict[str, Any] = answer.json()
-    return result
+    return server.answer(PATH, body)
 
 
 def refusal(server: RunningServer, **body: Any) -> dict[str, Any]:

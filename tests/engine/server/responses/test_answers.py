@@ -111,7 +111,7 @@ def test_the_bytes_of_a_stream():
 
 
 def test_what_was_asked_comes_back():
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "instructions": "Be brief.", "metadata": {"a": "b"}, "max_output_tokens": 50,
         "temperature": 0.5, "top_p": 0.9, "reasoning": {"effort": "low"}, "user": "me",
         "parallel_tool_calls": False, "truncation": "auto", "max_tool_calls": 3,
@@ -119,11 +119,11 @@ def test_what_was_asked_comes_back():
         "text": {"format": {"type": "text"}, "verbosity": "low"},
     }  # fmt: skip
     with saying("Hi.") as (server, client):
-        answer = client.responses.create(model="alias", input="a", **asked).to_dict()
+        answer = client.responses.create(model="alias", input="a", **requested).to_dict()
         prompt = prompt_of(server)
 
     assert prompt == "<system>Be brief.\n<user>a\n<assistant>"
-    for name, value in asked.items():
+    for name, value in requested.items():
         assert answer[name] == (
             {"effort": "low", "summary": None} if name == "reasoning" else value
         )

@@ -64,7 +64,7 @@ def ask(client: httpx.Client, path: str, content: bytes, **headers: str) -> list
     return [event + b"\n\n" for event in answer.content.split(b"\n\n") if event]
 
 
-def told(clean: bytes) -> list[dict[str, Any]]:
+def reported(clean: bytes) -> list[dict[str, Any]]:
     """The events as a client understands them, whatever the pieces of what grows."""
     return told_from(0, clean)
 
@@ -103,7 +103,7 @@ def check(client: httpx.Client, path: str, body: dict[str, Any], *, every: int =
     content = json.dumps(body).encode()
     unbroken = ask(client, path, content)
     whole = memory_of(path)
-    expected = told(whole.feed(b"".join(unbroken)))
+    expected = reported(whole.feed(b"".join(unbroken)))
     assert whole.is_done and len(unbroken) > 5
     rng = random.Random(1)
     for first_cut in range(1, len(unbroken), every):
@@ -117,7 +117,7 @@ def check(client: httpx.Client, path: str, body: dict[str, Any], *, every: int =
             cut = rng.randint(1, 30)
         relayed += memory.feed(b"".join(stream))
         assert memory.is_done and not memory.problem
-        seen = told(relayed)
+        seen = reported(relayed)
         # The one that is compared with began as another answer.
         text = json.dumps(seen).replace(memory.id, whole.id)
         if path == RESPONSES:

@@ -105,8 +105,8 @@ def server(core: Core) -> Iterator[RunningServer]:
 
 def test_a_stream_begins_with_who_speaks_and_all_that_is_there(core, server):
     core.stored = stored((1, 16), (2, 40))
-    with listening(server) as told:
-        kind, hello = next(told)
+    with listening(server) as reported:
+        kind, hello = next(reported)
         assert kind == "hello"
         assert hello == {
             "epoch": core.engine.residency.epoch, "model": "fake", "names": ["fake", "alias"],
@@ -116,65 +116,65 @@ def test_a_stream_begins_with_who_speaks_and_all_that_is_there(core, server):
             "architecture": "FakeForCausalLM", "format": "safetensors bfloat16",
             "vocab_size": 300, "kv_role": "",
         }  # fmt: skip
-        assert next(told) == ("snapshot", {"stored": core.stored, "last": True})
-        kind, first = next(told)
+        assert next(reported) == ("snapshot", {"stored": core.stored, "last": True})
+        kind, first = next(reported)
         assert (kind, first["seq"]) == ("delta", 1)
         assert first["load"]["kv_usage"] == 0.0
 
 
 def test_an_empty_cache_has_an_empty_snapshot(core, server):
-    with listening(server) as told:
-        next(told)
-        assert next(told) == ("snapshot", {"stored": b"", "last": True})
+    with listening(server) as reported:
+        next(reported)
+        assert next(reported) == ("snapshot", {"stored": b"", "last": True})
 
 
 def test_a_large_snapshot_comes_in_parts_of_a_megabyte(core, server):
     core.stored = stored(*((i, 16) for i in range(200_000)))
-    with listening(server) as told:
-        next(told)
-        parts = [next(told)[1] for _ in range(3)]
+    with listening(server) as reported:
+        next(reported)
+        parts = [next(reported)[1] for _ in range(3)]
     assert b"".join(part["stored"] for part in parts) == core.stored
     assert [part["last"] for part in parts] == [False, False, True]
     assert all(len(part["stored"]) <= 2**20 for part in parts)
 
 
 def test_changes_come_in_order_and_numbered(core, server):
-    with listening(server) as told:
+    with listening(server) as reported:
         for _ in range(3):
-            next(told)
+            next(reported)
         for number in (2, 3, 4):
             change = ResidencyChange(stored=stored((number, 32)), evicted=keys(number - 1))
             core.say(server, StepOutput(residency=change))
-            kind, delta = next(told)
+            kind, delta = next(reported)
             assert (kind, delta["seq"]) == ("delta", number)
             assert (delta["stored"], delta["evicted"]) == (change.stored, change.evicted)
 
 
 def test_of_several_steps_in_one_frame_the_last_word_counts(core, server):
-    with listening(server) as told:
+    with listening(server) as reported:
         for _ in range(3):
-            next(told)
+            next(reported)
         core.say(
             server,
             StepOutput(residency=ResidencyChange(stored=stored((1, 16), (2, 16), (3, 16)))),
             StepOutput(residency=ResidencyChange(evicted=keys(1, 9))),
             StepOutput(residency=ResidencyChange(stored=stored((2, 32), (9, 48)))),
         )
-        _, delta = next(told)
+        _, delta = next(reported)
         assert set(struct.iter_unpack("<QI", delta["stored"])) == {(2, 32), (3, 16), (9, 48)}
         assert delta["evicted"] == keys(1)
 
 
 def test_load_comes_when_it_changed(core, server):
-    with listening(server) as told:
+    with listening(server) as reported:
         for _ in range(3):
-            next(told)
+            next(reported)
         stats = EngineStats(
             num_running=3, num_waiting=2, queued_tokens=70, kv_blocks_total=100, kv_blocks_used=25,
             step_ms=8.0, prefill_tokens_per_s=1000.0,
         )  # fmt: skip
         core.say(server, StepOutput(stats=stats))
-        _, delta = next(told)
+        _, delta = next(reported)
         assert delta["load"] == {
             "running": 3, "waiting": 2, "queued_tokens": 70, "kv_usage": 0.25, "step_s": 0.008,
             "prefill_tokens_per_s": 1000.0, "is_saturated": False,
@@ -182,10 +182,10 @@ def test_load_comes_when_it_changed(core, server):
 
 
 def test_silence_is_broken_every_second(core, server):
-    with listening(server) as told:
+    with listening(server) as reported:
         for _ in range(3):
-            next(told)
-        kind, delta = next(told)
+            next(reported)
+        kind, delta = next(reported)
         assert (kind, delta["seq"], delta["stored"]) == ("delta", 2, b"")
         assert delta["load"] is not None
 
@@ -207,23 +207,23 @@ def test_everybody_gets_the_same_from_their_own_snapshot_on(core, server):
 
 
 def test_a_drain_is_told_to_those_who_listen_and_to_those_who_come(core, server):
-    with listening(server) as told:
+    with listening(server) as reported:
         for _ in range(3):
-            next(told)
+            next(reported)
         with server.client() as client:
             assert client.post(DRAIN_PATH).status_code == 202
-        assert next(told) == ("draining", {"deadline_s": 120.0})
+        assert next(reported) == ("draining", {"deadline_s": 120.0})
         with listening(server) as late:
             assert [next(late)[0] for _ in range(4)] == ["hello", "snapshot", "delta", "draining"]
 
 
 def test_a_lost_core_ends_the_stream_and_the_next_has_another_epoch(core, server):
-    with listening(server) as told:
-        _, hello = next(told)
+    with listening(server) as reported:
+        _, hello = next(reported)
         server.call(core.engine.residency.on_lost)
-        assert {kind for kind, _ in told} <= {"snapshot", "delta"}  # and then it ends
-    with listening(server) as told:
-        assert next(told)[1]["epoch"] != hello["epoch"]
+        assert {kind for kind, _ in reported} <= {"snapshot", "delta"}  # and then it ends
+    with listening(server) as reported:
+        assert next(reported)[1]["epoch"] != hello["epoch"]
 
 
 def test_nobody_listens_while_the_model_is_loaded(core, server):
@@ -236,8 +236,8 @@ def test_nobody_listens_while_the_model_is_loaded(core, server):
 
 
 def test_the_core_is_told_when_the_last_one_leaves(core, server):
-    with listening(server) as told:
-        next(told)
+    with listening(server) as reported:
+        next(reported)
     server.call(lambda: None)
     for _ in range(100):  # its leaving is noticed by the server, not by us
         if core.sent[-1] == wire.WatchResidency(on=False):
@@ -252,8 +252,8 @@ def test_keys_are_asked_for_like_everywhere():
     with running(settings=ServerSettings(api_keys=("secret",))) as server:
         with server.client() as client:
             assert client.get(STREAM_PATH).status_code == 401
-        with listening(server, authorization="Bearer secret") as told:
-            assert next(told)[0] == "hello"
+        with listening(server, authorization="Bearer secret") as reported:
+            assert next(reported)[0] == "hello"
 
 
 def test_one_that_does_not_read_is_cut_off(core, server, monkeypatch):
@@ -272,8 +272,8 @@ def test_one_that_does_not_read_is_cut_off(core, server, monkeypatch):
         assert len(server.service.hub) == 0
         with pytest.raises(httpx.HTTPError):
             answer.read()
-    with listening(server) as told:
-        assert next(told)[0] == "hello"
+    with listening(server) as reported:
+        assert next(reported)[0] == "hello"
 
 
 def test_a_wake_that_is_due_already_does_not_stop_the_next_one_on_uvloop():

@@ -125,7 +125,7 @@ PATHS: dict[route_keys.Kind, str] = {
 }
 
 
-def told(kind: route_keys.Kind, result: Any) -> tuple[int, int, str]:
+def reported(kind: route_keys.Kind, result: Any) -> tuple[int, int, str]:
     """An answer's prompt tokens, those of them that were cached, and its text."""
     usage = result["usage"]
     if kind == "messages":
@@ -156,7 +156,7 @@ class Bench:
         predicted = self.index.predict(body, kind)
         answer = await self._client.post(PATHS[kind], json=body, timeout=60)
         assert answer.status_code == 200, answer.text
-        prompt, cached, text = told(kind, answer.json())
+        prompt, cached, text = reported(kind, answer.json())
         figures = self.figures
         figures.errors.append(predicted - cached)
         figures.cached += cached
@@ -173,10 +173,10 @@ class Bench:
         self.service.hub.leave(other)
         if self._subscriber.has_news:
             self.index.feed(await self._subscriber.read())
-        told, true = self.index.tokens, snapshot.tokens
-        assert told.keys() == true.keys(), "deltas and snapshot differ"
+        reported, true = self.index.tokens, snapshot.tokens
+        assert reported.keys() == true.keys(), "deltas and snapshot differ"
         # One name may have been given by several prompts: the last word may be any of theirs.
-        assert all(abs(told[key] - true[key]) <= BLOCK_SIZE for key in told)
+        assert all(abs(reported[key] - true[key]) <= BLOCK_SIZE for key in reported)
 
 
 @asynccontextmanager
@@ -362,8 +362,8 @@ def as_responses(body: dict[str, Any]) -> dict[str, Any]:
                 part = {"type": "output_text", "text": text, "annotations": []}
                 items.append({"type": "message", "role": "assistant", "content": [part]})
                 if call := message.get("call"):
-                    asked = {"call_id": call, "name": "look", "arguments": '{"at": 1}'}
-                    items.append({"type": "function_call", **asked})
+                    requested = {"call_id": call, "name": "look", "arguments": '{"at": 1}'}
+                    items.append({"type": "function_call", **requested})
             case {"role": role}:
                 items.append({"role": role, "content": text})
     return dressed | {"input": items}

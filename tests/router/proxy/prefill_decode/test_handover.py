@@ -91,12 +91,12 @@ async def test_a_long_prompt_is_computed_elsewhere_and_fetched(path: str, stream
         answer = await client.ask(body, path)
         assert answer.status == 200
         assert stream or answer.json == CHAT
-        (question,), (asked,) = prefill.requests, decode.requests
+        (question,), (requested,) = prefill.requests, decode.requests
         assert question.json["max_tokens"] == 1
         assert question.json["stream"] is False
         assert "stream_options" not in question.json
-        assert asked.json == {**body, "kv_transfer_params": WHERE}
-        assert question.header("x-request-id") == asked.header("x-request-id")
+        assert requested.json == {**body, "kv_transfer_params": WHERE}
+        assert question.header("x-request-id") == requested.header("x-request-id")
         await rig.settled()
         assert counted(rig) == {"ok": 1}
         assert rig.records[0].endpoint.endswith(str(decode.port))
@@ -224,11 +224,12 @@ async def test_a_client_that_leaves_takes_its_prompt_along():
         assert [record.outcome for record in rig.records] == ["client_gone"]
 
 
+async def full(peer: Peer, request: Received) -> None:
+    await peer.answer(b"{}", status="503 Service Unavailable")
+
+
 @on_loop
 async def test_another_try_asks_for_the_prompt_again():
-    async def full(peer: Peer, request: Received) -> None:
-        await peer.answer(b"{}", status="503 Service Unavailable")
-
     async with (
         ScriptedUpstream(full) as first,
         ScriptedUpstream() as second,
@@ -246,9 +247,6 @@ async def test_another_try_asks_for_the_prompt_again():
 
 @on_loop
 async def test_another_try_without_a_prompt_is_the_request_as_it_was_written():
-    async def full(peer: Peer, request: Received) -> None:
-        await peer.answer(b"{}", status="503 Service Unavailable")
-
     async def once(peer: Peer, request: Received) -> None:
         await (keeps_the_cache if len(prefill.requests) == 1 else full)(peer, request)
 
@@ -285,9 +283,6 @@ async def test_an_engine_that_fetches_a_prompt_is_not_taken_to_compute_it():
 
 @on_loop
 async def test_a_prompt_that_failed_is_not_tried_elsewhere_again():
-    async def full(peer: Peer, request: Received) -> None:
-        await peer.answer(b"{}", status="503 Service Unavailable")
-
     async with (
         ScriptedUpstream(full) as first,
         ScriptedUpstream() as second,
@@ -326,9 +321,9 @@ async def test_who_asks_is_told_where_the_prompt_was_computed():
         await RawClient.open(rig.port) as client,
     ):
         answer = await client.ask(chat(LONG), more="x-octavo-explain: 1\r\n")
-        told = json.loads(answer.header("x-octavo-explain") or "")
-        assert told["prompt_computed_at"] == f"127.0.0.1:{prefill.port}"
-        assert told["policy"] == "prefill-decode"
+        reported = json.loads(answer.header("x-octavo-explain") or "")
+        assert reported["prompt_computed_at"] == f"127.0.0.1:{prefill.port}"
+        assert reported["policy"] == "prefill-decode"
 
 
 @on_loop

@@ -63,13 +63,13 @@ def test_the_question_is_the_request_for_one_token():
     }  # fmt: skip
     question = prompt_question(json.dumps(body).encode(), RouteRequest(max_tokens=99))
     assert question is not None
-    asked = json.loads(question)
-    assert asked.pop("kv_transfer_params") == {
+    requested = json.loads(question)
+    assert requested.pop("kv_transfer_params") == {
         "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
         "remote_block_ids": None, "remote_host": None, "remote_port": None,
     }  # fmt: skip
     del body["stream_options"], body["min_tokens"]
-    assert asked == {**body, "stream": False, "max_tokens": 1, "max_completion_tokens": 1}
+    assert requested == {**body, "stream": False, "max_tokens": 1, "max_completion_tokens": 1}
 
 
 def test_where_a_cache_lies_is_passed_on_as_it_was_told():

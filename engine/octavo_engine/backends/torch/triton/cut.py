@@ -3,7 +3,7 @@
 A row is looked at twice, by as many programs as it has chunks, and then only its edge:
 
   bins    candidates by their distance from the greatest logit, in bins of equal width: how many
-          where top-k is asked for, how much mass where top-p alone is
+          where top-k is requested, how much mass where top-p alone is
   edge    per row, the bin in which the end lies
   gather  the candidates that may be the end: those of that bin, and for top-k all above it
   cut     per row, the end among them, by bisection

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class TranscriptJob:
-    """What is asked of a file, and what is counted of it."""
+    """What a request wants of a file, and what is counted of it."""
 
     request_id: str
     group: str

@@ -137,7 +137,7 @@ def refused(broken: BadLine) -> bytes:
 
 
 def expired(task: BatchTask) -> bytes:
-    """For what was not asked in time."""
+    """For a request that was not sent in time."""
     message = "This request was not answered before the batch expired."
     return _line(task.custom_id, None, {"code": EXPIRED, "message": message})
 

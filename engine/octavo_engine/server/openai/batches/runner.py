@@ -52,7 +52,7 @@ class BatchRunner:
         self, shelf: FileStore, app: ASGIApp, limits: RequestLimits, concurrency: int
     ) -> None:
         self.shelf = shelf
-        self._app = app  # answers without asking who asks: the batch's maker was asked
+        self._app = app  # checks no key: that of the batch's maker was checked
         self._limits = limits
         self._concurrency = concurrency
         self._places = asyncio.Semaphore(concurrency)

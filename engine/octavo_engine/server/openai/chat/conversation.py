@@ -207,8 +207,8 @@ def _effort(request: ConversationFields) -> dict[str, Any]:
             f"reasoning_effort must be one of {', '.join(REASONING_EFFORTS)}; got {effort!r:.50}",
             param="reasoning_effort",
         )
-    asked = request.chat_template_kwargs or {}
-    if effort == "none" and "enable_thinking" not in asked:
+    template_kwargs = request.chat_template_kwargs or {}
+    if effort == "none" and "enable_thinking" not in template_kwargs:
         return {"reasoning_effort": effort, "enable_thinking": False}
     return {"reasoning_effort": effort}
 

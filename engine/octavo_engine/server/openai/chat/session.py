@@ -60,11 +60,11 @@ class ChoiceDelta:
     content: str = ""
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
-    # The same in the order in which it was said, with the tokens where logprobs are asked for;
+    # The same in the order in which it was said, with the tokens where logprobs are requested;
     # empty where the text is the content as it comes.
     events: list[Event | ChatToken] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: Sequence[DecodedLogprobs] | None = None  # one a token, where asked
+    logprobs: Sequence[DecodedLogprobs] | None = None  # one a token, where requested
     finish_reason: str | None = None  # the engine's, or tool_calls
     stop_reason: str | int | None = None
     num_tokens: int = 0  # of the whole answer so far

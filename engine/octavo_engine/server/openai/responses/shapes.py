@@ -90,7 +90,7 @@ class TextSettings(msgspec.Struct, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """An answer, with what was asked."""
+    """A response, with its request."""
 
     id: str
     object: Literal["response"]
@@ -138,7 +138,7 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
 
 
 class InputItemList(msgspec.Struct, kw_only=True):
-    """What was asked, item by item, without what earlier responses were asked."""
+    """The input of a request, item by item, without that of earlier responses."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""GET, DELETE and cancel of stored responses, and the list of what one was asked."""
+"""GET, DELETE and cancel of stored responses, and the list of the input of one."""
 
 from __future__ import annotations
 

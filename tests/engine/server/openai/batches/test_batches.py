@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 def test_a_batch_answers_as_the_endpoint_does(tmp_path):
-    asked = [question("a"), question("b", prompt="bb"), question("c", max_tokens=0)]
+    requested = [question("a"), question("b", prompt="bb"), question("c", max_tokens=0)]
     with filing(tmp_path) as (server, client):
-        batch = begin(client, lines(*asked), metadata={"for": "test"})
+        batch = begin(client, lines(*requested), metadata={"for": "test"})
         assert (batch["object"], batch["status"]) == ("batch", "validating")
         done = over(server, client, batch)
 
@@ -48,7 +48,7 @@ def test_a_batch_answers_as_the_endpoint_does(tmp_path):
         assert times == sorted(times)
         good = content(client, done["output_file_id"])
         assert [answer["custom_id"] for answer in good] == ["a", "b"]
-        for answer, question_ in zip(good, asked, strict=False):
+        for answer, question_ in zip(good, requested, strict=False):
             direct = client.post(URL, json=question_["body"]).json()
             assert answer["response"]["status_code"] == 200
             assert answer["response"]["body"]["choices"] == direct["choices"]
@@ -68,9 +68,9 @@ def test_a_batch_runs_in_the_background_and_no_client_can(tmp_path):
     with filing(tmp_path) as (server, client):
         over(server, client, begin(client, lines(question("a"))))
         client.post(URL, json=question("b")["body"])
-        asked = question("c")["body"] | {"priority": BACKGROUND}
-        assert client.post(URL, json=asked).status_code == 400
-        priorities = [asked["priority"] for _, _, asked in server.engine.requests]
+        requested = question("c")["body"] | {"priority": BACKGROUND}
+        assert client.post(URL, json=requested).status_code == 400
+        priorities = [requested["priority"] for _, _, requested in server.engine.requests]
     assert priorities == [BACKGROUND, 0]
 
 
@@ -157,9 +157,11 @@ def test_what_a_batch_made_is_no_input(tmp_path):
 
 def test_a_cancelled_batch_keeps_what_it_has_and_frees_what_runs(tmp_path):
     engine = FakeEngine(hold_after=2)
-    asked = lines(question("short", max_tokens=1), question("long", max_tokens=9), question("late"))
+    requested = lines(
+        question("short", max_tokens=1), question("long", max_tokens=9), question("late")
+    )
     with filing(tmp_path, engine, batch_concurrency=1) as (server, client):
-        batch = begin(client, asked)
+        batch = begin(client, requested)
         server.wait_for(engine.holding)
         cancelled = client.post(f"/v1/batches/{batch['id']}/cancel").json()
         assert cancelled["status"] == "cancelling"
@@ -225,13 +227,13 @@ class App:
     """Answers with the prompt; from the request named `stop_at` on it never does."""
 
     def __init__(self, stop_at: str = "") -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.stuck = asyncio.Event()
         self._stop_at = stop_at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         prompt = json.loads((await receive())["body"])["prompt"]
-        self.asked.append(prompt)
+        self.requested.append(prompt)
         if prompt == self._stop_at:
             self.stuck.set()
             await asyncio.Event().wait()
@@ -289,7 +291,7 @@ def test_a_restart_asks_only_what_has_no_answer(tmp_path):
         batches.start()
         await ended(batches)
         batch = shelf.batches["batch_1"].batch
-        assert app.asked == ["c", "d"]
+        assert app.requested == ["c", "d"]
         assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
             "completed", 3, 1,
         )  # fmt: skip
@@ -310,7 +312,7 @@ def test_a_cancel_counts_even_where_the_server_ends_first(tmp_path):
         shelf, app = FileStore(str(tmp_path), RequestLimits()), App()
         batches = batches_of(shelf, app)
         batches.start()
-        assert (shelf.batches["batch_1"].batch.status, app.asked) == ("cancelled", [])
+        assert (shelf.batches["batch_1"].batch.status, app.requested) == ("cancelled", [])
         await batches.stop()
 
     asyncio.run(story())
@@ -324,7 +326,7 @@ def test_a_cancel_in_the_same_moment_as_the_beginning_counts(tmp_path):
         batches.start()
         batches.cancel(record)
         await ended(batches)
-        assert (record.batch.status, app.asked) == ("cancelled", [])
+        assert (record.batch.status, app.requested) == ("cancelled", [])
         assert record.batch.output_file_id is None
         await batches.stop()
 
@@ -349,7 +351,7 @@ def test_a_crash_while_answers_become_files_loses_none(tmp_path, moved):
         batches.start()
         await ended(batches)
         batch = shelf.batches["batch_1"].batch
-        assert (batch.status, app.asked) == ("completed", [])
+        assert (batch.status, app.requested) == ("completed", [])
         assert [a["custom_id"] for a in answers(shelf, batch.output_file_id)] == ["a"]
         await batches.stop()
 

@@ -206,9 +206,9 @@ def test_a_file_goes_when_its_time_is_over(tmp_path):
 
 
 def test_the_expiry_of_an_upload_is_what_was_asked(tmp_path):
-    asked = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}
+    requested = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}
     with filing(tmp_path) as (_, client):
-        file = upload(client, b"x", data=asked).raise_for_status().json()
+        file = upload(client, b"x", data=requested).raise_for_status().json()
         assert file["expires_at"] == file["created_at"] + 7200
 
 

@@ -59,16 +59,16 @@ def test_an_id_is_taken_once():
 
 
 def test_answers_in_openais_shape():
-    told = json.loads(answered(BatchTask(1, "a", URL, b"{}"), 404, "req", b'{"error":{}}'))
-    assert told.pop("id").startswith("batch_req_")
-    assert told == {
+    reported = json.loads(answered(BatchTask(1, "a", URL, b"{}"), 404, "req", b'{"error":{}}'))
+    assert reported.pop("id").startswith("batch_req_")
+    assert reported == {
         "custom_id": "a",
         "response": {"status_code": 404, "request_id": "req", "body": {"error": {}}},
         "error": None,
     }
-    told = json.loads(refused(BadLine(7, None, "odd")))
-    assert told["response"] is None
-    assert told["error"] == {"code": "invalid_line", "message": "line 7: odd", "line": 7}
+    reported = json.loads(refused(BadLine(7, None, "odd")))
+    assert reported["response"] is None
+    assert reported["error"] == {"code": "invalid_line", "message": "line 7: odd", "line": 7}
 
 
 def test_what_was_answered_is_left_out():

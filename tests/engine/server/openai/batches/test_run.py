@@ -20,12 +20,12 @@ class App:
 
     def __init__(self, busy: int = 0) -> None:
         self.at_once = self.most_at_once = 0
-        self.asked: list[bytes] = []
+        self.requested: list[bytes] = []
         self._busy = busy  # answers of 503 that come first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = (await receive())["body"]
-        self.asked.append(body)
+        self.requested.append(body)
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         for _ in range(10 - int(body)):  # the first ones take longest
@@ -72,7 +72,7 @@ def test_broken_lines_are_answered_in_their_place():
 def test_a_full_server_is_asked_again():
     app = App(busy=3)
     lines, _ = answers(app, tasks(1), concurrency=1)
-    assert len(app.asked) == 4
+    assert len(app.requested) == 4
     assert lines[0]["response"]["status_code"] == 200
 
 

@@ -55,15 +55,15 @@ def check_arguments(text: str) -> None:
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_call_that_must_be_made_is_made(client, choice, seed):
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "model": "sim", "messages": HI, "tools": [WEATHER], "tool_choice": choice, "seed": seed,
         "parallel_tool_calls": False, "max_tokens": 400,
     }  # fmt: skip
-    answer = client.chat.completions.create(**asked)
+    answer = client.chat.completions.create(**requested)
     arguments = ""
     names = []
     finish = None
-    for chunk in client.chat.completions.create(**asked, stream=True):
+    for chunk in client.chat.completions.create(**requested, stream=True):
         for call in chunk.choices[0].delta.tool_calls or []:
             arguments += call.function.arguments or ""
             names += [call.function.name] if call.function.name else []
@@ -78,16 +78,16 @@ def test_a_call_that_must_be_made_is_made(client, choice, seed):
 
 
 def test_a_schema_is_kept_whole_and_streamed(client):
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "model": "sim", "messages": HI, "seed": 5, "max_tokens": 300,
         "response_format": {
             "type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True},
         },
     }  # fmt: skip
-    answer = client.chat.completions.create(**asked)
+    answer = client.chat.completions.create(**requested)
     text = "".join(
         chunk.choices[0].delta.content or ""
-        for chunk in client.chat.completions.create(**asked, stream=True)
+        for chunk in client.chat.completions.create(**requested, stream=True)
     )
 
     assert text == answer.choices[0].message.content
@@ -115,8 +115,8 @@ def read(stream: bytes) -> list[tuple[list[int], str, dict[str, Any]]]:
         ids: list[int] = []
         for line in event.splitlines():
             if line.startswith(LINE_PREFIX) and not line.startswith(BEGIN):
-                _, _, told = line[len(LINE_PREFIX) :].decode().partition(" ")
-                ids = [int(token) for token in told.split(",") if token]
+                _, _, reported = line[len(LINE_PREFIX) :].decode().partition(" ")
+                ids = [int(token) for token in reported.split(",") if token]
             elif line.startswith(b"data: {"):
                 choice = json.loads(line[6:])["choices"][0]
                 events.append((ids, choice["finish_reason"] or "", choice["delta"]))

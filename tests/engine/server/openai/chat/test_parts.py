@@ -56,18 +56,18 @@ def test_cuts_change_nothing(cuts):
     parts, steps = read(cuts)
 
     assert seen(parts) == PARTS
-    told: list[list[object]] = []
+    reported: list[list[object]] = []
     for step in steps:
         match step:
             case PartStarted(part):
-                told.append([part.kind, "", "open"])
-                assert part.index == len(told) - 1
-                assert all(entry[2] == "ended" for entry in told[:-1])
+                reported.append([part.kind, "", "open"])
+                assert part.index == len(reported) - 1
+                assert all(entry[2] == "ended" for entry in reported[:-1])
             case PartDelta(part, text, _):
-                told[part.index][1] += text  # type: ignore[operator]  # it is text
+                reported[part.index][1] += text  # type: ignore[operator]  # it is text
             case PartEnded(part):
-                told[part.index][2] = "ended"
-    assert told == [[kind, text, "ended"] for kind, text, _, _ in PARTS]
+                reported[part.index][2] = "ended"
+    assert reported == [[kind, text, "ended"] for kind, text, _, _ in PARTS]
     assert parts.has_calls
 
 

@@ -12,9 +12,9 @@ from tests.fakes.simulated import simulating
 from tests.fakes.talking import HERMES, HI, saying
 
 
-def grammar_for(using: ServerSettings, **asked: Any) -> Any:
+def grammar_for(using: ServerSettings, **requested: Any) -> Any:
     with saying("Hello.", using=using) as (server, client):
-        client.chat.completions.create(model="fake", messages=HI, extra_body=asked)
+        client.chat.completions.create(model="fake", messages=HI, extra_body=requested)
         return server.engine.requests[-1][1].grammar
 
 
@@ -46,10 +46,10 @@ def test_thoughts_end_when_their_tokens_are_used_up(stream):
         simulating(settings=using) as server,
         openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client,
     ):
-        asked: Any = {"max_tokens": 30, "extra_body": {"thinking_token_budget": 5}, "n": 2}
+        requested: Any = {"max_tokens": 30, "extra_body": {"thinking_token_budget": 5}, "n": 2}
         if stream:
-            asked |= {"stream": True, "stream_options": {"include_usage": True}}
-        answer = client.chat.completions.create(model="sim", messages=HI, **asked)
+            requested |= {"stream": True, "stream_options": {"include_usage": True}}
+        answer = client.chat.completions.create(model="sim", messages=HI, **requested)
         usage = list(answer)[-1].usage if stream else answer.usage
         server.check_idle()
     assert usage.completion_tokens == 2 * (5 + len("</think>") + 1)  # the simulator ends soon

@@ -184,9 +184,9 @@ def test_a_forced_call_that_is_cut_off_leaves_nothing_in_content(name):
     text = OSLO if name == "hermes" else plain
     for length in range(1, len(text), 6):
         with saying(text, using=ServerSettings(tool_call_parser=name)) as (_, client):
-            asked = {"tools": TOOLS, "tool_choice": "required", "max_tokens": length}
-            at_once, answer = whole(client, **asked)
-            in_pieces, _ = streamed(client, **asked)
+            requested = {"tools": TOOLS, "tool_choice": "required", "max_tokens": length}
+            at_once, answer = whole(client, **requested)
+            in_pieces, _ = streamed(client, **requested)
         assert (at_once["content"], at_once["finish"]) == ("", "length"), text[:length]
         assert without_ids(in_pieces) == without_ids(at_once)
         assert answer.choices[0].message.content in (None, "")
@@ -278,13 +278,13 @@ def test_a_conversation_with_calls_and_results_is_rendered():
 
 def test_echo_says_the_last_message_again_before_the_answer():
     messages = [*HI, {"role": "assistant", "content": "It is "}]
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "model": "fake", "messages": messages,
         "extra_body": {"echo": True, "continue_final_message": True},
     }  # fmt: skip
     with saying("sunny.") as (_, client):
-        answer = client.chat.completions.create(**asked)
-        chunks = list(client.chat.completions.create(**asked, stream=True))
+        answer = client.chat.completions.create(**requested)
+        chunks = list(client.chat.completions.create(**requested, stream=True))
 
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert answer.choices[0].message.content == text == "It is sunny."
@@ -318,10 +318,10 @@ def talker():
         yield client
 
 
-@pytest.mark.parametrize(("param", "asked"), REFUSED, ids=lambda value: str(value)[:50])
-def test_what_cannot_be_served_is_refused_by_name(talker, param, asked):
+@pytest.mark.parametrize(("param", "requested"), REFUSED, ids=lambda value: str(value)[:50])
+def test_what_cannot_be_served_is_refused_by_name(talker, param, requested):
     with pytest.raises(openai.BadRequestError) as raised:
-        talker.chat.completions.create(model="fake", messages=HI, **asked)
+        talker.chat.completions.create(model="fake", messages=HI, **requested)
 
     assert raised.value.param == param
 

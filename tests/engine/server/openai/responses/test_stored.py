@@ -114,13 +114,13 @@ def test_a_deleted_response_is_gone():
     with saying("Hi.") as (server, client):
         answer = client.responses.create(model="fake", input="a")
         with server.client() as raw:
-            told = raw.delete(f"/v1/responses/{answer.id}").json()
+            reported = raw.delete(f"/v1/responses/{answer.id}").json()
         for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
             with pytest.raises(openai.NotFoundError):
                 call(answer.id)
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(model="fake", input="b", previous_response_id=answer.id)
-    assert told == {"id": answer.id, "object": "response", "deleted": True}
+    assert reported == {"id": answer.id, "object": "response", "deleted": True}
     assert refused.value.code == "previous_response_not_found"
 
 
@@ -147,8 +147,8 @@ def test_nobody_reads_what_another_tenant_of_a_router_asked(keys: tuple[str, ...
         running(settings=ServerSettings(api_keys=keys)) as server,
         server.client(headers=key | {"x-octavo-owner": "a"}) as one,
     ):
-        asked = {"model": "fake", "input": "a"}
-        path = f"/v1/responses/{one.post('/v1/responses', json=asked).json()['id']}"
+        requested = {"model": "fake", "input": "a"}
+        path = f"/v1/responses/{one.post('/v1/responses', json=requested).json()['id']}"
         for other in ({"x-octavo-owner": "b"}, {}):
             with server.client(headers=key | other) as another:
                 assert another.get(path).status_code == 404
@@ -251,8 +251,8 @@ def test_a_client_that_leaves_a_background_stream_can_go_on_reading():
 )
 def test_events_that_were_not_kept_are_refused(made, query, param):
     with saying("Hi.") as (server, client):
-        asked = client.responses.create(model="fake", input="a", **made)
-        id_ = next(iter(asked)).response.id if made.get("stream") else asked.id
+        requested = client.responses.create(model="fake", input="a", **made)
+        id_ = next(iter(requested)).response.id if made.get("stream") else requested.id
         server.wait_until_idle()
         answer = httpx.get(f"{server.url}/v1/responses/{id_}{query}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
@@ -260,9 +260,9 @@ def test_events_that_were_not_kept_are_refused(made, query, param):
 
 def test_the_tokens_of_an_input_are_those_that_it_is_billed():
     with saying("Hi.", "Ho.") as (_, client):
-        asked = {"model": "fake", "instructions": "Be brief.", "input": "Say hi."}
-        counted = client.responses.input_tokens.count(**asked)
-        first = client.responses.create(**asked)
+        requested = {"model": "fake", "instructions": "Be brief.", "input": "Say hi."}
+        counted = client.responses.input_tokens.count(**requested)
+        first = client.responses.create(**requested)
         after = {"model": "fake", "input": "Again.", "previous_response_id": first.id}
         counted_after = client.responses.input_tokens.count(**after)
         second = client.responses.create(**after)
