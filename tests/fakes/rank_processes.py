@@ -56,7 +56,9 @@ def workers_of(process: psutil.Process | None = None) -> list[psutil.Process]:
 
 async def six_streams(engine: AsyncEngine) -> list[AsyncIterator[RequestOutput]]:
     """Without an end; each has begun."""
-    streams = [generate(engine, PROMPT, ENDLESS, request_id=str(i)) for i in range(6)]
+    streams: list[AsyncIterator[RequestOutput]] = [
+        generate(engine, PROMPT, ENDLESS, request_id=str(i)) for i in range(6)
+    ]
     for stream in streams:
         await anext(stream)
     return streams
