@@ -125,9 +125,7 @@ def test_half_a_pair_of_tokens_is_seen_alone(isa: str, window: int) -> None:
         assert same_bits(got, expected[:length]), length
 
 
-def check_chunks(
-    case: AttentionCase, rows: tuple[np.ndarray, ...], expected: np.ndarray, threads: int
-) -> None:
+def check_chunks(case: AttentionCase, rows: np.ndarray, expected: np.ndarray, threads: int) -> None:
     """The same bits, however the tokens are cut into steps."""
     for sizes in ([1000, *[1] * 60], [7, 500, 13, 540], [511, 1, 1, 511, 36]):
         run = PagedAttention(case, [rows], _native.Team(threads), seed=len(sizes))

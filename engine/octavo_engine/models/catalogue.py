@@ -251,7 +251,7 @@ _INTRO = """<!-- Made by `python -m octavo_engine.models`: edit models/catalogue
 
 {count} families that generate text, as checkpoints of safetensors and, where the table names an
 architecture, as GGUF files, whole or split (`NAME-00001-of-00003.gguf`, named by any part). SmolLM
-1 and 2, Yi, TinyLlama, Vicuna and others whose `config.json` says `LlamaForCausalLM` are Llamas
+1 and 2, Yi, TinyLlama, Vicuna and others whose `config.json` has `LlamaForCausalLM` are Llamas
 here.
 
 Every family runs by `--device cpu` and `--device torch`, and by `--device cuda` unless the table

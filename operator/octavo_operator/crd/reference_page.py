@@ -25,7 +25,7 @@ default; any other one without a default may be left out.
 
 One `LLMAdapter` is one LoRA adapter of the model that an `LLMDeployment` serves, for a team that
 may not edit the `LLMDeployment` itself. It is loaded and unloaded while the pods run:
-[LoRA adapters on a platform](adapters-platform.md) says how. A field marked *required* has no
+[LoRA adapters on a platform](adapters-platform.md) describes how. A field marked *required* has no
 default; any other one without a default may be left out.
 """,
 }

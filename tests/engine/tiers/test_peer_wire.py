@@ -17,7 +17,12 @@ import pytest
 
 from octavo_engine.shared_secret import proof
 from octavo_engine.tiers import block_server
-from octavo_engine.tiers.block_server import BlockServer, PageRequest
+from octavo_engine.tiers.block_server import (
+    BlockServer,
+    FollowedBlocks,
+    FollowRequest,
+    PageRequest,
+)
 from octavo_engine.tiers.peer_engine import PeerAddress, PeerEngine
 from octavo_engine.tiers.peer_wire import (
     CLIENT,
@@ -56,6 +61,12 @@ class Source:
     def copy(self, names):
         request = PageRequest(names)
         request.fill([page_of(name) if self.has(name) else None for name in names])
+        return request
+
+    def follow(self, names):
+        request = FollowRequest(names)
+        pages = {name: page_of(name) for name in names if self.has(name)}
+        request.fill(FollowedBlocks(pages, is_more_coming=False))
         return request
 
 

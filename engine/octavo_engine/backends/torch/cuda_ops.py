@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch.nn import functional
 
-from octavo_engine.backends.torch.plain import activate, norm_heads
+from octavo_engine.backends.torch.activations import activate
+from octavo_engine.backends.torch.plain import norm_heads
 
 if TYPE_CHECKING:
     from typing import Literal
