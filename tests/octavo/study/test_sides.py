@@ -1,5 +1,6 @@
 """Engines that change sides, against fixed sides: real schedulers and the real router in virtual
-time, at four corners of what clients may want.
+time, at four corners of what clients may want. The constants of `sides` were chosen with this load;
+docs/prefill-decode.md has figures of others.
 
 Red when: the mode that is chosen keeps fewer promises than the better fixed one; engines change
 sides back and forth; a request is lost while they do.
