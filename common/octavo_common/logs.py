@@ -135,8 +135,8 @@ class TerminalHandler(_Handler):
 class PipeHandler(logging.Handler):
     """Of a pipe: where its reader stops reading, lines are lost, and this process does not wait.
 
-    The descriptor is shared with other processes, so it stays a blocking one: the kernel is asked
-    first whether the pipe takes a piece.
+    The descriptor is shared with other processes, so it stays a blocking one: a poll of the pipe
+    shows first whether it takes a piece.
     """
 
     def __init__(self, fd: int) -> None:

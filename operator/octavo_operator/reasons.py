@@ -214,7 +214,7 @@ ADVICE: dict[Reason, Advice] = {
     ),
     R.SCHEDULING_GATED: Advice(
         "The pod waits in a queue, such as one of Kueue.",
-        "Wait for quota, or look at what the queue says (kubectl get workloads).",
+        "Wait for quota, or read the queue's status (kubectl get workloads).",
     ),
     R.IMAGE_NOT_FOUND: Advice(
         "The image does not exist in its registry.", "Correct spec.engine.image, or push the image."

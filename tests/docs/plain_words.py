@@ -1,17 +1,11 @@
-"""The texts that users read, and the private words that must not occur in them.
-
-`python -m tests.docs.plain_words` removes entries of plain_words_not_yet.py that are no longer
-needed; with `--add` it also adds the missing ones, for a merge of texts not yet rewritten.
-"""
+"""The texts that users read, and the private words that must not occur in them."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import io
-import json
 import re
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +17,7 @@ from octavo_engine.server.http.errors import CATALOGUE
 from tests.docs.pages import DOCS, ROOT, prose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 # Whole words and phrases, in any case, and across line ends.
 WORDS = (
@@ -33,15 +27,10 @@ WORDS = (
 )  # fmt: skip
 PAGES = tuple(sorted(page.stem for page in DOCS.glob("*.md")))
 SOURCES = ("engine/octavo_engine/server", "router/octavo_router", "operator/octavo_operator")
-NOT_YET_FILE = Path(__file__).with_name("plain_words_not_yet.py")
 _PATTERN = re.compile(
     r"\b(" + "|".join(word.replace(" ", r"\s+") for word in WORDS) + r")\b", re.IGNORECASE
 )
 _CODE_SPAN = re.compile(r"``.+?``|`[^`\n]+`")
-_HEADER = (
-    '"""Texts that still contain private words: `python -m tests.docs.plain_words`."""\n\n'
-    "from __future__ import annotations\n\n"
-)
 
 
 def words_in(text: str) -> list[str]:
@@ -96,29 +85,3 @@ def raised_strings(source: str) -> list[str]:
 
 def _prose_without_code(page: Path) -> str:
     return _CODE_SPAN.sub("", prose(page))
-
-
-def write_not_yet(words_of: Mapping[str, list[str]]) -> None:
-    lines = []
-    for name, words in words_of.items():
-        entry = f"    {json.dumps(name)}: {json.dumps(words)},"
-        lines.append(entry if len(entry) <= 100 else entry + "  # noqa: E501")
-    table = "\n".join(["# fmt: off", "NOT_YET: dict[str, list[str]] = {", *lines, "}"])
-    NOT_YET_FILE.write_text(f"{_HEADER}{table}\n", encoding="utf-8")
-
-
-def main(arguments: list[str]) -> None:
-    words_of = found()
-    if "--add" not in arguments:
-        from tests.docs.plain_words_not_yet import NOT_YET
-
-        allowed = {
-            name: [word for word in words if word in NOT_YET.get(name, [])]
-            for name, words in words_of.items()
-        }
-        words_of = {name: words for name, words in allowed.items() if words}
-    write_not_yet(words_of)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

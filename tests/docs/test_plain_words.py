@@ -10,7 +10,6 @@ import pytest
 from octavo.cli import COMMANDS
 from tests.docs.pages import ROOT
 from tests.docs.plain_words import found, help_of, raised_strings, texts, words_in
-from tests.docs.plain_words_not_yet import NOT_YET
 
 _found = cache(found)
 SOURCE_ROOTS = (
@@ -40,12 +39,9 @@ def test_every_kind_of_text_is_read():
     assert sum(bool(text) for name, text in read.items() if name.endswith(".py")) > 50
 
 
-@pytest.mark.parametrize("name", sorted(dict.fromkeys([*NOT_YET, *dict(texts())])))
+@pytest.mark.parametrize("name", sorted(dict(texts())))
 def test_texts_have_no_private_words(name: str):
-    """An entry of NOT_YET that is no longer needed fails too, so that the table only shrinks."""
-    assert _found().get(name, []) == NOT_YET.get(name, []), (
-        "use plain words, or remove the entry from tests/docs/plain_words_not_yet.py"
-    )
+    assert _found().get(name, []) == [], "use plain words"
 
 
 @pytest.mark.parametrize("root", SOURCE_ROOTS)

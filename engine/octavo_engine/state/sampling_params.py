@@ -26,7 +26,7 @@ class RequestOutputKind(Enum):
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """End an answer once it says a pattern of tokens so many times in a row."""
+    """End an answer once it repeats a pattern of tokens so many times in a row."""
 
     max_pattern_size: int  # tokens; 0: off
     min_pattern_size: int = 1

@@ -8,7 +8,7 @@ import msgspec
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
-    """A text, image, tool_use, tool_result, thinking or redacted_thinking, as its type says."""
+    """A text, image, tool_use, tool_result, thinking or redacted_thinking, by its type."""
 
     type: str
     text: str | None = None

@@ -65,11 +65,11 @@ has them, and vLLM's where vLLM has more.
 - **Keys.** `Authorization: Bearer KEY` or `X-Api-Key: KEY`, where the server was given any
   (`--api-key`, `--api-key-file`). Routes for administration want an admin key if there are any
   (`--admin-api-key`, `--admin-api-key-file`).
-- **Bodies** are JSON, `content-type: application/json`, unless a route says otherwise.
+- **Bodies** are JSON, `content-type: application/json`, unless a route has another type.
 - **Unknown fields** of a body are ignored and named in the header `x-unknown-fields`, with the
   nearest known name: `max_token (did you mean max_tokens?)`. `--strict-fields` refuses them (400).
 - **Request ids.** `x-request-id` comes back as it was sent, or is made up; log lines carry it.
-- **Deadlines.** `x-octavo-timeout-ms` says how long the whole answer may take; the server's own
+- **Deadlines.** `x-octavo-timeout-ms` limits how long the whole answer may take; the server's own
   `--request-timeout` may be shorter. After it: 504. Where so many wait that it could not be kept:
   503 at once, with `Retry-After`.
 - **Streams.** With `"stream": true` the answer is `text/event-stream`: `data: {…}` per output,

@@ -54,7 +54,7 @@ def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -
             "only a streamed answer can be resumed; send the request again without the header"
         )
     elif given is not None and given != resume.seed:
-        raise bad_frame(f"the seed was {resume.seed}, but the request says {given}")
+        raise bad_frame(f"the seed was {resume.seed}, but the request has {given}")
     else:
         seed = resume.seed
     numbers = range(len(job.prompts))

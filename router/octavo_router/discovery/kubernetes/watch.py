@@ -239,7 +239,7 @@ class Mirror(Generic[T]):
             case "ERROR":
                 status = self._status(event.object)
                 kind = WatchExpired if status.code == 410 else Unreachable
-                raise kind(f"the watch says {status.code}: {status.message}")
+                raise kind(f"the watch ended with {status.code}: {status.message}")
 
     def _put(self, raw: msgspec.Raw) -> None:
         identity, value = self._identity(raw), self._object(raw)

@@ -318,7 +318,7 @@ def frame(body: dict[str, Any] | None = None, **changes: Any) -> bytes:
         (frame(id='"\n'), "id is not one that an engine gives"),
         (frame(created=-1), "created is not a time in seconds"),
         (frame(seed=2**63), "seed does not fit 64 bits"),
-        (frame({"seed": 6}), "the seed was 5, but the request says 6"),
+        (frame({"seed": 6}), "the seed was 5, but the request has 6"),
         (frame({"stream": False}), "only a streamed answer can be resumed; "),
     ],
 )

@@ -22,7 +22,7 @@ class InputPart(msgspec.Struct, kw_only=True):
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """A message, function_call, function_call_output or reasoning, as its type says."""
+    """A message, function_call, function_call_output or reasoning, by its type."""
 
     type: str = "message"
     id: str | None = None

@@ -32,7 +32,7 @@ class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """Thoughts, as the model wrote them."""
+    """Reasoning, as the model wrote it."""
 
     id: str
     status: ItemStatus
