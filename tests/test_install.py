@@ -156,7 +156,9 @@ def test_no_text_installs_a_package_that_is_not_published():
 
 
 def test_what_a_message_says_to_install_is_what_we_require():
-    required = {re.split(r"[<>=!~;\[ ]", one)[0] for one in install.requirements(["test", "cuda"])}
+    required = {
+        re.split(r"[<>=!~;\[ ]", one)[0] for one in install.requirements(["test", "cuda", "ray"])
+    }
     sources = [
         path
         for path in TEXTS

@@ -177,6 +177,7 @@ async def play(fleet: Fleet, minutes: float, num_clients: int, pause_s: float) -
         clients.end()
         await asyncio.wait_for(running, TIMEOUT_S)
         looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
     tally = clients.tally
     verdict.seen = {
         "engines replaced": replaced["engines"],

@@ -136,7 +136,7 @@ ALERTS: tuple[Alert, ...] = (
         summary="{{ $labels.pool }}: requests find no engine",
         means="Requests waited for an engine as long as they may, and none came.",
         look=(
-            "`kubectl get llmd -A`: REASON says what keeps pods from serving; "
+            "`kubectl get llmd -A`: REASON shows what keeps pods from serving; "
             "`kubectl describe llmd/NAME` has the sentence.",
             f"`sum by (pool, state) ({names.ROUTER_ENDPOINTS})`: none known, or all ejected or "
             "down?",
@@ -431,7 +431,7 @@ ALERTS: tuple[Alert, ...] = (
         severity="warning",
         summary="The operator cannot read the routers' state: {{ $labels.reason }}",
         means="New pods do not become Ready (their readiness gate stays closed): rollouts stall.",
-        look=("The operator's log says what to do, once a minute.",),
+        look=("The operator's log has what to do, once a minute.",),
         do=(
             "unauthorized: both read the same Secret: `router.stateToken`; restart both.",
             "tls: `router.tls.caKey`, and the certificate must be for the routers' Service.",

@@ -119,7 +119,7 @@ def read_encryption_keys(path: str | None) -> EncryptionKeys | None:
         import cryptography  # noqa: F401  (an extra: said here, not at the first file)
     except ImportError:
         raise ConfigError(
-            f"{FLAG} needs the package cryptography: pip install 'octavo[encryption]'"
+            f"{FLAG} needs the package cryptography: pip install cryptography"
         ) from None
     return EncryptionKeys(keys)
 

@@ -84,7 +84,7 @@ class Pair:
         if answer.status_code != 200:
             assert answer.status_code < 500, answer.text
             refusal = _without_id(answer.json())
-            self._same(path, body, "refusal", self._streamed(path, body), refusal)
+            self._same(path, body, "refusal", self._streamed_refusal(path, body), refusal)
             self.count.refusals += 1
             return
         truth = of_whole(path, answer.json())
@@ -99,6 +99,15 @@ class Pair:
         self.count.answers += 1
         if path in RESUMED and num_cuts:
             self._cut(path, body, truth, num_cuts)
+
+    def _streamed_refusal(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """In place of a stream, or its last event: a choice can fail once others have begun."""
+        answer = self._odd.post(path, json=streaming(path, body))
+        if answer.status_code != 200:
+            return _without_id(answer.json())
+        events = [event for event in answer.content.split(b"\n\n") if event]
+        (refused,) = (event for event in events if event.startswith(b'data: {"error"'))
+        return _without_id(json.loads(refused.removeprefix(b"data: ")))
 
     def _streamed(
         self, path: str, body: dict[str, Any], client: httpx.Client | None = None

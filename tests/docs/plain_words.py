@@ -7,7 +7,6 @@ import contextlib
 import io
 import re
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli import COMMANDS
@@ -18,6 +17,7 @@ from tests.docs.pages import DOCS, ROOT, prose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # Whole words and phrases, in any case, and across line ends.
 WORDS = (

@@ -45,11 +45,15 @@ ENDLESS = SamplingParams(max_tokens=1900, ignore_eos=True)
 
 def workers_of(process: psutil.Process | None = None) -> list[psutil.Process]:
     """The ranks above 0 that this process has started, or that one."""
-    children = (process or psutil.Process()).children(recursive=True)
+    return started_by(process or psutil.Process(), "octavo_engine.executor.worker")
+
+
+def started_by(process: psutil.Process, module: str) -> list[psutil.Process]:
+    """The processes of a module that it has started, and their children."""
     found = []
-    for child in children:
+    for child in process.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, perhaps a zombie yet
-            if "octavo_engine.executor.worker" in child.cmdline():
+            if module in child.cmdline():
                 found.append(child)
     return found
 

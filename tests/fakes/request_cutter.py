@@ -25,6 +25,7 @@ class RequestCutter:
         self._port = port  # of the engine
         self._is_cut = False
         self._requests: set[StreamWriter] = set()  # clients' ends
+        self._relays: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -33,7 +34,10 @@ class RequestCutter:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        self.cut()
+        for relay in tuple(self._relays):
+            relay.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+        await asyncio.sleep(0)  # in which what was closed is let go
 
     def cut(self) -> None:
         self._is_cut = True
@@ -44,17 +48,29 @@ class RequestCutter:
         self._is_cut = False
 
     async def _serve(self, reader: StreamReader, client: StreamWriter) -> None:
+        relay = asyncio.current_task()
+        assert relay is not None
+        self._relays.add(relay)
+        relay.add_done_callback(self._relays.discard)
+        try:
+            await self._relay(reader, client)
+        finally:
+            client.close()
+
+    async def _relay(self, reader: StreamReader, client: StreamWriter) -> None:
         first = await reader.read(2**16)
         is_request = STREAM_PATH.encode() not in first.partition(b"\r\n")[0]
         if is_request and self._is_cut:
-            client.transport.abort()
             return
         if is_request:
             self._requests.add(client)
         with contextlib.suppress(OSError):
             answers, engine = await asyncio.open_connection("127.0.0.1", self._port)
-            engine.write(first)
-            await asyncio.gather(_pump(reader, engine), _pump(answers, client))
+            try:
+                engine.write(first)
+                await asyncio.gather(_pump(reader, engine), _pump(answers, client))
+            finally:
+                engine.close()
         self._requests.discard(client)
 
 

@@ -29,8 +29,8 @@ class TimedLoop(Loop):
 
     def add(self, prompt: list[int], max_tokens: int, **fields: Any) -> str:
         request = make_request(prompt, max_tokens=max_tokens, **fields)
-        self.prompts[request.request_id] = (prompt, max_tokens)
         self.scheduler.add(request)
+        self.prompts[request.request_id] = (prompt, max_tokens)
         return request.request_id
 
     def _pass_time(self, batch: ScheduledBatch) -> None:

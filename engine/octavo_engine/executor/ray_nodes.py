@@ -30,8 +30,7 @@ def import_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise ConfigError(
-            "--distributed-executor-backend ray needs Ray on all hosts: pip install 'octavo[ray]' "
-            f"({error})"
+            f"--distributed-executor-backend ray needs Ray on all hosts: pip install ray ({error})"
         ) from None
 
 

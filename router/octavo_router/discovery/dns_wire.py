@@ -57,7 +57,9 @@ def _decode(id_: int, message: bytes) -> list[SrvRecord]:
     if flags & _TRUNCATED:
         raise Truncated("the answer does not fit in a datagram")
     if code := flags & 0xF:
-        raise DnsError("the name does not exist" if code == 3 else f"the server answers with code {code}")
+        raise DnsError(
+            "the name does not exist" if code == 3 else f"the server answers with code {code}"
+        )
     at = _HEADER.size
     for _ in range(questions):
         _, at = _name(message, at)

@@ -340,7 +340,7 @@ class ProxyExchange:
                 self._proxy.quarantine.answered(self._key)
                 self._proxy.over(self, account)
                 if self._handover is not None:
-                    self._handover.cancel()
+                    self._handover.answered()
                 connection.finish(keep_alive=answer.keeps_alive)
                 return
             self.on_head(head)
@@ -736,7 +736,9 @@ class ProxyExchange:
     def _close(self, result: AttemptResult, outcome: str, now: float) -> None:
         """Everything is given back, once."""
         self._state = ExchangeState.CLOSED
-        if self._handover is not None:
+        if self._handover is not None and result is AttemptResult.OK:
+            self._handover.answered()
+        elif self._handover is not None:
             self._handover.cancel()  # a prompt that is computed beside it
         if result in _ANSWERS:
             self._proxy.quarantine.answered(self._key)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from octavo_router.residency.native import HotPath
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.models import Models
-    from octavo_router.routing.outcome import AttemptResult
     from octavo_router.routing.request import RouteRequest
     from octavo_router.tracing import RouterTracing
 
@@ -111,9 +110,7 @@ class ExchangeHost(Protocol):
         self, request: RouteRequest, account: RequestAccount, *, num_bytes: int
     ) -> QueuedRequest | None: ...
 
-    def count_prompt(self, pool: str, result: AttemptResult) -> None: ...
-
-    def count_unfetched(self, pool: str) -> None: ...
+    def count_prompt(self, pool: str, outcome: str) -> None: ...
 
     def inter_token_latency(self, pool: str) -> Histogram: ...
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from octavo_router.proxy.stream_form import StreamForm
     from octavo_router.residency.api import Scan
     from octavo_router.routing.dispatcher import Lease
-    from octavo_router.routing.outcome import AttemptResult
 
 logger = logging.getLogger("octavo.router")
 
@@ -338,13 +337,9 @@ class Proxy:
         account.ticket = None  # it is the place's now, and comes back with the turn
         return waiting
 
-    def count_prompt(self, pool: str, result: AttemptResult) -> None:
+    def count_prompt(self, pool: str, outcome: str) -> None:
         """Of a request that another engine was to answer."""
-        self._metrics.pool(pool).prompts.add(result.label)
-
-    def count_unfetched(self, pool: str) -> None:
-        """Of a prompt that was computed, but the engine that answers could not have its cache."""
-        self._metrics.pool(pool).prompts.add("not_fetched")
+        self._metrics.pool(pool).prompts.add(outcome)
 
     def inter_token_latency(self, pool: str) -> Histogram:
         return self._metrics.pool(pool).itl

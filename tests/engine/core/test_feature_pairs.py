@@ -337,7 +337,7 @@ def test_recurrent_states_with_adapters(
         assert engine.stats().prefix_hits > 0
         engine.sleep(on=True)
         engine.sleep(on=False)
-    assert engine.stats().spec_draft_tokens == 0
+    assert (engine.stats().spec_draft_tokens > 0) == bool(settings)
 
 
 def run_again(

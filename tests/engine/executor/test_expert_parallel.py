@@ -18,7 +18,7 @@ from octavo_engine.core.process import wire
 from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import ConfigError, OctavoError, WorkerLost
 from tests.engine.models.tiny import tiny_model
-from tests.fakes.rank_processes import until, workers_of
+from tests.fakes.rank_processes import started_by, until, workers_of
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
 
 def cores_of() -> list[psutil.Process]:
     """The engine cores that this process has started."""
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "octavo_engine.core.process.child" in child.cmdline()]
+    return started_by(psutil.Process(), "octavo_engine.core.process.child")
 
 
 @pytest.mark.slow

@@ -10,13 +10,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo_engine.protocol import metric_names as names
 from octavo_router.config.settings import RouterConfig, RoutingConfig
 from octavo_router.flow.admission import AdmissionDemand
-from octavo_router.gauges import make_connection_gauges, make_gauges, make_shadow_gauges
+from octavo_router.gauges import (
+    make_connection_gauges,
+    make_gauges,
+    make_shadow_gauges,
+    make_side_counters,
+)
 from octavo_router.metrics import RequestRecord, RouterMetrics
 from octavo_router.metrics.router_metrics import BUNDLE
 from octavo_router.observer import MetricsObserver
 from octavo_router.residency.index import PyResidencyIndex
 from octavo_router.routing.outcome import AttemptResult, Outcome
 from octavo_router.routing.request import RouteRequest
+from octavo_router.routing.side_keeper import SideKeeper
 from tests.fakes.clock import ManualClock
 from tests.fakes.endpoints import World
 
@@ -251,6 +257,7 @@ def test_every_name_of_the_protocol_is_emitted():
     metrics.add_source(gauges)
     metrics.add_source(make_connection_gauges(lambda: 1, lambda: 2))
     metrics.add_source(make_shadow_gauges(lambda: None))
+    metrics.add_source(make_side_counters(SideKeeper(world.registry)))
     emitted = {family.name for family in metrics.collect()}
     wanted = {
         getattr(names, name)

@@ -139,6 +139,12 @@ class PromptHandover:
         self._proxy.note_loss(self._prompt, "a prompt was not computed in time")
         self._end(AttemptResult.TIMEOUT)
 
+    def answered(self) -> None:
+        """The whole answer is there. What the other engine has not replied to is not waited for."""
+        if self._call is not None:
+            self._proxy.count_prompt(self._request.pool, "answered_first")
+        self.cancel()
+
     def cancel(self) -> None:
         call, self._call = self._call, None
         if call is not None:
@@ -190,7 +196,7 @@ class PromptHandover:
                 output_tokens,
             )
         )  # fmt: skip
-        proxy.count_prompt(self._request.pool, result)
+        proxy.count_prompt(self._request.pool, result.label)
         if self._is_beside:  # the answering engine sees for itself what became of it
             if not is_ok:
                 self._computes_locally = True
@@ -227,6 +233,6 @@ class PromptHandover:
         lease = self._account.lease
         assert lease is not None
         self._proxy.note_loss(lease, problem)
-        self._proxy.count_unfetched(self._request.pool)
+        self._proxy.count_prompt(self._request.pool, "not_fetched")
         self._computes_locally = True
         lease.decision.prompt_at = ""

@@ -114,7 +114,7 @@ def test_a_stream_begins_with_who_speaks_and_all_that_is_there(core, server):
             "block_size": 16, "num_blocks": 100, "max_model_len": 256,
             "max_num_seqs": 128, "version": hello["version"], "pod_uid": "", "tokens": True,
             "architecture": "FakeForCausalLM", "format": "safetensors bfloat16",
-            "vocab_size": 300, "kv_role": "",
+            "vocab_size": 300, "kv_role": "", "kv_address": "", "kv_follows": False,
         }  # fmt: skip
         assert next(reported) == ("snapshot", {"stored": core.stored, "last": True})
         kind, first = next(reported)
@@ -177,7 +177,7 @@ def test_load_comes_when_it_changed(core, server):
         _, delta = next(reported)
         assert delta["load"] == {
             "running": 3, "waiting": 2, "queued_tokens": 70, "kv_usage": 0.25, "step_s": 0.008,
-            "prefill_tokens_per_s": 1000.0, "is_saturated": False,
+            "prefill_tokens_per_s": 1000.0, "is_saturated": False, "computed_tokens": 0,
         }  # fmt: skip
 
 
