@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,8 @@ def is_served(platform: Platform, name: str) -> bool:
 
 
 def adapter_files(width: int = 16) -> dict[str, Any]:
-    """A ConfigMap with an adapter of rank 1 of one layer of that many columns and outputs."""
+    """A ConfigMap with an adapter of rank 1 of one layer of that many columns and outputs, large
+    enough to change what the demo's model says."""
     prefix = "base_model.model.model.layers.0.self_attn.q_proj"
     size = 4 * width
     tensors = {
@@ -80,7 +82,7 @@ def adapter_files(width: int = 16) -> dict[str, Any]:
         },
     }  # fmt: skip
     header = json.dumps(tensors).encode()
-    values = struct.pack(f"<{2 * width}f", *[0.5] * (2 * width))
+    values = struct.pack(f"<{2 * width}f", *(math.sin(i) for i in range(2 * width)))
     weights = struct.pack("<Q", len(header)) + header + values
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "bias": "none",
               "target_modules": ["q_proj"]}  # fmt: skip

@@ -17,6 +17,8 @@ PACKAGES: Final = {
 EXCLUDED: Final = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*",
                    "/usr/share/man/*")  # fmt: skip
 KEPT: Final = "/usr/share/doc/*/copyright"
+# For mmdebstrap: /usr is one from the start; the package that would merge it brings all of Perl.
+MERGED_USR: Final = "/usr/share/mmdebstrap/hooks/merged-usr"
 
 
 def dpkg_options() -> tuple[str, ...]:

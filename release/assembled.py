@@ -41,7 +41,6 @@ for package in "$1"/var/cache/apt/archives/*.deb; do
   dpkg-deb --field "$package" > "$1/var/lib/dpkg/status.d/$(dpkg-deb --field "$package" Package)"
 done
 """
-_MERGED_USR: Final = "/usr/share/mmdebstrap/hooks/merged-usr"
 # What the packages' scripts copy.
 _COPIED: Final = {
     "etc/passwd": "usr/share/base-passwd/passwd.master",
@@ -122,7 +121,8 @@ def base_layer(base: str, machine: str, work: Path) -> Path:
             ["mmdebstrap", "--quiet", "--variant=extract",
              f"--architectures={debian.ARCHITECTURES[machine]}", "--include=?essential",
              f"--include={','.join(debian.PACKAGES[base])}",
-             f"--hook-dir={_MERGED_USR}", f"--extract-hook={hook}", debian.SUITE, str(unpacked)],
+             f"--hook-dir={debian.MERGED_USR}", f"--extract-hook={hook}",
+             debian.SUITE, str(unpacked)],
             check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "0"},
         )  # fmt: skip
         with tarfile.open(unpacked) as old, tarfile.open(made, "w") as new:

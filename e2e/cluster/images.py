@@ -5,6 +5,7 @@ The base images come from Debian's archive, so no registry is used.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -79,22 +80,29 @@ def _snapshot() -> Iterator[Path]:
 
 
 def _make_bases() -> None:
-    for argument, include in debian.PACKAGES.items():
+    for argument in debian.PACKAGES:
         image = _base(argument)
         if _buildah("images", "--quiet", "--filter", f"reference={image}"):
             continue
         print(f"Making {image} from Debian packages", file=sys.stderr)
         archive = cache.folder() / f"{argument.lower()}.tar"
-        options = ["--quiet", "--variant=essential", f"--include={','.join(include)}"]
-        _run(["mmdebstrap", *options, *debian.dpkg_options(), debian.SUITE, str(archive)], epoch=0)
+        _run(["mmdebstrap", *_options(argument), debian.SUITE, str(archive)], epoch=0)
         container = _buildah("from", "scratch")
         _buildah("add", "--quiet", container, str(archive), "/")
         _buildah("commit", "--quiet", "--rm", container, image)
         archive.unlink()
 
 
+def _options(argument: str) -> list[str]:
+    return [
+        *("--quiet", "--variant=essential", f"--include={','.join(debian.PACKAGES[argument])}"),
+        *(f"--hook-dir={debian.MERGED_USR}", *debian.dpkg_options()),
+    ]
+
+
 def _base(argument: str) -> str:
-    return f"localhost/octavo-{argument.lower().replace('_', '-')}:{debian.SUITE}"
+    made_with = hashlib.sha256(" ".join(_options(argument)).encode()).hexdigest()[:8]
+    return f"localhost/octavo-{argument.lower().replace('_', '-')}:{debian.SUITE}-{made_with}"
 
 
 def _build(name: str, context: Path, archive: Path) -> None:
