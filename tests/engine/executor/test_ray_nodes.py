@@ -79,7 +79,7 @@ def test_answers_are_those_of_one_process_and_a_lost_stage_is_named() -> None:
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"needs Ray on all hosts: pip install 'octavo\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"needs Ray on all hosts: pip install ray "):
         LLM.from_config(
             CONFIG.replace(pipeline_parallel_size=2, distributed_executor_backend="ray")
         )
