@@ -32,14 +32,7 @@ def test_an_adapter_comes_and_goes_and_no_pod_is_replaced(
     before = uids(model)
     with Traffic(platform.base_url, model.name, clients=3, tokens=8) as traffic:
         traffic.await_answers(6)
-        space.apply(
-            {
-                "apiVersion": "octavo.dev/v1alpha1",
-                "kind": "LLMAdapter",
-                "metadata": {"name": NAME},
-                "spec": {"deployment": model.name, "uri": f"file://{FOLDER}"},
-            }
-        )
+        space.apply(adapter_of(model, NAME))
         space.wait(f"llmadapter/{NAME}", "condition=Loaded")
         with Traffic(platform.base_url, NAME, clients=3, tokens=8) as adapted:
             adapted.await_answers(20)
@@ -66,6 +59,16 @@ def is_served(platform: Platform, name: str) -> bool:
         except openai.NotFoundError:
             return False
         return True
+
+
+def adapter_of(model: Model, name: str) -> dict[str, Any]:
+    """An LLMAdapter with the files that its pods have."""
+    return {
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMAdapter",
+        "metadata": {"name": name},
+        "spec": {"deployment": model.name, "uri": f"file://{FOLDER}"},
+    }
 
 
 def adapter_files(width: int = 16) -> dict[str, Any]:

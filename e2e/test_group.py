@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 
 from e2e.models import Model, real
-from e2e.test_adapters import FOLDER, adapter_files, with_files
+from e2e.test_adapters import adapter_files, adapter_of, with_files
 from e2e.traffic import stream_text
 
 if TYPE_CHECKING:
@@ -83,14 +83,7 @@ def test_an_adapter_is_loaded_by_all_pods_of_a_group(platform: Platform, space: 
     model = divided(space, "adapted-group", lora={"maxLoras": 2}, podTemplate=with_files())
     model.await_settled(1)
     before = {pod["metadata"]["uid"] for pod in model.pods()}
-    space.apply(
-        {
-            "apiVersion": "octavo.dev/v1alpha1",
-            "kind": "LLMAdapter",
-            "metadata": {"name": name},
-            "spec": {"deployment": model.name, "uri": f"file://{FOLDER}"},
-        }
-    )
+    space.apply(adapter_of(model, name))
     space.wait(f"llmadapter/{name}", "condition=Loaded")
     with openai.OpenAI(base_url=platform.base_url, api_key="none", max_retries=0) as client:
         plain, adapted = stream_text(client, model.name), stream_text(client, name)

@@ -29,12 +29,12 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from benchmarks.faults.bounds import judge as keep_bounds
-from benchmarks.router.overload import Verdict, free_port
+from benchmarks.router.overload import Verdict, free_port, write_verdicts
 from benchmarks.servers import Server
 from octavo.bench.report import percentile
 
@@ -301,9 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             verdict = run(story, scale, has_router=has_router)
             verdicts.append(verdict)
             verdict.show()
-    if args.json:
-        Path(args.json).write_text(json.dumps([asdict(one) for one in verdicts], indent=2) + "\n")
-    return 1 if any(verdict.complaints for verdict in verdicts) else 0
+    return write_verdicts(verdicts, args.json)
 
 
 if __name__ == "__main__":

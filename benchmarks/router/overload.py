@@ -93,6 +93,13 @@ class Verdict:
         return 1 if self.complaints else 0
 
 
+def write_verdicts(verdicts: Sequence[Verdict], file: str | None) -> int:
+    """As JSON where a file is named; the exit status."""
+    if file:
+        Path(file).write_text(json.dumps([asdict(one) for one in verdicts], indent=2) + "\n")
+    return 1 if any(verdict.complaints for verdict in verdicts) else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Router:
     port: int
@@ -118,9 +125,7 @@ def main() -> int:
     ]
     for verdict in verdicts:
         verdict.show()
-    if args.json:
-        Path(args.json).write_text(json.dumps([asdict(one) for one in verdicts], indent=2) + "\n")
-    return 1 if any(verdict.complaints for verdict in verdicts) else 0
+    return write_verdicts(verdicts, args.json)
 
 
 @asynccontextmanager

@@ -20,14 +20,14 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import httpx
 
 from benchmarks.faults.bounds import judge
-from benchmarks.router.overload import Verdict
+from benchmarks.router.overload import Verdict, write_verdicts
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port
 
 if TYPE_CHECKING:
@@ -156,9 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdicts = [run(weight, args.seconds) for weight in (1.0, 3.0)]
     for verdict in verdicts:
         verdict.show()
-    if args.json:
-        Path(args.json).write_text(json.dumps([asdict(one) for one in verdicts], indent=2) + "\n")
-    return 1 if any(verdict.complaints for verdict in verdicts) else 0
+    return write_verdicts(verdicts, args.json)
 
 
 if __name__ == "__main__":

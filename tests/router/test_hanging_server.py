@@ -41,22 +41,22 @@ def test_a_loop_that_hangs_is_noticed_in_five_seconds_and_its_stack_is_logged():
             def ask_it() -> None:
                 """Until one of them hangs."""
                 for _ in range(len(STREAMS) + 1):
-                    asked.append(time.monotonic())
+                    sent_at.append(time.monotonic())
                     httpx.post(hanging.url + PATH, json=body, timeout=PATIENCE_S)
 
             asking = threading.Thread(target=ask_it)
-            asked: list[float] = []
+            sent_at: list[float] = []
             noticed: list[float] = []
 
             def hang() -> None:
                 asking.start()
                 router.until(lambda: router.states()[port_of(hanging)] != "ready")
-                noticed.append(time.monotonic() - asked[-1])
+                noticed.append(time.monotonic() - sent_at[-1])
                 with pytest.raises(httpx.TimeoutException):
                     httpx.get(hanging.url + "/health", timeout=1.0)
 
-            told = asyncio.run(streams(router.port, STREAMS, after=4, meanwhile=hang))
-            all_whole(told, texts)
+            received = asyncio.run(streams(router.port, STREAMS, after=4, meanwhile=hang))
+            all_whole(received, texts)
             assert noticed[0] < NOTICED_WITHIN_S
             asking.join(PATIENCE_S)
             router.until(lambda: states(router) == ["ready"] * 2)

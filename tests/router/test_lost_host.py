@@ -42,10 +42,10 @@ def test_the_host_of_an_engine_vanishes_under_its_streams():
                 host.vanish()
                 vanished_at.append(time.monotonic())
 
-            told = asyncio.run(streams(router.port, wanted, after=16, meanwhile=vanish))
+            received = asyncio.run(streams(router.port, wanted, after=16, meanwhile=vanish))
             took_s = time.monotonic() - vanished_at[0]
-            all_whole(told, texts)
-            there = [one for one in told if one.served_by == f"{host.address}:{port_of(lost)}"]
+            all_whole(received, texts)
+            there = [one for one in received if one.served_by == f"{host.address}:{port_of(lost)}"]
             assert there, "no stream was on the host that vanished"
             assert router.metric("octavo_router_resumes_total") >= len(there)
             assert took_s < NOTICED_WITHIN_S + 100 * float(STEP_MS) / 1000

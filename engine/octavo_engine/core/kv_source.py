@@ -78,46 +78,20 @@ class OwnBlocks:
 
     def _fill_followed(self, request: FollowRequest) -> int:
         """What the last step has added, from the pool and host memory."""
-        found: dict[BlockName, Page] = {}
-        in_pool: list[tuple[BlockName, int]] = []
-        missing: list[bytes] = []
-        for name in request.names:
-            digest, group = split_name(name)
-            known = group < self._kv.num_groups
-            block = self._kv.pool.caches[group].get(digest) if known else None
-            if block is not None:
-                in_pool.append((name, block.id))
-            elif self._host is not None and (page := self._host.get(name)) is not None:
-                found[name] = page
-            else:
-                missing.append(digest)
+        found, in_pool, missing = self._look_up(request.names)
         most = max(1, MAX_FOLLOWED_BYTES // self._page_bytes)
         is_more = len(in_pool) > most
         in_pool = in_pool[:most]
-        if in_pool:
-            pages = self._mover.save_blocks([block_id for _, block_id in in_pool])
-            found |= zip((name for name, _ in in_pool), pages, strict=True)
-        is_more = is_more or (bool(missing) and self._will_compute(missing))
+        found |= self._copied(in_pool)
+        digests = [split_name(name)[0] for name in missing]
+        is_more = is_more or (bool(digests) and self._will_compute(digests))
         request.fill(FollowedBlocks(found, is_more))
         return len(in_pool) * self._page_bytes
 
     def _fill(self, request: PageRequest) -> int:
-        found: dict[BlockName, Page] = {}
-        in_pool: list[tuple[BlockName, int]] = []
-        on_disk: list[BlockName] = []
-        for name in request.names:
-            digest, group = split_name(name)
-            known = group < self._kv.num_groups
-            block = self._kv.pool.caches[group].get(digest) if known else None
-            if block is not None:
-                in_pool.append((name, block.id))
-            elif self._host is not None and (page := self._host.get(name)) is not None:
-                found[name] = page
-            elif self._disk is not None and name in self._disk:
-                on_disk.append(name)
-        if in_pool:
-            pages = self._mover.save_blocks([block_id for _, block_id in in_pool])
-            found |= zip((name for name, _ in in_pool), pages, strict=True)
+        found, in_pool, missing = self._look_up(request.names)
+        on_disk = [name for name in missing if self._disk is not None and name in self._disk]
+        found |= self._copied(in_pool)
         if on_disk and self._disk is not None:
 
             def read(pages: list[Page | None]) -> None:
@@ -129,3 +103,28 @@ class OwnBlocks:
         else:
             request.fill([found.get(name) for name in request.names])
         return len(in_pool) * self._page_bytes
+
+    def _look_up(
+        self, names: Sequence[BlockName]
+    ) -> tuple[dict[BlockName, Page], list[tuple[BlockName, int]], list[BlockName]]:
+        """Pages in host memory, names and ids of blocks in the pool, and what is in neither."""
+        found: dict[BlockName, Page] = {}
+        in_pool: list[tuple[BlockName, int]] = []
+        missing: list[BlockName] = []
+        for name in names:
+            digest, group = split_name(name)
+            known = group < self._kv.num_groups
+            block = self._kv.pool.caches[group].get(digest) if known else None
+            if block is not None:
+                in_pool.append((name, block.id))
+            elif self._host is not None and (page := self._host.get(name)) is not None:
+                found[name] = page
+            else:
+                missing.append(name)
+        return found, in_pool, missing
+
+    def _copied(self, in_pool: Sequence[tuple[BlockName, int]]) -> dict[BlockName, Page]:
+        if not in_pool:
+            return {}
+        pages = self._mover.save_blocks([block_id for _, block_id in in_pool])
+        return dict(zip((name for name, _ in in_pool), pages, strict=True))

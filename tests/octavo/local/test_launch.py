@@ -73,21 +73,21 @@ def test_replicas_share_cores_and_memory():
 
 
 def test_the_pods_of_a_group_are_processes_of_one_engine():
-    asked = deployment(
+    requested = deployment(
         engine={"device": "cpu", "kvCacheMemory": "64Mi"},
         group={"size": 3, "secretRef": {"name": "between"}},
         resources={"limits": {"cpu": "2", "memory": "1Gi"}},  # of each pod
         adapters=[{"name": "law", "uri": "file:///adapters/law"}],
     )
-    options = reported(asked)
+    options = reported(requested)
     assert options["pipeline-parallel-size"] == 3
     assert options["distributed-executor-backend"] == "mp"
     assert options["num-threads"] == 6
     assert options["kv-cache-memory-bytes"] == 3 * 64 * 2**20
     assert options["enable-lora"] is True
     # Neither other hosts nor a secret: all is on this one.
-    assert not [each for each in launch(asked).arguments if "node" in each or "master" in each]
-    assert reported(asked, ThreadShare(num_threads=2, replicas=4))["num-threads"] == 2
+    assert not [each for each in launch(requested).arguments if "node" in each or "master" in each]
+    assert reported(requested, ThreadShare(num_threads=2, replicas=4))["num-threads"] == 2
 
 
 def test_a_revision_changes_with_what_makes_a_process_and_nothing_else():

@@ -72,9 +72,9 @@ async def test_only_who_says_so_gets_the_lines_that_it_continues_with():
     ):
         async with await RawClient.open(rig.port) as client:
             assert (await client.ask(chat(stream=True))).body == WHOLE
-        told = (await continued(rig.port, b"")).body
-        assert told.startswith(b": octavo begin {") and b"\n: octavo 0 3\ndata: " in told
-        assert plain(told) == plain(WHOLE)
+        answered = (await continued(rig.port, b"")).body
+        assert answered.startswith(b": octavo begin {") and b"\n: octavo 0 3\ndata: " in answered
+        assert plain(answered) == plain(WHOLE)
         await rig.settled()
 
 
@@ -226,14 +226,14 @@ def test_a_router_is_killed_and_another_one_goes_on_token_for_token():
                 return up_to_last_event(seen)
 
             async def play() -> list[bytes]:
-                asked = [json.dumps({**body, "stream": True}).encode() for body in wanted]
-                halves = [asyncio.create_task(half(body)) for body in asked]
+                requests = [json.dumps({**body, "stream": True}).encode() for body in wanted]
+                halves = [asyncio.create_task(half(body)) for body in requests]
                 await is_time.wait()
                 first.process.kill()
                 seen = await asyncio.gather(*halves)
                 assert not any(b"[DONE]" in each for each in seen)
                 rest = await asyncio.gather(
-                    *(continued(second.port, a, b) for a, b in zip(seen, asked, strict=True))
+                    *(continued(second.port, a, b) for a, b in zip(seen, requests, strict=True))
                 )
                 return [plain(a + b.body) for a, b in zip(seen, rest, strict=True)]
 

@@ -194,12 +194,12 @@ def test_no_prompt_and_no_answer_is_in_any_file_of_a_server(tmp_path):
         serving("m", *flags) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
-        asked = lines(*(question(f"zebra-{n}", prompt=said, model="sim") for n in range(3)))
-        batch = over(client, begin(client, asked, metadata={"about": "zebra"}))
-        upload(client, asked, data={}).raise_for_status()
+        requests = lines(*(question(f"zebra-{n}", prompt=said, model="sim") for n in range(3)))
+        batch = over(client, begin(client, requests, metadata={"about": "zebra"}))
+        upload(client, requests, data={}).raise_for_status()
         answers = results_of(client, batch["output_file_id"])
         assert [answer["custom_id"] for answer in answers] == ["zebra-0", "zebra-1", "zebra-2"]
-        assert client.get(f"/v1/files/{batch['input_file_id']}/content").content == asked
+        assert client.get(f"/v1/files/{batch['input_file_id']}/content").content == requests
     found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert any(path.suffix == ".kv" for path in found)
     assert len([path for path in found if path.parent.name == "files"]) == 7  # and the lock
