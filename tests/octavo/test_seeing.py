@@ -209,7 +209,8 @@ def test_the_router_sends_a_picture_to_the_engine_that_has_it(platform: Platform
     for about in several:
         body = {"model": NAME, "messages": [{"role": "user", "content": content(about)}]}
         router.until(lambda body=body: router.would_match(body) > NUM_ROWS)  # type: ignore[misc]
-    again = ask(router.url, *(content(about) for about in several))
+    # One at a time: beside others, an engine that has less to do may well win.
+    again = [ask(router.url, content(about))[0] for about in several]
     for answer in again:
         assert answer.usage is not None
         assert cached(answer) == answer.usage.prompt_tokens - 1
