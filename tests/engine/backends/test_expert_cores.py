@@ -85,6 +85,7 @@ def test_each_family_has_the_bits_of_one_core(name: str) -> None:
     check_bits(tiny_model(name), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

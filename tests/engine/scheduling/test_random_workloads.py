@@ -170,6 +170,7 @@ def test_random_workloads_of_layers_with_windows(windows, batch):
             raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "windows", [(None,), (24,), (None, 24)], ids=lambda windows: "-".join(map(str, windows))
 )
@@ -187,6 +188,7 @@ def test_random_workloads_of_layers_with_states(windows, batch):
     assert num_loads > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", [(None,), (None, 24)], ids=["None", "None-24"])
 @pytest.mark.parametrize("batch", range(2))
 def test_random_workloads_of_layers_with_states_and_drafts(windows, batch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -374,8 +376,11 @@ def test_a_worker_that_dies_or_hangs_is_replaced(rig: Rig, monkeypatch: pytest.M
             for _ in range(3):
                 await workers.prepare(RED, "picture")
         assert await workers.prepare(RED, "picture") == item
-        monkeypatch.setattr(workers, "_timeout_s", 0.0)
-        with pytest.raises(InvalidRequest, match="takes longer than 0 s"):
+        for process in list(workers._pool._processes.values()):
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGSTOP)  # hangs
+        monkeypatch.setattr(workers, "_timeout_s", 0.2)
+        with pytest.raises(InvalidRequest, match=r"takes longer than 0\.2 s"):
             await workers.prepare(RED, "picture")
         monkeypatch.setattr(workers, "_timeout_s", 30.0)
         assert await workers.prepare(RED, "picture") == item
