@@ -16,27 +16,36 @@ constexpr int64_t kMaxSlots = 4096;
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-// A matrix's row as row `lane` of a panel, from column `first` on: pairs of columns side by side in
-// bf16, columns one behind the other in float32.
-void put_row(std::byte* panel, Dtype dtype, int64_t lane, int64_t first, const float* values,
-             int64_t count) {
+// Rows of a matrix as rows of a panel from `lane` on, from column `first` on: pairs of columns side
+// by side in bf16, columns one behind the other in float32. Column by column, so that what is
+// written lies together.
+void put_rows(std::byte* panel, Dtype dtype, int64_t lane, int64_t first, FloatMatrix rows) {
+    const auto at = [&](int64_t row, int64_t col) { return rows.data[row * rows.cols + col]; };
     if (dtype == Dtype::F32) {
         float* to = reinterpret_cast<float*>(panel) + first * kPanelRows + lane;
-        for (int64_t c = 0; c < count; ++c) {
-            to[c * kPanelRows] = values[c];
+        for (int64_t c = 0; c < rows.cols; ++c, to += kPanelRows) {
+            for (int64_t r = 0; r < rows.rows; ++r) {
+                to[r] = at(r, c);
+            }
         }
         return;
     }
     // Parts begin with an even rank, so a pair is whole or the last one.
     uint16_t* to = reinterpret_cast<uint16_t*>(panel) + (first / 2 * kPanelRows + lane) * 2;
     int64_t c = 0;
-    for (; c + 1 < count; c += 2, to += 2 * kPanelRows) {
-        to[0] = float_to_bf16(values[c]);
-        to[1] = float_to_bf16(values[c + 1]);
+    for (; c + 1 < rows.cols; c += 2, to += 2 * kPanelRows) {
+        for (int64_t r = 0; r < rows.rows; ++r) {
+            to[2 * r] = float_to_bf16(at(r, c));
+            to[2 * r + 1] = float_to_bf16(at(r, c + 1));
+        }
     }
-    if (c < count) {
-        to[0] = float_to_bf16(values[c]);
+    for (int64_t r = 0; c < rows.cols && r < rows.rows; ++r) {
+        to[2 * r] = float_to_bf16(at(r, c));
     }
+}
+
+FloatMatrix rows_of(const FloatMatrix& matrix, int64_t first, int64_t count) {
+    return {matrix.data + first * matrix.cols, count, matrix.cols};
 }
 
 // Where a part's outputs and its ranks lie in the stacked layer.
@@ -73,6 +82,27 @@ AdapterPanel panel_of(const std::vector<Span>& spans, int64_t row) {
     }
     panel.pairs = static_cast<int32_t>(end == 0 ? 0 : (end - panel.first) / 2);
     return panel;
+}
+
+// Throws ValueError where shapes do not agree.
+void check_fit(const AdapterSlots& slots, const AdapterAddition& addition) {
+    const AdapterSite& site = slots.site(addition.site);
+    check(!addition.parts.empty(), "PackedAdapter: nothing for site ", addition.site);
+    int64_t before = -1;
+    for (const AdapterPart& part : addition.parts) {
+        check(part.part > before && part.part < static_cast<int64_t>(site.sizes.size()),
+              "PackedAdapter: part ", part.part, " of site ", addition.site,
+              " is not there, or out of order");
+        before = part.part;
+        const int64_t rank = part.down.rows;
+        check(rank >= 1 && rank <= slots.max_rank(), "PackedAdapter: rank ", rank,
+              "; it must be from 1 to ", slots.max_rank());
+        check(part.down.cols == site.cols && part.up.cols == rank &&
+                  part.up.rows == site.sizes[static_cast<size_t>(part.part)],
+              "PackedAdapter: down of ", part.down.rows, " x ", part.down.cols, " and up of ",
+              part.up.rows, " x ", part.up.cols, " do not fit part ", part.part, " of site ",
+              addition.site);
+    }
 }
 
 }  // namespace
@@ -144,74 +174,84 @@ void AdapterSlots::set(int64_t slot, std::shared_ptr<const PackedAdapter> adapte
     held_[static_cast<size_t>(slot)] = std::move(adapter);
 }
 
-PackedAdapter::PackedAdapter(const AdapterSlots& slots) {
+PackedAdapter::PackedAdapter(const AdapterSlots& slots, std::span<const AdapterAddition> added) {
     layers_.resize(static_cast<size_t>(slots.num_sites()));
+    int64_t num_bytes = 0;
+    for (const AdapterAddition& addition : added) {
+        check_fit(slots, addition);
+        auto& layer = layers_[static_cast<size_t>(addition.site)];
+        check(layer == nullptr, "PackedAdapter: site ", addition.site, " is there twice");
+        if (!slots.site(addition.site).own.empty()) {
+            layer = std::make_unique<Layer>(place(slots, addition, num_bytes));
+        }
+    }
+    memory_ = Memory(num_bytes);  // in one piece, so that it has large pages
+    for (const AdapterAddition& addition : added) {
+        if (Layer* layer = layers_[static_cast<size_t>(addition.site)].get()) {
+            fill(slots.site(addition.site), addition, *layer);
+        }
+    }
 }
 
-void PackedAdapter::add(const AdapterSlots& slots, int64_t index,
-                        std::span<const AdapterPart> parts) {
-    const AdapterSite& site = slots.site(index);
-    check(num_sites() == slots.num_sites(), "add: the adapter was made for other sites");
-    int64_t before = -1;
-    for (const AdapterPart& part : parts) {
-        check(part.part > before && part.part < static_cast<int64_t>(site.sizes.size()),
-              "add: part ", part.part, " of site ", index, " is not there, or out of order");
-        before = part.part;
-        const int64_t rank = part.down.rows;
-        check(rank >= 1 && rank <= slots.max_rank(), "add: rank ", rank, "; it must be from 1 to ",
-              slots.max_rank());
-        check(part.down.cols == site.cols && part.up.cols == rank &&
-                  part.up.rows == site.sizes[static_cast<size_t>(part.part)],
-              "add: down of ", part.down.rows, " x ", part.down.cols, " and up of ", part.up.rows,
-              " x ", part.up.cols, " do not fit part ", part.part, " of site ", index);
-    }
-    check(!parts.empty() && layers_[static_cast<size_t>(index)] == nullptr,
-          "add: nothing to add, or added before");
-    if (site.own.empty()) {
-        return;
-    }
-    const std::vector<Span> spans = spans_of(site, parts);
+// Where an addition's numbers go, behind `num_bytes` of others; these grow by it.
+PackedAdapter::Layer PackedAdapter::place(const AdapterSlots& slots,
+                                          const AdapterAddition& addition, int64_t& num_bytes) {
+    const AdapterSite& site = slots.site(addition.site);
+    const std::vector<Span> spans = spans_of(site, addition.parts);
     const Dtype dtype = slots.dtype();
     const int64_t num_ranks = round_up(spans.back().end_rank, kPanelRows);
     const int64_t down_panel = round_up(site.cols, 2) * kPanelRows * size_of(dtype);
-    const int64_t down_bytes = num_ranks / kPanelRows * down_panel;
-
-    auto layer = std::make_unique<Layer>();
-    int64_t up_bytes = 0;
+    Layer layer{};
+    layer.first_byte = num_bytes;
+    int64_t bytes = num_ranks / kPanelRows * down_panel;
     for (const OutputRange& range : site.own) {
         for (int64_t row = range.first; row < range.end; row += kPanelRows) {
             AdapterPanel panel = panel_of(spans, row);
-            panel.offset = down_bytes + up_bytes;
-            up_bytes += panel.pairs * 2 * kPanelRows * size_of(dtype);
-            layer->panels.push_back(panel);
+            panel.offset = bytes;
+            bytes += panel.pairs * 2 * kPanelRows * size_of(dtype);
+            layer.panels.push_back(panel);
         }
     }
-    layer->memory = Memory(down_bytes + up_bytes);
-    layer->scales.assign(static_cast<size_t>(num_ranks), 0.0F);
-    std::byte* to = layer->memory.data();
-    for (const Span& span : spans) {
+    layer.scales.assign(static_cast<size_t>(num_ranks), 0.0F);
+    layer.weights.dtype = dtype;
+    layer.weights.num_ranks = num_ranks;
+    layer.weights.down_panel_bytes = down_panel;
+    num_bytes += bytes;
+    return layer;
+}
+
+void PackedAdapter::fill(const AdapterSite& site, const AdapterAddition& addition, Layer& layer) {
+    cpu::AdapterWeights& weights = layer.weights;
+    std::byte* to = memory_.data() + layer.first_byte;
+    for (const Span& span : spans_of(site, addition.parts)) {
         const auto& [part, down, up, scale] = *span.part;
-        for (int64_t r = 0; r < down.rows; ++r) {
+        std::fill_n(layer.scales.begin() + span.first_rank, down.rows, scale);
+        for (int64_t r = 0; r < down.rows;) {
             const int64_t rank = span.first_rank + r;
-            layer->scales[static_cast<size_t>(rank)] = scale;
-            std::byte* panel = to + rank / kPanelRows * down_panel;
-            put_row(panel, dtype, rank % kPanelRows, 0, down.data + r * down.cols, down.cols);
+            const int64_t lane = rank % kPanelRows;
+            const int64_t count = std::min(down.rows - r, kPanelRows - lane);
+            put_rows(to + rank / kPanelRows * weights.down_panel_bytes, weights.dtype, lane, 0,
+                     rows_of(down, r, count));
+            r += count;
         }
         int64_t panels_before = 0;  // of the ranges before
         for (const OutputRange& range : site.own) {
             const int64_t end = std::min(range.end, span.end_row);
-            for (int64_t row = std::max(range.first, span.first_row); row < end; ++row) {
+            for (int64_t row = std::max(range.first, span.first_row); row < end;) {
+                const int64_t lane = row % kPanelRows;
+                const int64_t count = std::min(end - row, kPanelRows - lane);
                 const int64_t index = panels_before + (row - range.first) / kPanelRows;
-                const AdapterPanel& panel = layer->panels[static_cast<size_t>(index)];
-                put_row(to + panel.offset, dtype, row % kPanelRows, span.first_rank - panel.first,
-                        up.data + (row - span.first_row) * up.cols, up.cols);
+                const AdapterPanel& panel = layer.panels[static_cast<size_t>(index)];
+                put_rows(to + panel.offset, weights.dtype, lane, span.first_rank - panel.first,
+                         rows_of(up, row - span.first_row, count));
+                row += count;
             }
             panels_before += (range.rows() + kPanelRows - 1) / kPanelRows;
         }
     }
-    layer->weights = {dtype, num_ranks, down_panel, to, layer->panels.data(), layer->scales.data()};
-    num_bytes_ += layer->memory.size();
-    layers_[static_cast<size_t>(index)] = std::move(layer);
+    weights.data = to;
+    weights.panels = layer.panels.data();
+    weights.scales = layer.scales.data();
 }
 
 }  // namespace octavo

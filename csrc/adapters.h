@@ -79,17 +79,21 @@ class AdapterSlots {
     std::vector<std::vector<const cpu::AdapterWeights*>> weights_;  // [site][slot]
 };
 
+// What an adapter adds to a site: its parts, ascending.
+struct AdapterAddition {
+    int64_t site;
+    std::vector<AdapterPart> parts;
+};
+
 class PackedAdapter {
   public:
-    // With the sites that the slots have.
-    explicit PackedAdapter(const AdapterSlots& slots);
+    // With the sites that the slots have; each is in `added` at most once. Throws ValueError when
+    // shapes do not agree.
+    PackedAdapter(const AdapterSlots& slots, std::span<const AdapterAddition> added);
     PackedAdapter(const PackedAdapter&) = delete;
     PackedAdapter& operator=(const PackedAdapter&) = delete;
 
-    // Packs what it adds to a site, parts ascending. Throws ValueError when shapes do not agree.
-    void add(const AdapterSlots& slots, int64_t site, std::span<const AdapterPart> parts);
-
-    int64_t num_bytes() const { return num_bytes_; }
+    int64_t num_bytes() const { return memory_.size(); }
     int64_t num_sites() const { return static_cast<int64_t>(layers_.size()); }
     const cpu::AdapterWeights* of_site(int64_t site) const {
         const auto& layer = layers_[static_cast<size_t>(site)];
@@ -98,14 +102,18 @@ class PackedAdapter {
 
   private:
     struct Layer {
-        Memory memory;
+        int64_t first_byte;  // in the memory of all layers
         std::vector<cpu::AdapterPanel> panels;
         std::vector<float> scales;
         cpu::AdapterWeights weights;
     };
 
+    static Layer place(const AdapterSlots& slots, const AdapterAddition& addition,
+                       int64_t& num_bytes);
+    void fill(const AdapterSite& site, const AdapterAddition& addition, Layer& layer);
+
+    Memory memory_;
     std::vector<std::unique_ptr<Layer>> layers_;  // by site
-    int64_t num_bytes_ = 0;
 };
 
 }  // namespace octavo

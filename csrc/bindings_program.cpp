@@ -234,18 +234,20 @@ FloatMatrix matrix_of(const FloatTable& table) {
             static_cast<int64_t>(table.shape(1))};
 }
 
-void add_to_adapter(PackedAdapter& adapter, const AdapterSlots& slots, int64_t site,
-                    const std::vector<int64_t>& parts, const std::vector<FloatTable>& downs,
-                    const std::vector<FloatTable>& ups, const std::vector<float>& scales) {
-    check(
-        downs.size() == parts.size() && ups.size() == parts.size() && scales.size() == parts.size(),
-        "add: parts, downs, ups and scales differ in number");
-    std::vector<AdapterPart> all;
-    for (size_t i = 0; i < parts.size(); ++i) {
-        all.push_back({parts[i], matrix_of(downs[i]), matrix_of(ups[i]), scales[i]});
+// part, down, up, scale
+using PartTuple = std::tuple<int64_t, FloatTable, FloatTable, float>;
+
+void make_adapter(PackedAdapter* self, const AdapterSlots& slots,
+                  const std::vector<std::pair<int64_t, std::vector<PartTuple>>>& added) {
+    std::vector<AdapterAddition> all;
+    for (const auto& [site, parts] : added) {
+        AdapterAddition& addition = all.emplace_back(AdapterAddition{site, {}});
+        for (const auto& [part, down, up, scale] : parts) {
+            addition.parts.push_back({part, matrix_of(down), matrix_of(up), scale});
+        }
     }
     const nb::gil_scoped_release release;
-    adapter.add(slots, site, all);
+    new (self) PackedAdapter(slots, all);
 }
 
 int64_t add_adapter_site(AdapterSlots& slots, std::vector<int64_t> sizes, int64_t cols,
@@ -259,9 +261,7 @@ int64_t add_adapter_site(AdapterSlots& slots, std::vector<int64_t> sizes, int64_
 
 void bind_adapters(nb::module_& module) {
     nb::class_<PackedAdapter>(module, "PackedAdapter")
-        .def(nb::init<const AdapterSlots&>(), arg("slots"))
-        .def("add", &add_to_adapter, arg("slots"), arg("site"), arg("parts"), arg("downs"),
-             arg("ups"), arg("scales"))
+        .def("__init__", &make_adapter, arg("slots"), arg("added"))
         .def_prop_ro("nbytes", &PackedAdapter::num_bytes);
     nb::class_<AdapterSlots>(module, "AdapterSlots")
         .def(

@@ -182,18 +182,15 @@ class Ring:
 class PackedAdapter:
     """A LoRA adapter as the kernels want it, for slots with these sites."""
 
-    def __init__(self, slots: AdapterSlots) -> None: ...
-    def add(
+    def __init__(
         self,
         slots: AdapterSlots,
-        site: int,
-        parts: list[int],
-        downs: list[NDArray[np.float32]],
-        ups: list[NDArray[np.float32]],
-        scales: list[float],
+        added: Sequence[
+            tuple[int, Sequence[tuple[int, NDArray[np.float32], NDArray[np.float32], float]]]
+        ],
     ) -> None:
-        """What it adds to some parts of a site, ascending: scale * up · (down · x). Raises
-        ValueError where shapes do not fit."""
+        """`added`: site, and what is added to its parts, ascending: (part, down, up, scale) for
+        scale * up · (down · x). Raises ValueError where shapes do not fit."""
     @property
     def nbytes(self) -> int: ...
 

@@ -468,11 +468,8 @@ class NativeBackend:
 
     def pack_adapter(self, files: AdapterFiles) -> _native.PackedAdapter:
         assert self._adapters is not None, "made without adapters"
-        packed = _native.PackedAdapter(self._adapters)
-        for site, found in match_sites(files, self.config, self._sites).items():
-            parts, downs, ups, scales = map(list, zip(*found, strict=True))
-            packed.add(self._adapters, site, parts, downs, ups, scales)
-        return packed
+        added = match_sites(files, self.config, self._sites)
+        return _native.PackedAdapter(self._adapters, list(added.items()))
 
     def set_adapter(self, slot: int, packed: _native.PackedAdapter | None) -> None:
         assert self._adapters is not None, "made without adapters"
