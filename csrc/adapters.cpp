@@ -7,7 +7,7 @@
 
 namespace octavo {
 
-using cpu::AdapterPanel;
+using cpu::AdapterRun;
 using cpu::kPanelRows;
 
 namespace {
@@ -71,17 +71,23 @@ std::vector<Span> spans_of(const AdapterSite& site, std::span<const AdapterPart>
 }
 
 // From which ranks the panel that begins with this output is added to.
-AdapterPanel panel_of(const std::vector<Span>& spans, int64_t row) {
-    AdapterPanel panel{0, 0, 0};
-    int64_t end = 0;
+struct Ranks {
+    int64_t first;
+    int64_t end;
+
+    bool operator==(const Ranks&) const = default;
+    int64_t pairs() const { return (end - first) / 2; }
+};
+
+Ranks ranks_of(const std::vector<Span>& spans, int64_t row) {
+    Ranks ranks{0, 0};
     for (const Span& span : spans) {
         if (span.first_row < row + kPanelRows && span.end_row > row) {
-            panel.first = end == 0 ? static_cast<int32_t>(span.first_rank) : panel.first;
-            end = span.end_rank;
+            ranks.first = ranks.end == 0 ? span.first_rank : ranks.first;
+            ranks.end = span.end_rank;
         }
     }
-    panel.pairs = static_cast<int32_t>(end == 0 ? 0 : (end - panel.first) / 2);
-    return panel;
+    return ranks;
 }
 
 // Throws ValueError where shapes do not agree.
@@ -204,12 +210,20 @@ PackedAdapter::Layer PackedAdapter::place(const AdapterSlots& slots,
     Layer layer{};
     layer.first_byte = num_bytes;
     int64_t bytes = num_ranks / kPanelRows * down_panel;
+    Ranks before{-1, -1};
+    int64_t panel = 0;
     for (const OutputRange& range : site.own) {
         for (int64_t row = range.first; row < range.end; row += kPanelRows) {
-            AdapterPanel panel = panel_of(spans, row);
-            panel.offset = bytes;
-            bytes += panel.pairs * 2 * kPanelRows * size_of(dtype);
-            layer.panels.push_back(panel);
+            const Ranks ranks = ranks_of(spans, row);
+            const int64_t panel_bytes = ranks.pairs() * 2 * kPanelRows * size_of(dtype);
+            if (ranks != before) {
+                layer.runs.push_back({panel, bytes - panel * panel_bytes,
+                                      static_cast<int32_t>(ranks.first),
+                                      static_cast<int32_t>(ranks.pairs())});
+                before = ranks;
+            }
+            layer.runs.back().end = ++panel;
+            bytes += panel_bytes;
         }
     }
     layer.scales.assign(static_cast<size_t>(num_ranks), 0.0F);
@@ -235,22 +249,26 @@ void PackedAdapter::fill(const AdapterSite& site, const AdapterAddition& additio
             r += count;
         }
         int64_t panels_before = 0;  // of the ranges before
+        const AdapterRun* run = layer.runs.data();
         for (const OutputRange& range : site.own) {
             const int64_t end = std::min(range.end, span.end_row);
             for (int64_t row = std::max(range.first, span.first_row); row < end;) {
                 const int64_t lane = row % kPanelRows;
                 const int64_t count = std::min(end - row, kPanelRows - lane);
-                const int64_t index = panels_before + (row - range.first) / kPanelRows;
-                const AdapterPanel& panel = layer.panels[static_cast<size_t>(index)];
-                put_rows(to + panel.offset, weights.dtype, lane, span.first_rank - panel.first,
-                         rows_of(up, row - span.first_row, count));
+                const int64_t panel = panels_before + (row - range.first) / kPanelRows;
+                while (run->end <= panel) {
+                    ++run;
+                }
+                const int64_t bytes = run->pairs * 2 * kPanelRows * size_of(weights.dtype);
+                put_rows(to + run->offset + panel * bytes, weights.dtype, lane,
+                         span.first_rank - run->first, rows_of(up, row - span.first_row, count));
                 row += count;
             }
             panels_before += (range.rows() + kPanelRows - 1) / kPanelRows;
         }
     }
     weights.data = to;
-    weights.panels = layer.panels.data();
+    weights.runs = layer.runs.data();
     weights.scales = layer.scales.data();
 }
 

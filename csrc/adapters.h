@@ -103,7 +103,7 @@ class PackedAdapter {
   private:
     struct Layer {
         int64_t first_byte;  // in the memory of all layers
-        std::vector<cpu::AdapterPanel> panels;
+        std::vector<cpu::AdapterRun> runs;
         std::vector<float> scales;
         cpu::AdapterWeights weights;
     };

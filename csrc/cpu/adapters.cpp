@@ -168,16 +168,12 @@ class Shrink {
     int64_t next_row_ = 0;
 };
 
-// Panels that are added to from the same ranks, so that they can go on together.
-int64_t alike(const AdapterPanel* panels, int64_t limit) {
-    int64_t width = 1;
-    while (width * 2 <= limit && panels[width].pairs == panels[0].pairs &&
-           panels[width].first == panels[0].first &&
-           panels[2 * width - 1].pairs == panels[0].pairs &&
-           panels[2 * width - 1].first == panels[0].first) {
-        width *= 2;
+const AdapterRun* run_of(const AdapterWeights& weights, int64_t panel) {
+    const AdapterRun* run = weights.runs;
+    while (run->end <= panel) {
+        ++run;
     }
-    return width;
+    return run;
 }
 
 // Neighbouring rows with one adapter, up to kTileRows.
@@ -185,27 +181,53 @@ template <class Weights>
 void expand(const AdapterWeights& weights, const float* const* u, int64_t num_rows, int64_t panel,
             int64_t num_panels, float* y, int64_t stride) {
     static constexpr DotTable<Weights, Sums::Joined> kDots{};
+    const AdapterRun* run = run_of(weights, panel);
     for (int64_t p = 0; p < num_panels;) {
-        const AdapterPanel& first = weights.panels[panel + p];
-        const int64_t limit = std::min<int64_t>(num_panels - p, max_panels(num_rows));
-        const int64_t width = alike(weights.panels + panel + p, limit);
-        if (first.pairs != 0) {
-            const int64_t bytes = first.pairs * Weights::kStepBytes;
+        const int64_t bytes = run->pairs * Weights::kStepBytes;
+        const int64_t count = std::min(num_panels - p, run->end - (panel + p));
+        int64_t width = max_panels(num_rows);
+        while (width > count) {
+            width /= 2;
+        }
+        if (bytes != 0) {
             const void* x[kTileRows];
             for (int64_t r = 0; r < num_rows; ++r) {
-                x[r] = u[r] + first.first;
+                x[r] = u[r] + run->first;
             }
             const std::byte* panels[kMaxPanels];
             const std::byte* fetched[kMaxPanels];
             for (int64_t i = 0; i < width; ++i) {
-                panels[i] = weights.data + first.offset + i * bytes;
+                panels[i] = weights.data + run->offset + (panel + p + i) * bytes;
                 fetched[i] = panels[i] + width * bytes;  // the next unit's
             }
             kDots.get(num_rows, static_cast<int>(width))(x, panels, fetched, Weights::kStepBytes, 1,
-                                                         first.pairs, y + p * kLanes, stride);
+                                                         run->pairs, y + p * kLanes, stride);
         }
         p += width;
+        run += panel + p == run->end;
     }
+}
+
+// Where rows `first` … `first + count` have an adapter, calls with its weights and how many
+// neighbours from `r` on, up to kTileRows, share it: each(weights, r, count).
+template <class Each>
+void for_adapters(const LinearArgs& args, int64_t first, int64_t num_rows, Each each) {
+    for (int64_t r = 0; r < num_rows;) {
+        const int32_t slot = args.slots[first + r];
+        int64_t count = 1;
+        while (r + count < num_rows && count < kTileRows && args.slots[first + r + count] == slot) {
+            ++count;
+        }
+        const AdapterWeights* weights = slot < 0 ? nullptr : args.adapters[slot];
+        if (weights != nullptr) {
+            each(*weights, r, count);
+        }
+        r += count;
+    }
+}
+
+int64_t step_bytes(const AdapterWeights& weights) {
+    return weights.dtype == Dtype::F32 ? F32Weights::kStepBytes : Bf16Weights::kStepBytes;
 }
 
 }  // namespace
@@ -228,26 +250,40 @@ void shrink(const ShrinkArgs& args, int64_t begin, int64_t end, std::byte* scrat
     Shrink<Bf16Weights, FloatRows>(args, scratch).run(begin, end);
 }
 
+void fetch_deltas(const LinearArgs& args, int64_t first_row, int64_t num_rows, int64_t unit,
+                  int64_t num_units) {
+    if (args.slots == nullptr || num_units <= 0) {
+        return;
+    }
+    const auto fetch = [&](const AdapterWeights& weights, int64_t panel) {
+        const AdapterRun* run = run_of(weights, panel);
+        const int64_t bytes = run->pairs * step_bytes(weights);
+        const std::byte* from = weights.data + run->offset + panel * bytes;
+        for (int64_t i = 0; i < num_units * bytes; i += kLineBytes) {
+            prefetch(from + i);
+        }
+    };
+    for_adapters(args, first_row, num_rows, [&](const AdapterWeights& weights, int64_t, int64_t) {
+        fetch(weights, unit);
+        if (args.mode == LinearMode::Glu) {
+            fetch(weights, args.units() + unit);
+        }
+    });
+}
+
 void add_delta(const LinearArgs& args, int64_t first_row, int64_t num_rows, int64_t panel,
                int64_t num_panels, float* y, int64_t stride) {
-    for (int64_t r = 0; r < num_rows;) {
-        const int32_t slot = args.slots[first_row + r];
-        const float* u[kTileRows];
-        int64_t count = 0;
-        while (r + count < num_rows && count < kTileRows &&
-               args.slots[first_row + r + count] == slot) {
-            u[count] = reinterpret_cast<const float*>(args.u.row(first_row + r + count));
-            ++count;
-        }
-        const AdapterWeights* weights = slot < 0 ? nullptr : args.adapters[slot];
-        if (weights != nullptr) {
-            weights->dtype == Dtype::F32
-                ? expand<F32Weights>(*weights, u, count, panel, num_panels, y + r * stride, stride)
-                : expand<Bf16Weights>(*weights, u, count, panel, num_panels, y + r * stride,
-                                      stride);
-        }
-        r += count;
-    }
+    for_adapters(args, first_row, num_rows,
+                 [&](const AdapterWeights& weights, int64_t first, int64_t count) {
+                     const float* u[kTileRows];
+                     for (int64_t r = 0; r < count; ++r) {
+                         u[r] = reinterpret_cast<const float*>(args.u.row(first_row + first + r));
+                     }
+                     float* to = y + first * stride;
+                     weights.dtype == Dtype::F32
+                         ? expand<F32Weights>(weights, u, count, panel, num_panels, to, stride)
+                         : expand<Bf16Weights>(weights, u, count, panel, num_panels, to, stride);
+                 });
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -91,10 +91,11 @@ struct Panels {
 
 constexpr int64_t kMaxAdapterRank = 256;
 
-// What an adapter adds to a panel of a linear layer's outputs: of `pairs` pairs of shrunken values
-// from `first` on, weights as a panel has them.
-struct AdapterPanel {
-    int64_t offset;  // of its bytes
+// What an adapter adds to neighbouring panels of a linear layer's outputs: of `pairs` pairs of
+// shrunken values from `first` on, weights as a panel has them.
+struct AdapterRun {
+    int64_t end;     // the panel behind the last
+    int64_t offset;  // of the bytes of panel 0, were it one of them
     int32_t first;
     int32_t pairs;  // 0: it adds nothing
 };
@@ -106,8 +107,8 @@ struct AdapterWeights {
     int64_t num_ranks;  // of all parts, padded to whole panels
     int64_t down_panel_bytes;
     const std::byte* data;
-    const AdapterPanel* panels;  // one for each panel of the layer
-    const float* scales;         // one for each rank
+    const AdapterRun* runs;  // all panels of the layer
+    const float* scales;     // one for each rank
 };
 
 // u = scale * down · src, for rows whose slot has an adapter.

@@ -45,6 +45,7 @@ class Linear {
             const int64_t num_tiles = (num_rows_ + kTileRows - 1) / kTileRows;
             tile_rows_ = (num_rows_ + num_tiles - 1) / num_tiles;
             int64_t width = max_panels(tile_rows_);
+            fetch_deltas(args_, first_row_, num_rows_, begin, std::min(width, end - begin));
             for (int64_t unit = begin; unit < end; unit += width) {
                 while (unit + width > end) {
                     width /= 2;

@@ -81,6 +81,8 @@ class QuantizedLinear {
                 quantize_rows(block, 0, num_rows_, own_rows_);
                 x_ = own_rows_;
             }
+            fetch_deltas(args_, first_row_, num_rows_, begin,
+                         std::min<int64_t>(kIntegerPanels, end - begin));
             if (args_.mode == LinearMode::Glu) {
                 for (int64_t unit = begin; unit < end; ++unit) {
                     multiply(args_.weight.panel(unit), args_.weight.panel(args_.units() + unit));
