@@ -178,6 +178,7 @@ class NativeBackend:
         num_threads: int | None = None,
         isa: str = "",
         is_fused: bool = True,
+        joins_phases: bool = True,
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
         place: RankPlace | None = None,
@@ -195,6 +196,7 @@ class NativeBackend:
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         check_kv_format(self.cache_layout, self.kv_format)
         self._is_fused = is_fused  # tests compare both
+        self._joins_phases = joins_phases  # and these
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard
         self._shard = shard
@@ -326,6 +328,7 @@ class NativeBackend:
                 [*nowhere, *(place.group for place in own.places())], [*nowhere, *own.ordinals()]
             ),
             is_fused=self._is_fused,
+            joins_phases=self._joins_phases,
             activation_bits=self._activation_bits,
             ranks=self.ranks,
             peers=peers,
