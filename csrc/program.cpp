@@ -40,7 +40,7 @@ Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t ma
       max_tokens_(max_tokens),
       max_logit_rows_(max_logit_rows),
       activation_bits_(activation_bits),
-      joins_phases_(joins_phases) {
+      joins_phases_(joins_phases && (team.num_threads() > 1 || ranks != nullptr)) {
     check(activation_bits == 8 || activation_bits == 16, "Program: activation_bits is ",
           activation_bits, "; it must be 8 or 16");
     check(max_tokens >= 1 && max_tokens <= kMaxRows, "Program: max_tokens is ", max_tokens,

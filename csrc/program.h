@@ -325,7 +325,7 @@ class Program {
             args;
         // Who may begin with it before all others are done with what is before: program_phases.cpp.
         bool is_of_own_rows = false;  // a worker has touched no rows but its own since they met
-        bool is_copied = false;       // a norm: of few rows each worker makes all, for itself
+        bool is_copied = false;       // of few rows each worker makes all, for itself
         bool prepares_heads = false;  // a product: of few rows it makes the attention behind ready
     };
 
@@ -357,10 +357,15 @@ class Program {
     bool are_free(const Touched& before, const Touched& now, Rows rows) const;
     bool are_apart(const cpu::Matrix& a, const cpu::Matrix& b, Rows rows) const;
     bool needs_meeting(size_t index, size_t end, bool is_few) const;
-    std::byte* copy_of(int worker) const { return copies_.data() + worker * copy_bytes_; }
-    using NormKernel = void (*)(const cpu::NormArgs&, int64_t begin, int64_t end);
-    void norm_copy(cpu::NormArgs args, NormKernel kernel, int64_t num_rows, Range own, int worker);
+    // A worker's own rows, of a norm or as they are converted behind it.
+    std::byte* copy_of(int worker, bool is_converted) const {
+        return copies_.data() + (2 * worker + (is_converted ? 1 : 0)) * copy_bytes_;
+    }
+    template <class Args>
+    void compute_copy(Args args, void (*kernel)(const Args&, int64_t, int64_t), int64_t num_rows,
+                      Range own, std::byte* copy);
     void prepare_own_heads(const cpu::AttentionArgs& args, int64_t num_tokens, int worker);
+    bool completes_head(const cpu::AttentionArgs& args, int64_t unit, int worker);
 
     // program_latent.cpp
     void attend_latents(const LatentAttention& op, const KVCache& kv, const Step& step,
@@ -474,7 +479,7 @@ class Program {
     int64_t quantized_bytes_ = 0;
     Memory partials_;
     Memory copies_;           // by worker: the rows of a norm that it made for itself
-    int64_t copy_bytes_ = 0;  // of one worker
+    int64_t copy_bytes_ = 0;  // of one of a worker's two
     // By head of the attention that is being made ready: panels of its columns that are there.
     std::vector<std::atomic<int32_t>> head_panels_;
     Memory scratch_;

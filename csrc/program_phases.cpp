@@ -110,32 +110,47 @@ void Program::join_rows() {
     last.is_of_own_rows = true;
 }
 
-// Between the two there is only what makes the rows ready for the product.
+// Between the norm and its product there is only what makes the rows ready for it.
 void Program::join_norm(const Product& product) {
+    const cpu::LinearArgs& args = product.args;
     size_t index = instructions_.size() - 1;
+    Instruction* convert = nullptr;
     Matrix shrunken = {};
     while (index > 0) {
-        const Instruction& before = instructions_[--index];
+        Instruction& before = instructions_[--index];
+        const auto* op = std::get_if<cpu::RowOpArgs>(&before.args);
         if (const auto* shrink = std::get_if<Shrink>(&before.args)) {
             shrunken = shrink->args.u;
+        } else if (op != nullptr && op->op == cpu::RowOp::Convert && convert == nullptr &&
+                   op->dst.data == args.src.data) {
+            convert = &before;
         } else if (!std::holds_alternative<Quantize>(before.args)) {
             break;
         }
     }
-    Instruction& before = instructions_[index];
-    const cpu::NormArgs* norm = norm_of(before);
-    const cpu::LinearArgs& args = product.args;
-    if (norm == nullptr || norm->add != nullptr || norm->dst.data != args.src.data) {
+    Instruction& first = instructions_[index];
+    const cpu::NormArgs* norm = norm_of(first);
+    const Matrix converted =
+        convert == nullptr ? Matrix{} : std::get<cpu::RowOpArgs>(convert->args).dst;
+    const Matrix& wanted =
+        convert == nullptr ? args.src : std::get<cpu::RowOpArgs>(convert->args).src;
+    if (norm == nullptr || norm->add != nullptr || norm->dst.data != wanted.data) {
         return;
     }
-    // While one multiplies already, another one may still read what the norm does.
-    for (const Matrix& written : {norm->dst, shrunken, args.dst}) {
-        if (!are_apart(norm->src, written, before.rows)) {
-            return;
+    // While one multiplies already, another one may still read or write what the norm does.
+    const auto is_apart = [&](const Matrix& matrix) {
+        return are_apart(norm->src, matrix, first.rows) && are_apart(norm->dst, matrix, first.rows);
+    };
+    if (!are_apart(norm->src, norm->dst, first.rows) || !is_apart(converted) ||
+        !is_apart(shrunken) || !is_apart(args.dst)) {
+        return;
+    }
+    for (Instruction* instruction : {&first, convert}) {
+        if (instruction != nullptr) {
+            instruction->is_copied = true;
         }
     }
-    before.is_copied = true;
-    const int64_t num_bytes = kOwnRows * norm->dst.cols * size_of(norm->dst.dtype);
+    const int64_t num_bytes = kOwnRows * norm->dst.cols * size_of(Dtype::F32);
     copy_bytes_ = std::max(copy_bytes_, (num_bytes + 4095) / 4096 * 4096);
 }
 
@@ -168,46 +183,68 @@ bool Program::needs_meeting(size_t index, size_t end, bool is_few) const {
 }
 
 // In the worker's own memory, and its share for all, who may read it once they have met.
-void Program::norm_copy(cpu::NormArgs args, NormKernel kernel, int64_t num_rows, Range own,
-                        int worker) {
+template <class Args>
+void Program::compute_copy(Args args, void (*kernel)(const Args&, int64_t, int64_t),
+                           int64_t num_rows, Range own, std::byte* copy) {
     std::byte* const shared = args.dst.row(own.begin);
-    args.dst.data = copy_of(worker);
+    args.dst.data = copy;
     kernel(args, 0, num_rows);
     const std::byte* const from = args.dst.row(own.begin);
     std::memcpy(shared, from, static_cast<size_t>(args.dst.row(own.end) - from));
 }
 
+template void Program::compute_copy(cpu::NormArgs, void (*)(const cpu::NormArgs&, int64_t, int64_t),
+                                    int64_t, Range, std::byte*);
+template void Program::compute_copy(cpu::RowOpArgs,
+                                    void (*)(const cpu::RowOpArgs&, int64_t, int64_t), int64_t,
+                                    Range, std::byte*);
+
 // Those whose columns are complete with this worker's panels: the last one of those who have some
 // of a head's makes it ready.
 void Program::prepare_own_heads(const cpu::AttentionArgs& args, int64_t num_tokens, int worker) {
+    const int64_t num_units = args.head_units();
+    const auto prepare = [&](Range heads) {
+        for (int64_t token = 0; token < num_tokens && heads.begin < heads.end; ++token) {
+            const int64_t first = token * num_units;
+            team_.kernels().prepare_heads(args, first + heads.begin, first + heads.end);
+        }
+    };
+    Range ready = {0, 0};  // neighbours, at once
+    for (int64_t unit = 0; unit < num_units; ++unit) {
+        if (!completes_head(args, unit, worker)) {
+            prepare(ready);
+            ready = {unit + 1, unit + 1};
+        } else {
+            ready.end = unit + 1;
+        }
+    }
+    prepare(ready);
+}
+
+// With its panels, which it has just multiplied: of a query head, or of a KV head's keys and
+// values.
+bool Program::completes_head(const cpu::AttentionArgs& args, int64_t unit, int worker) {
     const int64_t per_head = args.kv.head_dim / cpu::kPanelRows;
     const int64_t num_kv_heads = args.kv.num_kv_heads;
-    const int64_t num_units = args.head_units();
-    const Range own = split((num_units + num_kv_heads) * per_head, worker, team_.num_threads());
+    const Range own =
+        split((args.head_units() + num_kv_heads) * per_head, worker, team_.num_threads());
     const auto panels_of = [&](int64_t head) {
         const int64_t first = std::max(own.begin, head * per_head);
         return std::max<int64_t>(0, std::min(own.end, (head + 1) * per_head) - first);
     };
-    for (int64_t unit = 0; unit < num_units; ++unit) {
-        const bool is_kv = unit >= args.num_heads;
-        const int64_t wanted = is_kv ? 2 * per_head : per_head;
-        const int64_t count = panels_of(unit) + (is_kv ? panels_of(unit + num_kv_heads) : 0);
-        if (count == 0) {
-            continue;
-        }
-        std::atomic<int32_t>& there = head_panels_[static_cast<size_t>(unit)];
-        if (count < wanted) {
-            const auto added = static_cast<int32_t>(count);
-            if (there.fetch_add(added, std::memory_order_acq_rel) + added < wanted) {
-                continue;
-            }
-            there.store(0, std::memory_order_relaxed);  // for the next layer, once all have met
-        }
-        for (int64_t token = 0; token < num_tokens; ++token) {
-            const int64_t index = token * num_units + unit;
-            team_.kernels().prepare_heads(args, index, index + 1);
-        }
+    const bool is_kv = unit >= args.num_heads;
+    const int64_t wanted = is_kv ? 2 * per_head : per_head;
+    const int64_t count = panels_of(unit) + (is_kv ? panels_of(unit + num_kv_heads) : 0);
+    if (count == 0 || count == wanted) {
+        return count == wanted;
     }
+    std::atomic<int32_t>& there = head_panels_[static_cast<size_t>(unit)];
+    const auto added = static_cast<int32_t>(count);
+    if (there.fetch_add(added, std::memory_order_acq_rel) + added < wanted) {
+        return false;
+    }
+    there.store(0, std::memory_order_relaxed);  // for the next layer, once all have met
+    return true;
 }
 
 }  // namespace octavo

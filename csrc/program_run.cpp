@@ -142,7 +142,7 @@ void Program::make_room() {
     if (quantized_.size() < quantized_bytes_) {
         quantized_ = ranks_ == nullptr ? Memory(quantized_bytes_) : ranks_->share(quantized_bytes_);
     }
-    const int64_t copies = copy_bytes_ * num_threads;
+    const int64_t copies = 2 * copy_bytes_ * num_threads;
     if (copies_.size() < copies) {
         copies_ = Memory(copies);
     }
@@ -225,8 +225,12 @@ void Program::check_cache(const Attention& attention, const KVCache& kv) const {
 void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     const cpu::Kernels& kernels = team_.kernels();
     const Share share = all(worker);
-    const std::byte* copied = nullptr;  // whose rows this worker has a copy of
-    bool heads_are_ready = false;       // of the attention behind
+    struct {
+        const std::byte* of = nullptr;
+        std::byte* rows = nullptr;
+    } copied;  // the rows that this worker has a copy of
+    const auto own_or = [&](std::byte* rows) { return rows == copied.of ? copied.rows : rows; };
+    bool heads_are_ready = false;  // of the attention behind
     size_t turn = 0;
     size_t op = 0;  // as the caller counts: rows are quantised for the product behind
     const auto first = static_cast<size_t>(step.first_instruction);
@@ -252,19 +256,20 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
             next_part_[turn].store(0, std::memory_order_relaxed);
         }
         const Range rows = split(count, share.worker, share.workers);
-        const auto norm_rows = [&](const cpu::NormArgs& args, NormKernel kernel) {
+        const auto compute = [&](const auto& args, auto kernel, bool is_converted = false) {
             if (shares_rows || !instruction.is_copied) {
                 kernel(args, rows.begin, rows.end);
                 return;
             }
-            norm_copy(args, kernel, count, rows, worker);
-            copied = args.dst.data;
+            std::byte* const copy = copy_of(worker, is_converted);
+            compute_copy(args, kernel, count, rows, copy);
+            copied = {args.dst.data, copy};
         };
         std::visit(
             Overloaded{
                 [&](const Embed& embed) { embed_rows(embed, step, count, worker); },
-                [&](const cpu::NormArgs& args) { norm_rows(args, kernels.rms_norm); },
-                [&](const LayerNorm& norm) { norm_rows(norm.args, kernels.layer_norm); },
+                [&](const cpu::NormArgs& args) { compute(args, kernels.rms_norm); },
+                [&](const LayerNorm& norm) { compute(norm.args, kernels.layer_norm); },
                 [&](const Quantize& quantize) {
                     kernels.quantize_rows(quantize.args, rows.begin, rows.end, quantized_.data());
                 },
@@ -272,7 +277,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     cpu::ShrinkArgs args = shrink.args;
                     args.slots = slots.slots.data();
                     args.rows = slots.adapted.data();
-                    args.src.data = args.src.data == copied ? copy_of(worker) : args.src.data;
+                    args.src.data = own_or(args.src.data);
                     const auto num_adapted = static_cast<int64_t>(slots.adapted.size());
                     const Range mine = split(num_adapted, share.worker, share.workers);
                     kernels.shrink(args, mine.begin, mine.end, scratch(worker));
@@ -286,8 +291,8 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     if (shares_rows && args.weight.is_quantized()) {
                         args.quantized = quantized_.data();
                     }
-                    args.src.data = args.src.data == copied ? copy_of(worker) : args.src.data;
-                    copied = nullptr;
+                    args.src.data = own_or(args.src.data);
+                    copied = {};
                     multiply(product, next_part, worker);
                     if (!shares_rows && instruction.prepares_heads && index + 1 < end) {
                         const auto& next = std::get<Attention>(instructions_[index + 1].args);
@@ -298,7 +303,8 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 [&](cpu::RowOpArgs args) {
                     const bool is_select = args.op == cpu::RowOp::Select;
                     args.rows = is_select ? step.logit_rows.data() : nullptr;
-                    kernels.row_op(args, rows.begin, rows.end);
+                    args.src.data = own_or(args.src.data);
+                    compute(args, kernels.row_op, true);
                 },
                 [&](const Join& join) {
                     kernels.row_op(join.left, rows.begin, rows.end);

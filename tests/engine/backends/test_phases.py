@@ -10,9 +10,13 @@ import pytest
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.driver import Driver, random_tokens
+from tests.engine.backends.test_adapters import LIMITS, AdaptedDriver, place
+from tests.engine.backends.test_rank_adapters import write_adapters
 from tests.engine.models.tiny import TinyModel, tiny_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
 # Tokens of the three requests in each step: a prompt of many rows, then few: one token of each,
@@ -30,8 +34,8 @@ def native(model: TinyModel, *, num_threads: int = 2, **options: Any) -> NativeB
     )
 
 
-def decode(backend: NativeBackend) -> NDArray[np.float32]:
-    driver = Driver(backend)
+def decode(backend: NativeBackend, driver: Driver | None = None) -> NDArray[np.float32]:
+    driver = driver or Driver(backend)
     requests = [driver.add(row, random_tokens(60, seed=row)) for row in range(3)]
     for counts in STEPS:
         driver.step([(r, n) for r, n in zip(requests, counts, strict=True) if n > 0])
@@ -56,7 +60,7 @@ def barriers_of_a_step(model: TinyModel, **options: Any) -> int:
         ("llama", {}, 8, 5),
         ("llama", {"quantization": "int4"}, 8, 5),
         ("qwen3", {}, 8, 5),
-        ("mixtral", {}, 13, 8),
+        ("mixtral", {}, 14, 8),
         ("mixtral", {"quantization": "int4"}, 13, 8),
     ],
 )
@@ -79,8 +83,12 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", {}, {"quantization": "int8"}),
     ("llama", {}, {"quantization": "int4", "activation_bits": 8}),
     ("llama", {}, {"kv_cache_dtype": "int8"}),
-    ("llama", {"num_attention_heads": 5, "num_key_value_heads": 5}, {}),
-    ("llama", {"num_attention_heads": 9, "num_key_value_heads": 3}, {"quantization": "int4"}),
+    ("llama", {"num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 80}, {}),
+    (
+        "llama",
+        {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144},
+        {"quantization": "int4"},
+    ),
     ("llama-tied-biased", {}, {}),
     ("mistral", {}, {}),
     ("qwen3", {}, {"kv_cache_dtype": "fp8"}),
@@ -100,9 +108,31 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_bits_are_those_of_a_plain_program(
     name: str, changes: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    model = tiny_model(name, **({"head_dim": 16} if changes else {}), **changes)
+    model = tiny_model(name, **changes)
     plain = decode(native(model, num_threads=1, joins_phases=False, **options))
     assert np.isfinite(plain).all()
     for num_threads in (1, 2, 3, 5, 8):
         joined = decode(native(model, num_threads=num_threads, **options))
+        np.testing.assert_array_equal(joined, plain, f"{num_threads} threads")
+    unfused = decode(native(model, is_fused=False, **options))  # more instructions of rows
+    np.testing.assert_array_equal(unfused, plain)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_bits_of_rows_with_adapters(name: str, quantization: str, tmp_path: Path) -> None:
+    """Of two requests, and none of the third."""
+
+    def adapted(**options: Any) -> NDArray[np.float32]:
+        backend = native(tiny_model(name), adapters=LIMITS, quantization=quantization, **options)
+        driver = AdaptedDriver(backend)
+        for slot, folder in enumerate(write_adapters(backend, tmp_path)):
+            place(backend, slot, folder)
+        driver.slots = {0: 0, 1: 2}
+        return decode(backend, driver)
+
+    plain = adapted(num_threads=1, joins_phases=False)
+    assert np.any(plain != decode(native(tiny_model(name), quantization=quantization)))
+    for num_threads in (2, 3, 8):
+        joined = adapted(num_threads=num_threads)
         np.testing.assert_array_equal(joined, plain, f"{num_threads} threads")
