@@ -191,12 +191,10 @@ class NativeBackend:
     ) -> None:
         self.cache_layout = layout_with(config, draft, draft_head)
         _check_head_dims(self.cache_layout)
-        self.config = config
-        self.dtype = dtype
+        self.config, self.dtype = config, dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         check_kv_format(self.cache_layout, self.kv_format)
-        self._is_fused = is_fused  # tests compare both
-        self._joins_phases = joins_phases  # and these
+        self._is_fused, self._joins_phases = is_fused, joins_phases  # tests compare all four
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard
         self._shard = shard
