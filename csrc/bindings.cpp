@@ -65,6 +65,7 @@ void bind_machine(nb::module_& module) {
              nb::arg("num_threads"), nb::arg("isa") = "",
              nb::arg("cpus") = std::vector<std::vector<int>>())
         .def_prop_ro("num_threads", &Team::num_threads)
+        .def_prop_ro("num_barriers", &Team::num_barriers)
         .def_prop_ro("isa", [](const Team& team) { return team.kernels().isa; });
 }
 

@@ -455,11 +455,11 @@ void bind_program(nb::module_& module) {
     nb::class_<Program> program(module, "Program", nb::is_weak_referenceable());
     bind_recurrent(program);
     program
-        .def(nb::init<Team&, int64_t, int64_t, int64_t, int, Ranks*, Ranks*>(), arg("team"),
+        .def(nb::init<Team&, int64_t, int64_t, int64_t, int, Ranks*, Ranks*, bool>(), arg("team"),
              arg("arena_bytes"), arg("max_tokens"), arg("max_logit_rows"),
              arg("activation_bits") = 16, arg("ranks").none() = nb::none(),
-             arg("peers").none() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 7>(),
-             nb::keep_alive<1, 8>())
+             arg("peers").none() = nb::none(), arg("joins_phases") = true, nb::keep_alive<1, 2>(),
+             nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>())
         .def(
             "buffer",
             [](Program& self, int64_t offset, int64_t cols, const std::string& dtype,

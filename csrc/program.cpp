@@ -33,13 +33,14 @@ void check_rows(const char* name, Rows dst, Rows src) {
 }  // namespace
 
 Program::Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
-                 int activation_bits, Ranks* ranks, Ranks* peers)
+                 int activation_bits, Ranks* ranks, Ranks* peers, bool joins_phases)
     : team_(team),
       ranks_(ranks),
       peers_(peers),
       max_tokens_(max_tokens),
       max_logit_rows_(max_logit_rows),
-      activation_bits_(activation_bits) {
+      activation_bits_(activation_bits),
+      joins_phases_(joins_phases && (team.num_threads() > 1 || ranks != nullptr)) {
     check(activation_bits == 8 || activation_bits == 16, "Program: activation_bits is ",
           activation_bits, "; it must be 8 or 16");
     check(max_tokens >= 1 && max_tokens <= kMaxRows, "Program: max_tokens is ", max_tokens,
@@ -91,9 +92,8 @@ void Program::embed(int dst, const Packed& table, float scale, cpu::EmbedOf of, 
     if (of == cpu::EmbedOf::Tokens && !table.is_cut() && !limits_.is_input) {
         limits_.input_cols = std::max(limits_.input_cols, to.matrix.cols);
     }
-    instructions_.push_back(
-        {to.rows, Embed{{to.matrix, table.panels(), nullptr, scale, of, offset - cut.first_row},
-                        table.is_cut()}});
+    push({to.rows, Embed{{to.matrix, table.panels(), nullptr, scale, of, offset - cut.first_row},
+                         table.is_cut()}});
 }
 
 void Program::input(int dst, int64_t first, bool is_sparse) {
@@ -107,17 +107,17 @@ void Program::input(int dst, int64_t first, bool is_sparse) {
         limits_.input_cols = std::max(limits_.input_cols, first + to.matrix.cols);
     }
     limits_.is_input = limits_.is_input || !is_sparse;
-    instructions_.push_back({to.rows, Embed{.args = {.dst = to.matrix},
-                                            .is_cut = false,
-                                            .is_input = true,
-                                            .is_sparse = is_sparse,
-                                            .first = first}});
+    push({to.rows, Embed{.args = {.dst = to.matrix},
+                         .is_cut = false,
+                         .is_input = true,
+                         .is_sparse = is_sparse,
+                         .first = first}});
 }
 
 void Program::rms_norm(int dst, int src, std::span<const float> weight, float eps, int add,
                        float add_scale) {
     const cpu::NormArgs args = norm_args("rms_norm", dst, src, weight, eps, add, add_scale);
-    instructions_.push_back({at("rms_norm", dst).rows, args});
+    push({at("rms_norm", dst).rows, args});
 }
 
 void Program::layer_norm(int dst, int src, std::span<const float> weight,
@@ -128,7 +128,7 @@ void Program::layer_norm(int dst, int src, std::span<const float> weight,
               weight.size(), " columns");
         args.bias = keep(bias, bias.size());
     }
-    instructions_.push_back({at("layer_norm", dst).rows, LayerNorm{args}});
+    push({at("layer_norm", dst).rows, LayerNorm{args}});
 }
 
 cpu::NormArgs Program::norm_args(const char* name, int dst, int src, std::span<const float> weight,
@@ -200,7 +200,7 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
     if (adapters.slots != nullptr) {
         adapt(to, from, weight, adapters, args);
     }
-    instructions_.push_back({to.rows, Product{args, weight.is_cut()}});
+    push({to.rows, Product{args, weight.is_cut()}});
 }
 
 // What shrinks the rows of a linear layer, before it.
@@ -231,21 +231,14 @@ void Program::adapt(const Buffer& to, const Buffer& src, const Packed& weight,
         std::max(scratch_bytes_, team_.kernels().shrink_scratch_bytes(src.matrix.cols));
     const cpu::ShrinkArgs shrink{
         .src = src.matrix, .u = u.matrix, .dtype = slots.dtype(), .adapters = args.adapters};
-    instructions_.push_back({src.rows, Shrink{shrink}});
+    push({src.rows, Shrink{shrink}});
 }
 
 // Rows of a linear layer of integers, before it.
 void Program::quantize(const Buffer& src, const cpu::LinearArgs& args) {
     quantized_bytes_ =
         std::max(quantized_bytes_, max_rows(src.rows) * team_.kernels().quantized_row_bytes(args));
-    if (!instructions_.empty()) {
-        Instruction& before = instructions_.back();
-        const auto* norm = std::get_if<cpu::NormArgs>(&before.args);
-        const auto* layer_norm = std::get_if<LayerNorm>(&before.args);
-        norm = layer_norm == nullptr ? norm : &layer_norm->args;
-        before.feeds_own_rows = norm != nullptr && norm->dst.data == src.matrix.data;
-    }
-    instructions_.push_back({src.rows, Quantize{args}});
+    push({src.rows, Quantize{args}});
 }
 
 void Program::attention(int dst, int qkv, const AttentionOptions& options) {
@@ -348,7 +341,7 @@ void Program::attention(int dst, int qkv, const AttentionOptions& options) {
     }
     scratch_bytes_ = std::max(
         scratch_bytes_, team_.kernels().attend_scratch_bytes(args.group(), shape.head_dim, 0));
-    instructions_.push_back({to.rows, instruction});
+    push({to.rows, instruction});
 }
 
 void Program::add_head_norms(const AttentionOptions& options, cpu::AttentionArgs& args) {
@@ -439,7 +432,7 @@ void Program::row_op(const char* name, int dst, int src, const cpu::RowOpArgs& a
     cpu::RowOpArgs complete = args;
     complete.dst = to.matrix;
     complete.src = from.matrix;
-    instructions_.push_back({to.rows, complete});
+    push({to.rows, complete});
 }
 
 void Program::glu(int dst, int src, cpu::Activation activation) {
@@ -490,7 +483,7 @@ void Program::gate(int dst, int src, int scores) {
     check_overlap("gate", to, from, true);
     check_overlap("gate", to, score, false);
     const cpu::RowOpArgs scale{.op = cpu::RowOp::Scale, .dst = to.matrix, .src = from.matrix};
-    instructions_.push_back({to.rows, Gate{scale, score.matrix}});
+    push({to.rows, Gate{scale, score.matrix}});
 }
 
 void Program::convert(int dst, int src) {
@@ -506,7 +499,7 @@ void Program::select_rows(int dst, int src) {
     check_cols("select_rows", "dst", to.matrix.cols, from.matrix.cols);
     check_overlap("select_rows", to, from, false);
     cpu::RowOpArgs args{.op = cpu::RowOp::Select, .dst = to.matrix, .src = from.matrix};
-    instructions_.push_back({to.rows, args});
+    push({to.rows, args});
 }
 
 void Program::pool(int dst, int src, cpu::PoolKind kind) {
@@ -520,7 +513,7 @@ void Program::pool(int dst, int src, cpu::PoolKind kind) {
     check_dtype("pool", "src", from.matrix.dtype, Dtype::F32);
     check_overlap("pool", to, from, false);
     limits_.is_whole = limits_.is_pooled = true;
-    instructions_.push_back({to.rows, cpu::PoolArgs{to.matrix, from.matrix, kind, nullptr}});
+    push({to.rows, cpu::PoolArgs{to.matrix, from.matrix, kind, nullptr}});
 }
 
 }  // namespace octavo

@@ -1,10 +1,12 @@
 // A model's step as instructions over buffers in one arena, checked when added and run as a whole.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -150,16 +152,20 @@ struct SelectiveOptions {
     std::span<const float> d, dt_bias;
 };
 
-// So many rows each worker quantises for itself: sooner done than waiting for the others' share.
+// So many rows each worker norms and quantises for itself, and routes to experts: sooner done than
+// waiting for the others' share.
 constexpr int64_t kOwnRows = 3;
+constexpr int64_t kOwnPairs = 8;  // of a token and an expert, the same: rows are narrower there
 
 class Program {
   public:
     // Activations meet integer weights in so many bits, 8 or 16. With `ranks`, all of them run the
     // same program together, each with its part of the weights and of the heads: see Share. With
     // `peers` each has tokens of its own, and some experts that it computes for all: see Exchange.
+    // `joins_phases`: workers wait for each other only where they must (program_phases.cpp).
     Program(Team& team, int64_t arena_bytes, int64_t max_tokens, int64_t max_logit_rows,
-            int activation_bits, Ranks* ranks = nullptr, Ranks* peers = nullptr);
+            int activation_bits, Ranks* ranks = nullptr, Ranks* peers = nullptr,
+            bool joins_phases = true);
 
     // Each throws ValueError when it does not fit the buffers. Tables and weights must outlive the
     // program; vectors are copied.
@@ -317,7 +323,10 @@ class Program {
                      Recurrent<cpu::ConvArgs>, Recurrent<cpu::SsdArgs>, Recurrent<cpu::DeltaArgs>,
                      Recurrent<cpu::SelectiveArgs>, StoreCross, Features, Shift>
             args;
-        bool feeds_own_rows = false;  // each worker quantises the rows that it wrote itself
+        // Who may begin with it before all others are done with what is before: program_phases.cpp.
+        bool is_of_own_rows = false;  // a worker has touched no rows but its own since they met
+        bool is_copied = false;       // of few rows each worker makes all, for itself
+        bool prepares_heads = false;  // a product: of few rows it makes the attention behind ready
     };
 
     // program.cpp
@@ -334,6 +343,30 @@ class Program {
                const AdapterOptions& options, cpu::LinearArgs& args);
     size_t plan_for(const AttentionShape& shape);
 
+    // program_phases.cpp
+    struct Touched {
+        std::array<cpu::Matrix, 3> read;
+        std::array<cpu::Matrix, 2> written;
+    };
+    void push(Instruction instruction);
+    void join_rows();
+    void join_norm(const Product& product);
+    void join_heads(const Attention& attention);
+    static std::optional<Touched> touched_rows(const Instruction& instruction);
+    static const cpu::NormArgs* norm_of(const Instruction& instruction);
+    bool are_free(const Touched& before, const Touched& now, Rows rows) const;
+    bool are_apart(const cpu::Matrix& a, const cpu::Matrix& b, Rows rows) const;
+    bool needs_meeting(size_t index, size_t end, bool is_few) const;
+    // A worker's own rows, of a norm or as they are converted behind it.
+    std::byte* copy_of(int worker, bool is_converted) const {
+        return copies_.data() + (2 * worker + (is_converted ? 1 : 0)) * copy_bytes_;
+    }
+    template <class Args>
+    void compute_copy(Args args, void (*kernel)(const Args&, int64_t, int64_t), int64_t num_rows,
+                      Range own, std::byte* copy);
+    void prepare_own_heads(const cpu::AttentionArgs& args, int64_t num_tokens, int worker);
+    bool completes_head(const cpu::AttentionArgs& args, int64_t unit, int worker);
+
     // program_latent.cpp
     void attend_latents(const LatentAttention& op, const KVCache& kv, const Step& step,
                         std::atomic<int64_t>& next_part, int worker);
@@ -342,6 +375,7 @@ class Program {
 
     // program_experts.cpp
     void run_moe(const Moe& moe, int64_t num_tokens, int worker);
+    const Pairs& route_tokens(const Moe& moe, int64_t num_tokens, int worker);
     cpu::LinearArgs of_experts(const cpu::Panels& weight, const cpu::Matrix& src,
                                const cpu::Matrix& dst, cpu::Activation activation) const;
     void quantize_pairs(const cpu::LinearArgs& args, Range rows);
@@ -392,7 +426,7 @@ class Program {
     void embed_rows(const Embed& embed, const Step& step, int64_t count, int worker);
     void multiply(const Product& product, std::atomic<int64_t>& next_part, int worker);
     void attend(const Attention& attention, const KVCache& kv, const Step& step,
-                std::atomic<int64_t>& next_part, int worker);
+                std::atomic<int64_t>& next_part, int worker, bool is_prepared);
     cpu::AttentionArgs step_args(const Attention& attention, const KVCache& kv,
                                  const Step& step) const;
     void attend_tiles(const Attention& attention, const cpu::AttentionArgs& args,
@@ -408,6 +442,7 @@ class Program {
     int64_t max_tokens_;
     int64_t max_logit_rows_;
     int activation_bits_;
+    bool joins_phases_;
     Memory arena_;
     std::vector<Buffer> buffers_;
     std::vector<Instruction> instructions_;
@@ -434,6 +469,7 @@ class Program {
 
     Exchange exchange_;
     Pairs pairs_;                         // of the mixture of experts under way
+    std::vector<Pairs> own_pairs_;        // by worker: the same, of few tokens
     std::vector<int64_t> expert_tokens_;  // by expert: rows of all mixtures so far
 
     std::vector<AttentionPlan> plans_;
@@ -442,6 +478,10 @@ class Program {
     Memory quantized_;  // rows of the product under way
     int64_t quantized_bytes_ = 0;
     Memory partials_;
+    Memory copies_;           // by worker: the rows of a norm that it made for itself
+    int64_t copy_bytes_ = 0;  // of one of a worker's two
+    // By head of the attention that is being made ready: panels of its columns that are there.
+    std::vector<std::atomic<int32_t>> head_panels_;
     Memory scratch_;
     int64_t scratch_bytes_ = 0;  // of one worker
 };

@@ -66,7 +66,7 @@ void Program::cross_attention(int dst, int q, const CrossOptions& options) {
     }
     scratch_bytes_ = std::max(
         scratch_bytes_, team_.kernels().attend_scratch_bytes(args.group(), options.head_dim, 0));
-    instructions_.push_back({to.rows, instruction});
+    push({to.rows, instruction});
 }
 
 void Program::store_cross(int src, const CrossOptions& options) {
@@ -84,7 +84,7 @@ void Program::store_cross(int src, const CrossOptions& options) {
     store.args.kv.num_kv_heads = options.num_heads;
     store.args.kv.head_dim = options.head_dim;
     store.args.heads = {0, options.num_heads, 0, 0};
-    instructions_.push_back({from.rows, store});
+    push({from.rows, store});
 }
 
 void Program::features(int dst) {
@@ -95,8 +95,7 @@ void Program::features(int dst) {
     feature_cols_ = to.matrix.cols;
     cpu::Matrix src = to.matrix;
     src.dtype = Dtype::F32;
-    instructions_.push_back(
-        {to.rows, Features{{.op = cpu::RowOp::Convert, .dst = to.matrix, .src = src}}});
+    push({to.rows, Features{{.op = cpu::RowOp::Convert, .dst = to.matrix, .src = src}}});
 }
 
 void Program::shift_rows(int dst, int src) {
@@ -107,8 +106,7 @@ void Program::shift_rows(int dst, int src) {
           " columns, src ", from.matrix.cols);
     check_overlap("shift_rows", to, from, false);
     has_shifts_ = true;
-    instructions_.push_back(
-        {to.rows, Shift{{.op = cpu::RowOp::Select, .dst = to.matrix, .src = from.matrix}}});
+    push({to.rows, Shift{{.op = cpu::RowOp::Select, .dst = to.matrix, .src = from.matrix}}});
 }
 
 void Program::check_cross_layer(const cpu::AttentionArgs& args, int64_t layer) const {

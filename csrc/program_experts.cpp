@@ -122,6 +122,10 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     instruction.gate_up = experts_of(options, options.gate_up, options.gate_up_bias);
     instruction.down = experts_of(options, options.down, options.down_bias);
     pairs_.make_room(max_tokens_ * k, num_experts);
+    own_pairs_.resize(static_cast<size_t>(team_.num_threads()));
+    for (Pairs& pairs : own_pairs_) {
+        pairs.make_room(kOwnRows * k, num_experts);
+    }
     expert_tokens_.resize(std::max(expert_tokens_.size(), static_cast<size_t>(num_experts)));
     instruction.dst = dst.matrix;
     instruction.routing = {reinterpret_cast<const float*>(scores.matrix.data), num_experts, k,
@@ -143,7 +147,32 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     if (peers_ != nullptr) {
         make_exchange(instruction);
     }
-    instructions_.push_back({Rows::Tokens, std::move(instruction)});
+    push({Rows::Tokens, std::move(instruction)});
+}
+
+// Each rank routes all tokens for itself, and of few tokens each worker: that is less than a
+// barrier.
+const Pairs& Program::route_tokens(const Moe& moe, int64_t num_tokens, int worker) {
+    const bool is_few = joins_phases_ && num_tokens <= kOwnRows;
+    Pairs& pairs = is_few ? own_pairs_[static_cast<size_t>(worker)] : pairs_;
+    const Range own =
+        is_few ? Range{0, num_tokens} : split(num_tokens, worker, team_.num_threads());
+    route(moe.routing, pairs, own.begin, own.end);
+    if (!is_few) {
+        team_.barrier();
+    }
+    if (is_few || worker == 0) {
+        place(moe.routing, pairs, num_tokens);
+    }
+    if (worker == 0) {
+        for (size_t e = 0; e < static_cast<size_t>(moe.routing.num_experts); ++e) {
+            expert_tokens_[e] += pairs.starts[e + 1] - pairs.starts[e];
+        }
+    }
+    if (!is_few) {
+        team_.barrier();
+    }
+    return pairs;
 }
 
 void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
@@ -151,33 +180,23 @@ void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
         run_exchange(moe, num_tokens, worker);
         return;
     }
-    // Each rank routes all tokens for itself: that is less than a barrier.
     const int64_t top_k = moe.routing.top_k;
-    const Range routed = split(num_tokens, worker, team_.num_threads());
-    route(moe.routing, pairs_, routed.begin, routed.end);
-    team_.barrier();
-    if (worker == 0) {
-        place(moe.routing, pairs_, num_tokens);
-        for (size_t e = 0; e < static_cast<size_t>(moe.routing.num_experts); ++e) {
-            expert_tokens_[e] += pairs_.starts[e + 1] - pairs_.starts[e];
-        }
-    }
-    team_.barrier();
-
+    const Pairs& routed = route_tokens(moe, num_tokens, worker);
     cpu::RowOpArgs gather{.op = cpu::RowOp::Select, .dst = moe.gathered, .src = moe.src};
-    gather.rows = pairs_.tokens.data();
-    gather.factors = moe.routing.options.weighs_inputs ? pairs_.factors.data() : nullptr;
+    gather.rows = routed.tokens.data();
+    gather.factors = moe.routing.options.weighs_inputs ? routed.factors.data() : nullptr;
     const Share all = this->all(worker);
     const Range pairs = split(num_tokens * top_k, all.worker, all.workers);
     team_.kernels().row_op(gather, pairs.begin, pairs.end);
     const bool is_many = num_tokens * top_k > kOwnRows;
     const bool shares_gathered = is_many && moe.gate_up.weights[0].is_quantized();
-    const bool shares_hidden = is_many && moe.down.weights[0].is_quantized();
+    const bool shares_hidden = (!joins_phases_ || num_tokens * top_k > kOwnPairs) && is_many &&
+                               moe.down.weights[0].is_quantized();
     if (shares_gathered) {  // each worker those that it has just gathered
         quantize_pairs(of_experts(moe.gate_up.weights[0], moe.gathered, {}, moe.activation), pairs);
     }
     meet();
-    for_each_expert(moe.gate_up, pairs_, moe.gathered, moe.hidden, moe.activation, shares_gathered,
+    for_each_expert(moe.gate_up, routed, moe.gathered, moe.hidden, moe.activation, shares_gathered,
                     worker);
     meet();
     if (shares_hidden) {
@@ -185,12 +204,12 @@ void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
                        pairs);
         meet();
     }
-    for_each_expert(moe.down, pairs_, moe.hidden, moe.results, cpu::Activation::None, shares_hidden,
+    for_each_expert(moe.down, routed, moe.hidden, moe.results, cpu::Activation::None, shares_hidden,
                     worker);
     meet();
 
     const Range tokens = split(num_tokens, all.worker, all.workers);
-    combine(moe.dst, reinterpret_cast<const float*>(moe.results.data), pairs_, top_k, tokens.begin,
+    combine(moe.dst, reinterpret_cast<const float*>(moe.results.data), routed, top_k, tokens.begin,
             tokens.end);
 }
 

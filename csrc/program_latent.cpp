@@ -118,7 +118,7 @@ void Program::latent_attention(const LatentBuffers& at_index, const LatentOption
     scratch_bytes_ = std::max({scratch_bytes_, kernels.attend_scratch_bytes(own, rank + rope, rank),
                                kernels.linear_scratch_bytes(key_up.panels()),
                                kernels.linear_scratch_bytes(value_up.panels())});
-    instructions_.push_back({Rows::Tokens, std::move(op)});
+    push({Rows::Tokens, std::move(op)});
 }
 
 void Program::attend_latents(const LatentAttention& op, const KVCache& kv, const Step& step,

@@ -142,6 +142,10 @@ void Program::make_room() {
     if (quantized_.size() < quantized_bytes_) {
         quantized_ = ranks_ == nullptr ? Memory(quantized_bytes_) : ranks_->share(quantized_bytes_);
     }
+    const int64_t copies = 2 * copy_bytes_ * num_threads;
+    if (copies_.size() < copies) {
+        copies_ = Memory(copies);
+    }
     if (!plans_.empty() && partials_.size() == 0) {
         partials_ = Memory(kPartialFloats * 4);
     }
@@ -221,6 +225,12 @@ void Program::check_cache(const Attention& attention, const KVCache& kv) const {
 void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
     const cpu::Kernels& kernels = team_.kernels();
     const Share share = all(worker);
+    struct {
+        const std::byte* of = nullptr;
+        std::byte* rows = nullptr;
+    } copied;  // the rows that this worker has a copy of
+    const auto own_or = [&](std::byte* rows) { return rows == copied.of ? copied.rows : rows; };
+    bool heads_are_ready = false;  // of the attention behind
     size_t turn = 0;
     size_t op = 0;  // as the caller counts: rows are quantised for the product behind
     const auto first = static_cast<size_t>(step.first_instruction);
@@ -246,11 +256,20 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
             next_part_[turn].store(0, std::memory_order_relaxed);
         }
         const Range rows = split(count, share.worker, share.workers);
+        const auto compute = [&](const auto& args, auto kernel, bool is_converted = false) {
+            if (shares_rows || !instruction.is_copied) {
+                kernel(args, rows.begin, rows.end);
+                return;
+            }
+            std::byte* const copy = copy_of(worker, is_converted);
+            compute_copy(args, kernel, count, rows, copy);
+            copied = {args.dst.data, copy};
+        };
         std::visit(
             Overloaded{
                 [&](const Embed& embed) { embed_rows(embed, step, count, worker); },
-                [&](const cpu::NormArgs& args) { kernels.rms_norm(args, rows.begin, rows.end); },
-                [&](const LayerNorm& norm) { kernels.layer_norm(norm.args, rows.begin, rows.end); },
+                [&](const cpu::NormArgs& args) { compute(args, kernels.rms_norm); },
+                [&](const LayerNorm& norm) { compute(norm.args, kernels.layer_norm); },
                 [&](const Quantize& quantize) {
                     kernels.quantize_rows(quantize.args, rows.begin, rows.end, quantized_.data());
                 },
@@ -258,6 +277,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     cpu::ShrinkArgs args = shrink.args;
                     args.slots = slots.slots.data();
                     args.rows = slots.adapted.data();
+                    args.src.data = own_or(args.src.data);
                     const auto num_adapted = static_cast<int64_t>(slots.adapted.size());
                     const Range mine = split(num_adapted, share.worker, share.workers);
                     kernels.shrink(args, mine.begin, mine.end, scratch(worker));
@@ -271,12 +291,20 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     if (shares_rows && args.weight.is_quantized()) {
                         args.quantized = quantized_.data();
                     }
+                    args.src.data = own_or(args.src.data);
+                    copied = {};
                     multiply(product, next_part, worker);
+                    if (!shares_rows && instruction.prepares_heads && index + 1 < end) {
+                        const auto& next = std::get<Attention>(instructions_[index + 1].args);
+                        prepare_own_heads(step_args(next, kv, step), count, worker);
+                        heads_are_ready = true;
+                    }
                 },
                 [&](cpu::RowOpArgs args) {
                     const bool is_select = args.op == cpu::RowOp::Select;
                     args.rows = is_select ? step.logit_rows.data() : nullptr;
-                    kernels.row_op(args, rows.begin, rows.end);
+                    args.src.data = own_or(args.src.data);
+                    compute(args, kernels.row_op, true);
                 },
                 [&](const Join& join) {
                     kernels.row_op(join.left, rows.begin, rows.end);
@@ -294,7 +322,10 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                     args.seq_starts = step.seq_starts.data();
                     kernels.pool(args, rows.begin, rows.end);
                 },
-                [&](const Attention& attention) { attend(attention, kv, step, next_part, worker); },
+                [&](const Attention& attention) {
+                    attend(attention, kv, step, next_part, worker, heads_are_ready);
+                    heads_are_ready = false;
+                },
                 [&](const LatentAttention& op) { attend_latents(op, kv, step, next_part, worker); },
                 [&](const Moe& moe) { run_moe(moe, count, worker); },
                 [&](const StoreCross& store) { run_instruction(store, step, worker); },
@@ -321,7 +352,7 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 },
             },
             instruction.args);
-        if (!(shares_rows && instruction.feeds_own_rows)) {
+        if (needs_meeting(index, end, !shares_rows)) {
             meet();
         }
         if (worker == 0 && !is_quantize && !is_shrink && !step.op_times.empty()) {
@@ -405,11 +436,14 @@ void Program::multiply(const Product& product, std::atomic<int64_t>& next_part, 
 }
 
 void Program::attend(const Attention& attention, const KVCache& kv, const Step& step,
-                     std::atomic<int64_t>& next_part, int worker) {
+                     std::atomic<int64_t>& next_part, int worker, bool is_prepared) {
     const cpu::AttentionArgs args = step_args(attention, kv, step);
-    const Range units = split(step.num_tokens() * args.head_units(), worker, team_.num_threads());
-    team_.kernels().prepare_heads(args, units.begin, units.end);
-    team_.barrier();
+    if (!is_prepared) {
+        const int64_t num_units = step.num_tokens() * args.head_units();
+        const Range units = split(num_units, worker, team_.num_threads());
+        team_.kernels().prepare_heads(args, units.begin, units.end);
+        team_.barrier();
+    }
     attend_tiles(attention, args, next_part, worker);
 }
 

@@ -40,7 +40,7 @@ void Program::columns(int dst, int src, int64_t first) {
     check_overlap("columns", to, from, false);
     cpu::RowOpArgs args{.op = cpu::RowOp::Columns, .dst = to.matrix, .src = from.matrix};
     args.first = first;
-    instructions_.push_back({to.rows, args});
+    push({to.rows, args});
 }
 
 void Program::join(int dst, int x, int y) {
@@ -55,8 +55,7 @@ void Program::join(int dst, int x, int y) {
         return cpu::RowOpArgs{
             .op = cpu::RowOp::Convert, .dst = to.matrix.columns(first, src.cols), .src = src};
     };
-    instructions_.push_back(
-        {to.rows, Join{part(left.matrix, 0), part(right.matrix, left.matrix.cols)}});
+    push({to.rows, Join{part(left.matrix, 0), part(right.matrix, left.matrix.cols)}});
 }
 
 void Program::multiply(int dst, int x, int y, cpu::Activation activation) {
@@ -80,9 +79,8 @@ void Program::group_norm(int dst, int src, std::span<const float> weight, float 
     const auto given = static_cast<int64_t>(weight.size());
     check(given == size || given == cols, "group_norm: weight has ", given,
           " values for groups of ", size, " of ", cols, " columns");
-    instructions_.push_back(
-        {to.rows, cpu::GroupNormArgs{to.matrix, from.matrix, keep(weight, weight.size()), size, eps,
-                                     given == size}});
+    push({to.rows, cpu::GroupNormArgs{to.matrix, from.matrix, keep(weight, weight.size()), size,
+                                      eps, given == size}});
 }
 
 // Rows of tokens that the first of `rows` is computed from, and constants, which are copied.
@@ -111,8 +109,7 @@ template <class Args, class Options>
 void Program::add_scan(const char* name, Args args, const Options& options, int64_t values) {
     check(options.offset >= 0, name, ": offset ", options.offset);
     args.state_offset = options.offset;
-    instructions_.push_back(
-        {Rows::Tokens, Recurrent<Args>{args, options.layer, options.offset + values}});
+    push({Rows::Tokens, Recurrent<Args>{args, options.layer, options.offset + values}});
 }
 
 void Program::short_conv(int dst, int src, const ConvOptions& options) {
@@ -124,8 +121,7 @@ void Program::short_conv(int dst, int src, const ConvOptions& options) {
     bind_states("short_conv", {{"dst", dst, cols, args.dst}, {"src", src, cols, args.src}},
                 {{"weight", options.weight, kernel * cols, args.weight},
                  {"bias", options.bias, options.bias.empty() ? 0 : cols, args.bias}});
-    instructions_.push_back(
-        {Rows::Tokens, Recurrent<cpu::ConvArgs>{args, options.layer, (kernel - 1) * cols}});
+    push({Rows::Tokens, Recurrent<cpu::ConvArgs>{args, options.layer, (kernel - 1) * cols}});
 }
 
 void Program::ssd_scan(int dst, int xbc, int dt, const SsdOptions& options) {

@@ -33,6 +33,7 @@ class Team {
 
     int num_threads() const { return num_threads_; }
     const cpu::Kernels& kernels() const { return kernels_; }
+    uint32_t num_barriers() const { return generation_.load(std::memory_order_relaxed); }
 
     // Calls body(worker) once on every worker and returns when all are done. `body` must not throw.
     // One run at a time; a second caller waits for the first.

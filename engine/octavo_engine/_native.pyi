@@ -39,6 +39,8 @@ class Team:
     def num_threads(self) -> int: ...
     @property
     def isa(self) -> str: ...
+    @property
+    def num_barriers(self) -> int: ...
 
 class Packed:
     """A weight matrix in panels, of one dtype; or of parts one below the other, (rows, dtype) each,
@@ -222,10 +224,12 @@ class Program:
         activation_bits: int = 16,
         ranks: Ranks | None = None,
         peers: Ranks | None = None,
+        joins_phases: bool = True,
     ) -> None:
         """Activations are rounded to 16 or 8 bits where they meet integer weights. With `ranks`,
         all of them have the same program over one arena, and run each step together. With `peers`
-        each runs steps of its own at the same time, and has some experts for the tokens of all."""
+        each runs steps of its own at the same time, and has some experts for the tokens of all.
+        `joins_phases`: workers wait for each other only where they must; the bits are the same."""
     def buffer(self, offset: int, cols: int, dtype: str, rows: str) -> int:
         """Declare a buffer; returns its number. Offsets are multiples of 64."""
     def embed(

@@ -178,6 +178,7 @@ class NativeBackend:
         num_threads: int | None = None,
         isa: str = "",
         is_fused: bool = True,
+        joins_phases: bool = True,
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
         place: RankPlace | None = None,
@@ -190,11 +191,10 @@ class NativeBackend:
     ) -> None:
         self.cache_layout = layout_with(config, draft, draft_head)
         _check_head_dims(self.cache_layout)
-        self.config = config
-        self.dtype = dtype
+        self.config, self.dtype = config, dtype
         self.kv_format = settle_kv_format(kv_cache_dtype, dtype)
         check_kv_format(self.cache_layout, self.kv_format)
-        self._is_fused = is_fused  # tests compare both
+        self._is_fused, self._joins_phases = is_fused, joins_phases  # tests compare all four
         self._activation_bits = activation_bits
         shard = Shard() if place is None else place.shard
         self._shard = shard
@@ -326,6 +326,7 @@ class NativeBackend:
                 [*nowhere, *(place.group for place in own.places())], [*nowhere, *own.ordinals()]
             ),
             is_fused=self._is_fused,
+            joins_phases=self._joins_phases,
             activation_bits=self._activation_bits,
             ranks=self.ranks,
             peers=peers,

@@ -25,6 +25,7 @@ def compile_forward(
     *,
     places: CachePlaces | None = None,
     is_fused: bool,
+    joins_phases: bool = True,
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
     peers: _native.Ranks | None = None,
@@ -41,4 +42,6 @@ def compile_forward(
     graph = fuse(graph) if is_fused else graph
     settled = settle_dtypes(graph, elide=is_fused)
     places = places or CachePlaces()
-    return compile_graph(settled, team, limits, places, activation_bits, ranks, peers)
+    return compile_graph(
+        settled, team, limits, places, activation_bits, ranks, peers, joins_phases=joins_phases
+    )

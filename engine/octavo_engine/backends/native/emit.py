@@ -45,6 +45,8 @@ def compile_graph(
     activation_bits: int = 16,
     ranks: _native.Ranks | None = None,
     peers: _native.Ranks | None = None,
+    *,
+    joins_phases: bool = True,
 ) -> CompiledProgram:
     """Plan the arena for the largest step and add all instructions. The arena is all ranks': it has
     whole values, of which each rank writes the columns and heads that it has weights for."""
@@ -58,6 +60,7 @@ def compile_graph(
         activation_bits,
         ranks,
         peers,
+        joins_phases,
     )
     buffers = {
         value: program.buffer(offset, value.cols, value.dtype, value.rows)
