@@ -122,7 +122,8 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     instruction.gate_up = experts_of(options, options.gate_up, options.gate_up_bias);
     instruction.down = experts_of(options, options.down, options.down_bias);
     pairs_.make_room(max_tokens_ * k, num_experts);
-    expert_tokens_.resize(std::max(expert_tokens_.size(), static_cast<size_t>(num_experts)));
+    instruction.number = expert_tokens_.size();
+    expert_tokens_.emplace_back(num_experts, 0);
     instruction.dst = dst.matrix;
     instruction.routing = {reinterpret_cast<const float*>(scores.matrix.data), num_experts, k,
                            options.renormalise, checked_routing(options)};
@@ -158,9 +159,7 @@ void Program::run_moe(const Moe& moe, int64_t num_tokens, int worker) {
     team_.barrier();
     if (worker == 0) {
         place(moe.routing, pairs_, num_tokens);
-        for (size_t e = 0; e < static_cast<size_t>(moe.routing.num_experts); ++e) {
-            expert_tokens_[e] += pairs_.starts[e + 1] - pairs_.starts[e];
-        }
+        count(moe, pairs_);
     }
     team_.barrier();
 
@@ -272,8 +271,13 @@ void Program::place_all(const Moe& moe) {
         int32_t& token = exchange.pairs.tokens[static_cast<size_t>(pair)];
         token = exchange.of[static_cast<size_t>(token)];
     }
-    for (size_t e = 0; e < static_cast<size_t>(moe.routing.num_experts); ++e) {
-        expert_tokens_[e] += exchange.pairs.starts[e + 1] - exchange.pairs.starts[e];
+    count(moe, exchange.pairs);
+}
+
+void Program::count(const Moe& moe, const Pairs& pairs) {
+    std::vector<int64_t>& tokens = expert_tokens_[moe.number];
+    for (size_t e = 0; e < tokens.size(); ++e) {
+        tokens[e] += pairs.starts[e + 1] - pairs.starts[e];
     }
 }
 
