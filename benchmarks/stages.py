@@ -1,9 +1,14 @@
-"""Ways to use the same cores for one model: one process of threads, stages, ranks.
+"""Ways to use the same cores for one model: one process of threads, stages, ranks, engine cores.
 
     python -m benchmarks.stages [--model demo://smollm2] [--threads 2] [--streams 1 32] [--pairs 8]
-        [--quantization auto] [--also tensor] [--json]
+        [--quantization auto] [--ways pipeline measured tensor data] [--json]
 
-Each pair is one run of one process and one of the same requests on as many stages as there are
+    pipeline   a stage for each thread, cut by the weights of layers
+    measured   the same, cut by the time that layers take
+    tensor     a rank for each thread, which share each layer
+    data       an engine core for each thread, with the whole model
+
+Each pair is one run of one process and one of the same requests on as many processes as there are
 threads, in turns, and the turn that comes first alternates. Answers must be the same, token by
 token. The figure is the median of the pairs' ratios; a machine that others use gives none.
 """
@@ -15,7 +20,7 @@ import json
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.offline.llm import LLM
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 64
 NEW_TOKENS = 64
+WAYS = ("pipeline", "measured", "tensor", "data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,17 @@ def compare(alone: LLM, other: LLM, way: str, num_streams: int, num_pairs: int) 
     )
 
 
+def settings_of(way: str, size: int) -> dict[str, Any]:
+    match way:
+        case "pipeline":
+            return {"pipeline_parallel_size": size}
+        case "measured":
+            return {"pipeline_parallel_size": size, "pipeline_layer_partition": "measured"}
+        case "tensor":
+            return {"tensor_parallel_size": size}
+    return {"data_parallel_size": size}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo://smollm2")
@@ -79,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--also", choices=["tensor"], help="ranks that share each layer, too")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=["pipeline"])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     config = EngineConfig(
@@ -90,13 +107,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         num_threads=args.threads,
         scheduler=SchedulerConfig(max_num_seqs=max(args.streams)),
     )
-    ways = {"pipeline": config.replace(pipeline_parallel_size=args.threads)}
-    if args.also is not None:
-        ways["tensor"] = config.replace(tensor_parallel_size=args.threads)
     found: list[Ratio] = []
     with LLM.from_config(config) as alone:
-        for way, settings in ways.items():
-            with LLM.from_config(settings) as other:
+        for way in args.ways:
+            with LLM.from_config(config.replace(**settings_of(way, args.threads))) as other:
                 found += [compare(alone, other, way, n, args.pairs) for n in args.streams]
     for one in found:
         if args.json:

@@ -184,8 +184,8 @@ class Program {
     void attention(int dst, int qkv, const AttentionOptions& options);
     void latent_attention(const LatentBuffers& buffers, const LatentOptions& options);
     void moe(const MoeBuffers& buffers, const MoeOptions& options);
-    // How many rows each expert was chosen for, of all mixtures and runs so far, on any rank.
-    std::vector<int64_t> expert_tokens() const { return expert_tokens_; }
+    // Of each mixture: how many rows each expert was chosen for so far, on any rank.
+    std::vector<std::vector<int64_t>> expert_tokens() const { return expert_tokens_; }
     void glu(int dst, int src, cpu::Activation activation);
     void activation(int dst, int src, cpu::Activation activation);
     void add(int dst, int x, int y, float scale);
@@ -309,6 +309,7 @@ class Program {
         Routing routing;
         Experts gate_up, down;
         cpu::Activation activation;
+        size_t number;  // among the mixtures
     };
     template <class Args>
     struct Recurrent {
@@ -388,6 +389,7 @@ class Program {
     void run_exchange(const Moe& moe, int64_t num_tokens, int worker);
     void show_tokens(const Moe& moe, Range tokens);
     void place_all(const Moe& moe);
+    void count(const Moe& moe, const Pairs& pairs);
 
     // program_cross.cpp
     void check_cross(const char* name, const CrossOptions& options);
@@ -468,9 +470,9 @@ class Program {
     std::vector<int32_t> shifted_rows_;
 
     Exchange exchange_;
-    Pairs pairs_;                         // of the mixture of experts under way
-    std::vector<Pairs> own_pairs_;        // by worker: the same, of few tokens
-    std::vector<int64_t> expert_tokens_;  // by expert: rows of all mixtures so far
+    Pairs pairs_;                                      // of the mixture of experts under way
+    std::vector<Pairs> own_pairs_;                     // by worker: the same, of few tokens
+    std::vector<std::vector<int64_t>> expert_tokens_;  // by mixture and expert: rows so far
 
     std::vector<AttentionPlan> plans_;
     std::atomic<int64_t> next_part_[2] = {};  // of this instruction and the next, in turns

@@ -126,7 +126,8 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     for (Pairs& pairs : own_pairs_) {
         pairs.make_room(kOwnRows * k, num_experts);
     }
-    expert_tokens_.resize(std::max(expert_tokens_.size(), static_cast<size_t>(num_experts)));
+    instruction.number = expert_tokens_.size();
+    expert_tokens_.emplace_back(num_experts, 0);
     instruction.dst = dst.matrix;
     instruction.routing = {reinterpret_cast<const float*>(scores.matrix.data), num_experts, k,
                            options.renormalise, checked_routing(options)};
@@ -165,9 +166,7 @@ const Pairs& Program::route_tokens(const Moe& moe, int64_t num_tokens, int worke
         place(moe.routing, pairs, num_tokens);
     }
     if (worker == 0) {
-        for (size_t e = 0; e < static_cast<size_t>(moe.routing.num_experts); ++e) {
-            expert_tokens_[e] += pairs.starts[e + 1] - pairs.starts[e];
-        }
+        count(moe, pairs);
     }
     if (!is_few) {
         team_.barrier();
@@ -291,8 +290,13 @@ void Program::place_all(const Moe& moe) {
         int32_t& token = exchange.pairs.tokens[static_cast<size_t>(pair)];
         token = exchange.of[static_cast<size_t>(token)];
     }
-    for (size_t e = 0; e < static_cast<size_t>(moe.routing.num_experts); ++e) {
-        expert_tokens_[e] += exchange.pairs.starts[e + 1] - exchange.pairs.starts[e];
+    count(moe, exchange.pairs);
+}
+
+void Program::count(const Moe& moe, const Pairs& pairs) {
+    std::vector<int64_t>& tokens = expert_tokens_[moe.number];
+    for (size_t e = 0; e < tokens.size(); ++e) {
+        tokens[e] += pairs.starts[e + 1] - pairs.starts[e];
     }
 }
 

@@ -40,7 +40,7 @@ class MemoryGroup:
     """Processes that share a limit, and those that they start."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         is_unified = (folder / "memory.max").exists()
         self._limit = folder / ("memory.max" if is_unified else "memory.limit_in_bytes")
         self._usage = folder / ("memory.current" if is_unified else "memory.usage_in_bytes")
@@ -61,13 +61,17 @@ class MemoryGroup:
 
     def command(self, command: Sequence[str]) -> list[str]:
         """The same, run in the group under the same process id."""
-        return ["/bin/sh", "-c", _ENTER, str(self._folder), *command]
+        return ["/bin/sh", "-c", _ENTER, str(self.folder), *command]
+
+    def limit(self, num_bytes: int) -> None:
+        """From now on: what would take more is killed, once no file's pages are left to give up."""
+        self._limit.write_text(str(num_bytes))
 
     def exhaust(self) -> None:
         """Returns once the kernel has killed a process of the group. Raises TimeoutError."""
         before = self._pids()
-        self._limit.write_text(str(int(self._usage.read_text()) + _MARGIN))
-        helper = subprocess.Popen([sys.executable, "-S", "-c", _HELPER, str(self._folder)])
+        self.limit(int(self._usage.read_text()) + _MARGIN)
+        helper = subprocess.Popen([sys.executable, "-S", "-c", _HELPER, str(self.folder)])
         try:
             ends_at = time.monotonic() + _WITHIN_S
             while before <= self._pids():
@@ -82,9 +86,9 @@ class MemoryGroup:
     def remove(self) -> None:
         """Its processes have ended."""
         ends_at = time.monotonic() + _REMOVED_WITHIN_S
-        while self._folder.exists() and time.monotonic() < ends_at:
+        while self.folder.exists() and time.monotonic() < ends_at:
             with suppress(OSError):
-                self._folder.rmdir()
+                self.folder.rmdir()
             time.sleep(0.02)
 
     def _lift(self) -> None:
@@ -94,7 +98,7 @@ class MemoryGroup:
                 return
 
     def _pids(self) -> set[int]:
-        return {int(line) for line in (self._folder / "cgroup.procs").read_text().split()}
+        return {int(line) for line in (self.folder / "cgroup.procs").read_text().split()}
 
 
 def _parents() -> list[Path]:

@@ -391,8 +391,8 @@ class Program:
     def run_empty(self) -> None:
         """With peers: this rank's experts' part of a step in which it has no tokens. Raises
         RuntimeError where a rank has failed."""
-    def expert_tokens(self) -> list[int]:
-        """How many rows each expert was chosen for so far, of all mixtures, on any rank."""
+    def expert_tokens(self) -> list[list[int]]:
+        """Of each mixture, how many rows each expert was chosen for so far, on any rank."""
     def columns(self, dst: int, src: int, first: int) -> None:
         """dst = src's columns from `first` on, as many as dst has."""
     def join(self, dst: int, x: int, y: int) -> None:

@@ -378,6 +378,7 @@ class EngineConfig:
     cpu_tp: Literal["off", "auto"] = "off"  # auto: as many as there are memory nodes
     # Of those, each has some experts as a whole instead of some rows of every expert.
     enable_expert_parallel: bool = False
+    expert_metrics: bool = False  # counts of each expert of each layer
     pipeline_parallel_size: int = 1  # processes that have some layers each, one after another
     pipeline_layer_partition: str | None = None  # layers of each; default: equal work
     nnodes: int = 1  # hosts of one engine, a stage on each
@@ -521,6 +522,12 @@ class EngineConfig:
         self._check_nodes()
 
     def _check_expert_parallelism(self) -> None:
+        _check(not self.expert_metrics or self.device in ("auto", "cpu"),
+               "--expert-metrics counts on --device cpu only; leave it out here",
+               f"--device {self.device}")  # fmt: skip
+        _check(not self.expert_metrics or self.pipeline_parallel_size == 1,
+               "--expert-metrics counts in one process, and each stage has layers of its own: it "
+               "needs --pipeline-parallel-size 1", self.pipeline_parallel_size)  # fmt: skip
         if not self.enable_expert_parallel:
             return
         flag = "--enable-expert-parallel"
@@ -539,6 +546,12 @@ class EngineConfig:
                self.master_port)  # fmt: skip
         if size == 1:
             return
+        _check(self.tensor_parallel_size == 1,
+               "--nnodes needs --tensor-parallel-size 1: ranks that "
+               "share each layer exchange rows about nine times in it, so a network of 0.1 ms one "
+               "way would add about 0.9 ms for each layer to every token; use "
+               f"--pipeline-parallel-size {size}, which exchanges rows once for each stage",
+               self.tensor_parallel_size)  # fmt: skip
         _check(self.pipeline_parallel_size == size, "--nnodes has a stage on each host: it must be "
                "--pipeline-parallel-size", f"{size} and {self.pipeline_parallel_size}")  # fmt: skip
         _check(self.data_parallel_size == 1, "--nnodes needs --data-parallel-size 1",

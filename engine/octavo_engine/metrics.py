@@ -114,6 +114,7 @@ class MonotonicStats:
         self._total: dict[str, float] = {}
         self.num_positions = 0  # at which guesses were right
         self.num_expert_ranks = 0  # that have experts of their own
+        self.experts: dict[tuple[str, str], str] = {}  # by layer and expert: the name of its count
 
     def update(self, stats: EngineStats) -> None:
         for _, _, name in COUNTERS:
@@ -126,6 +127,10 @@ class MonotonicStats:
         self.num_expert_ranks = max(self.num_expert_ranks, len(stats.expert_rank_tokens))
         for rank, value in enumerate(stats.expert_rank_tokens):
             self._update(f"expert_rank_{rank}", value)
+        for layer, counts in enumerate(stats.expert_layer_tokens):
+            for expert, value in enumerate(counts):
+                self.experts[str(layer), str(expert)] = f"expert_{layer}_{expert}"
+                self._update(f"expert_{layer}_{expert}", value)
 
     def _update(self, name: str, value: float) -> None:
         last = self._last.get(name, 0)
@@ -217,6 +222,14 @@ class MetricFamilies:
                     for rank in range(self.totals.num_expert_ranks)
                 },
                 "rank",
+            )
+        if self.totals.experts:
+            yield self.counter(
+                names.EXPERT_TOKENS,
+                "Rows for which each expert of each layer was chosen.",
+                {labels: self.totals[name] for labels, name in self.totals.experts.items()},
+                "layer",
+                "expert",
             )
         yield self.histogram(
             names.GRAMMAR_COMPILE_SECONDS,

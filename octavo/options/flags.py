@@ -100,11 +100,14 @@ ENGINE_FLAGS = (
     Flag("enable_expert_parallel",
          "give each rank of --tensor-parallel-size, or each core of --data-parallel-size, some "
          "experts as a whole; see docs/parallelism.md"),
+    Flag("expert_metrics",
+         "count in /metrics how often each expert of each layer is chosen: a line for each"),
     Flag("pipeline_parallel_size",
          "processes that hold some layers each on a CPU, with the same bits; see "
          "docs/parallelism.md"),
     Flag("pipeline_layer_partition",
-         "layers of each such process, such as 14,16; default: equal work"),
+         "layers of each such process, such as 14,16; measured: equal time, measured at the start; "
+         "default: equal work"),
     Flag("nnodes", "hosts of one engine, a stage of --pipeline-parallel-size on each"),
     Flag("node_rank", "which of the hosts this is; 0 serves requests, the others compute for it"),
     Flag("master_addr", "address of node 0 at which the other hosts reach it"),

@@ -48,4 +48,4 @@ def test_the_largest_process_of_the_group_is_killed_and_no_other():
             assert process.stdout is not None
             process.stdout.close()
         group.remove()
-    assert not group._folder.exists()
+    assert not group.folder.exists()

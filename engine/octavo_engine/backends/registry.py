@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import Backend
     from octavo_engine.backends.media import TakesMedia
     from octavo_engine.backends.native.backend import NativeBackend
+    from octavo_engine.backends.native.graph import Dtype, Graph
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.backends.native.stages import StagePlace
     from octavo_engine.config import EngineConfig
@@ -100,6 +101,19 @@ def build_rank(
     )
 
 
+def whole_graph(config: EngineConfig, files: ModelFiles) -> tuple[Graph, int]:
+    """A model as it is before it is cut into stages, without its matrices, and how many layers it
+    has. Raises ModelError and ConfigError."""
+    from octavo_engine.backends.native.backend import record_whole
+    from octavo_engine.backends.native.placement import make_team
+
+    model = ModelConfig.from_hf(files.config)
+    length = config.max_model_len or model.max_position_embeddings
+    dtype: Dtype = "f32" if config.dtype == "float32" else "bf16"
+    weights = open_weights(config, model, files)
+    return record_whole(model, weights, make_team(1), dtype, length), model.num_layers
+
+
 def _check_kv_cache_dtype(config: EngineConfig) -> None:
     requested, device = config.kv_cache_dtype, config.device
     if requested not in ("auto", config.dtype) and device not in ("auto", "cpu"):
@@ -124,7 +138,13 @@ def _check_states(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def _check_experts(config: EngineConfig, model: ModelConfig, num_cores: int | None = None) -> None:
-    """Raises ConfigError where there is not an expert for each rank, or each core."""
+    """Raises ConfigError where there is not an expert for each rank, or each core, or none to
+    count."""
+    if config.expert_metrics and model.experts is None:
+        raise ConfigError(
+            "--expert-metrics counts the experts of mixtures, and this model, "
+            f"{model.architecture}, has none; leave it out"
+        )
     if not config.enable_expert_parallel:
         return
     if model.experts is None:

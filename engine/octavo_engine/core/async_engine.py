@@ -343,6 +343,7 @@ class AsyncEngine:
 
     def on_step(self, step: StepOutput) -> None:
         if step.stats is not None:
+            step.stats.keep_expert_counts(self.stats)
             self.stats = step.stats
         if step.outputs:
             self._apply(self._outputs.process(step.outputs, now=time.monotonic()))

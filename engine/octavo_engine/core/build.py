@@ -317,7 +317,14 @@ def _assemble(
     )
     launches = executor if _runs_ahead(config, backend, executor) else None
     under_way = _max_under_way(config, backend)
-    engine = Engine(scheduler, executor, launches=launches, max_under_way=under_way, now=now)
+    engine = Engine(
+        scheduler,
+        executor,
+        launches=launches,
+        max_under_way=under_way,
+        counts_experts=config.expert_metrics,
+        now=now,
+    )
     if isinstance(backend, EncodesAudio) and backend.feature_shape is not None:
         num_slots = _audio_slots(config, backend)
         backend.prepare_audio(num_slots)

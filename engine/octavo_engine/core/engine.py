@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.ahead import Ahead
+from octavo_engine.core.expert_layers import ExpertLayers
 from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError, WorkerLost
@@ -63,10 +64,11 @@ class Engine:
         *,
         launches: LaunchesBatches | None = None,
         max_under_way: int = 2,
+        counts_experts: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`launches` is the executor again if steps are to be launched ahead, and `max_under_way`
-        how many of them there may be."""
+        how many of them there may be. `counts_experts`: its figures have each expert's."""
         self.scheduler = scheduler
         self.executor = executor
         self.heartbeat = Heartbeat(now)
@@ -92,6 +94,7 @@ class Engine:
         self._kv_events: tuple[KVEventRecorder, KVEventPublisher] | None = None
         self._warm_up_stats = EngineStats()  # not part of what users count
         self._expert_counts = executor if isinstance(executor, CountsExpertTokens) else None
+        self._expert_layers = ExpertLayers(now) if counts_experts else None
 
     @property
     def has_work(self) -> bool:
@@ -249,6 +252,11 @@ class Engine:
             setattr(stats, counter, getattr(stats, counter) - getattr(before, counter))
         if self._expert_counts is not None:
             stats.expert_rank_tokens = self._expert_tokens(before.expert_rank_tokens)
+            if self._expert_layers is not None:
+                counts = self._expert_counts.expert_layer_tokens
+                stats.expert_layer_tokens = self._expert_layers.take(
+                    counts, is_idle=not self.has_work
+                )
         if self._adapters is not None:
             self._adapters.add_stats(stats)
         if self._audio is not None:
@@ -324,6 +332,8 @@ class Engine:
         self._warm_up_stats = self.scheduler.stats()
         if self._expert_counts is not None:
             self._warm_up_stats.expert_rank_tokens = self._expert_tokens([])
+            if self._expert_layers is not None:
+                self._expert_layers.forget(self._expert_counts.expert_layer_tokens())
         if self._audio is not None:
             self._audio.forget_counts()
 

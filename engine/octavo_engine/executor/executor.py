@@ -73,6 +73,9 @@ class CountsExpertTokens(Protocol):
         """How many rows the experts of each rank have computed so far; empty where each rank has a
         part of all experts."""
 
+    def expert_layer_tokens(self) -> list[list[int]]:
+        """For how many rows each expert of each mixture was chosen so far; empty without any."""
+
 
 @runtime_checkable
 class ReleasesKV(Protocol):

@@ -19,6 +19,7 @@ from octavo_engine.backends.step_plan import StepPlan, max_plan_bytes
 from octavo_engine.errors import WorkerLost
 from octavo_engine.executor import messages
 from octavo_engine.executor.commands import BARRIER_PATIENCE_S, Command
+from octavo_engine.executor.measured_stages import settle_partition
 from octavo_engine.executor.rank_adapters import LeadingAdapters, placing
 from octavo_engine.executor.rank_nodes import RankNodes
 from octavo_engine.executor.rank_processes import RankProcesses
@@ -49,8 +50,10 @@ def start_ranks(
 ) -> LeadingBackend:
     """As many processes as `config.num_ranks` says, this one included; each loads its part of the
     model. Raises ConfigError, ModelError and WorkerLost; then none is left."""
+    is_pipeline = config.pipeline_parallel_size > 1
+    if is_pipeline:
+        config = settle_partition(config, files)
     local = config.replace(model=str(files.path.absolute()), revision=None)
-    is_pipeline = local.pipeline_parallel_size > 1
     if is_pipeline:
         place_of(local, 0)  # before processes are started for what cannot be
     processes: RankProcesses
@@ -167,6 +170,9 @@ class LeadingBackend(ABC):
 
     def expert_rank_tokens(self) -> list[int]:
         return self._backend.expert_rank_tokens()
+
+    def expert_layer_tokens(self) -> list[list[int]]:
+        return self._backend.expert_layer_tokens()
 
     def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
         """Call it, on any thread, when a rank has ended; at once if one has."""

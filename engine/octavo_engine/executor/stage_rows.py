@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
 
 
+MEASURED = "measured"  # --pipeline-layer-partition: by the time that layers take
+
+
 class StepRefused(ValueError):
     """A stage before this one refused the step, and logged why."""
 

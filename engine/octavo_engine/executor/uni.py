@@ -91,6 +91,11 @@ class UniExecutor:
             return self._backend.expert_rank_tokens()
         return []
 
+    def expert_layer_tokens(self) -> list[list[int]]:
+        if isinstance(self._backend, CountsExpertTokens):
+            return self._backend.expert_layer_tokens()
+        return []
+
     def poison_blocks(self, block_ids: list[int]) -> None:
         self._backend.poison_blocks(block_ids)
 

@@ -112,6 +112,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     spec_accepted_per_pos: list[int] = []  # of the first guess, of the second, …
     # Rows that the experts of each rank computed; empty where none has experts of its own.
     expert_rank_tokens: list[int] = []
+    # With --expert-metrics: rows for which each expert was chosen, by layer. Empty: they are sent
+    # now and then, and not with these.
+    expert_layer_tokens: list[list[int]] = []
     grammar_cache_hits: int = 0
     grammar_failures: int = 0  # grammars that did not compile, or not in time
     grammar_compile_counts: list[int] = []  # by grammar.buckets
@@ -131,6 +134,11 @@ class EngineStats(msgspec.Struct, kw_only=True):
     tiers: TierStats | None = None  # of KV blocks beside the pool, where there are any
     longest_wait_s: float = 0.0  # a request that would wait longer is refused; 0: none waits
     cores: list[EngineStats] = []  # those that these are the sum of, where there are several
+
+    def keep_expert_counts(self, before: EngineStats) -> None:
+        """Those that came last, where none came with these."""
+        if not self.expert_layer_tokens:
+            self.expert_layer_tokens = before.expert_layer_tokens
 
 
 class ProfileWritten(msgspec.Struct, frozen=True):

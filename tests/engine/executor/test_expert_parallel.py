@@ -68,8 +68,9 @@ def answers_of(engine: Engine | CoreGroup) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3", "gpt-oss"])
 def test_answers_are_those_of_one_process(name: str, tmp_path: Path) -> None:
     """Chunks of prompts, the prefix cache, experts chosen by groups and with biases."""
-    config = config_of(tmp_path, name)
+    config = config_of(tmp_path, name, expert_metrics=True)
     found = []
+    loads: dict[str, list[list[int]]] = {}
     for size, spreads in ((1, False), (1, True), (2, True), (4, True)):
         changed = config.replace(tensor_parallel_size=size, enable_expert_parallel=spreads)
         engine, _ = build_engine(changed)
@@ -80,9 +81,15 @@ def test_answers_are_those_of_one_process(name: str, tmp_path: Path) -> None:
         counts = engine.stats().expert_rank_tokens
         assert len(counts) == (size if size > 1 and spreads else 0)
         assert all(counts)
+        by_layer = engine.stats().expert_layer_tokens
+        assert by_layer == loads.setdefault(name, by_layer)  # however they are computed
+        assert sum(counts) in (0, sum(map(sum, by_layer)))
         engine.close()
     assert all(answers == found[0] for answers in found)
     assert not workers_of()
+    layers = [bool(layer) for layer in loads[name]]
+    if name == "qwen3-moe":
+        assert layers == [True, False, True]  # one of its layers is an MLP
 
 
 @pytest.mark.slow
@@ -106,7 +113,7 @@ def cores_of() -> list[psutil.Process]:
 @pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3"])
 def test_cores_that_share_the_experts_answer_as_one_process(name: str, tmp_path: Path) -> None:
     """Each has requests of its own, and at the end some have none."""
-    config = config_of(tmp_path, name)
+    config = config_of(tmp_path, name, expert_metrics=True)
     engine, _ = build_engine(config.replace(enable_expert_parallel=False))
     add_requests(engine)
     expected = answers_of(engine)
@@ -119,6 +126,9 @@ def test_cores_that_share_the_experts_answer_as_one_process(name: str, tmp_path:
         counts = group._stats.expert_rank_tokens
         assert len(counts) == size
         assert all(counts)
+        for rank, core in enumerate(group._stats.cores):  # its own experts, for all cores
+            sums = [sum(layer) for layer in core.expert_layer_tokens if layer]
+            assert sum(sums) == counts[rank]
         group.close()
         assert not cores_of()
 

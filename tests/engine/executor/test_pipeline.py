@@ -47,6 +47,7 @@ pytestmark = pytest.mark.slow
     [
         (2, {}),
         (3, {"dtype": "float32", "quantization": "none"}),
+        (2, {"pipeline_layer_partition": "measured"}),
         (
             2,
             {
@@ -56,7 +57,7 @@ pytestmark = pytest.mark.slow
             },
         ),
     ],
-    ids=["2 stages", "3 stages float32", "2 stages int8 speculation"],
+    ids=["2 stages", "3 stages float32", "2 stages measured", "2 stages int8 speculation"],
 )
 def test_answers_are_those_of_one_process(size: int, options: dict[str, Any]) -> None:
     few = 15 * 368_640  # bytes: a step of several has fewer blocks than it comes to want

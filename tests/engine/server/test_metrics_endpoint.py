@@ -146,7 +146,7 @@ def test_names_are_the_same_however_they_are_asked_for(accept: str) -> None:
 
 
 def test_every_name_of_the_engines_catalogue_is_emitted():
-    stats = EngineStats(tiers=TierStats(), expert_rank_tokens=[0])
+    stats = EngineStats(tiers=TierStats(), expert_rank_tokens=[0], expert_layer_tokens=[[0]])
     exposition, _ = EngineMetrics("m", lambda: MetricsSnapshot(stats=stats)).render()
     families = {family.name for family in text_string_to_metric_families(exposition.decode())}
 
@@ -245,3 +245,20 @@ def test_experts_of_several_ranks_are_counted_by_rank():
         assert f'{name}{{engine="0",model_name="m",rank="{rank}"}} {count}' in text
     plain = EngineMetrics("m", lambda: MetricsSnapshot(stats=EngineStats())).render()[0].decode()
     assert "expert_rank" not in plain
+
+
+def test_each_expert_of_each_layer_is_counted_where_it_is_asked_for():
+    """Also over steps without counts, and over a restart of the core."""
+    stats = EngineStats(expert_layer_tokens=[[], [5, 0]])
+    metrics = EngineMetrics("m", lambda: MetricsSnapshot(stats=stats))
+    metrics.render()
+    later = EngineStats()
+    later.keep_expert_counts(stats)
+    assert later.expert_layer_tokens == [[], [5, 0]]
+    stats.expert_layer_tokens = [[], [2, 4]]
+    text = metrics.render()[0].decode()
+    labels = 'engine="0",expert="{}",layer="1",model_name="m"'
+    for expert, count in ((0, 7), (1, 4)):
+        assert f"octavo_expert_tokens_total{{{labels.format(expert)}}} {count}" in text
+    plain = EngineMetrics("m", lambda: MetricsSnapshot(stats=EngineStats())).render()[0].decode()
+    assert "expert_tokens" not in plain

@@ -119,6 +119,20 @@ def _check_head_dims(layout: CacheLayout) -> None:
             )
 
 
+def record_whole(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    team: _native.Team,
+    dtype: Dtype,
+    max_model_len: int,
+) -> Graph:
+    """The model written down over absent matrices, kept behind each layer."""
+    loader = NativeLoader(checkpoint, team, dtype, only=())
+    model = build_model(config, loader, max_model_len)
+    loader.finish()
+    return record(model.forward, layer_names(config.num_layers))
+
+
 def _plan_cut(
     config: ModelConfig,
     checkpoint: Checkpoint,
@@ -130,10 +144,7 @@ def _plan_cut(
     """From the model written down without its matrices; None of one that is whole."""
     if stage is None:
         return None
-    loader = NativeLoader(checkpoint, team, dtype, only=())
-    model = build_model(config, loader, max_model_len)
-    loader.finish()
-    graph = record(model.forward, layer_names(config.num_layers))
+    graph = record_whole(config, checkpoint, team, dtype, max_model_len)
     return plan_cut(graph, stage, num_layers=config.num_layers, what=config.architecture)
 
 
@@ -225,6 +236,7 @@ class NativeBackend:
         if activation_bits == 8:
             loader.check_integers()
         self._sites = loader.sites
+        self._expert_layers = loader.expert_layers
         self._loaded: _Loaded | None = _load_drafts(
             team, model, dtype, max_model_len, draft, heads, draft_head
         )
@@ -406,13 +418,25 @@ class NativeBackend:
         own."""
         if self._compiled is None or self._expert_shard is None:
             return []
-        counts = self._compiled.program.expert_tokens()
+        counts = np.array(self._compiled.program.expert_tokens()).sum(axis=0)
         return [
-            sum(counts[slice(*split(len(counts), shard))])
+            int(counts[slice(*split(len(counts), shard))].sum())
             if self._peers is None or shard == self._expert_shard
             else 0
             for shard in self._expert_shard.all()
         ]
+
+    def expert_layer_tokens(self) -> list[list[int]]:
+        """Of each layer, for how many rows each of its experts was chosen so far; of `peers` only
+        this one's experts. Empty of layers, and of models, that have none."""
+        if self._compiled is None:
+            return []
+        mixtures = self._compiled.program.expert_tokens()
+        if self._peers is not None and self._expert_shard is not None:
+            first, end = split(len(mixtures[0]), self._expert_shard)
+            mixtures = [[n if first <= e < end else 0 for e, n in enumerate(m)] for m in mixtures]
+        by_layer = dict(zip(self._expert_layers, mixtures, strict=True))
+        return [by_layer.get(layer, []) for layer in range(max(by_layer, default=-1) + 1)]
 
     def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         assert self._compiled_draft is not None and self._kv is not None, "made without a draft"

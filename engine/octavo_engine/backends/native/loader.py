@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 # Rows among which the highest wins, as a head's do; a row is an expert.
 _ROUTERS = (".mlp.gate", ".block_sparse_moe.gate")
 # The first of two halves of equal size, which meet column by column in a glu.
@@ -69,6 +71,7 @@ class NativeLoader:
         self._has_integers = False
         self._adapters = adapters
         self.sites: list[AdapterSite] = []  # of the adapters
+        self.expert_layers: list[int] = []  # that are mixtures, in their order
 
     def embedding(self, name: str, rows: int, columns: int) -> _native.Packed:
         return self._pack([f"{name}.weight"], [rows], columns, is_vocabulary=True)
@@ -117,6 +120,7 @@ class NativeLoader:
     def experts(
         self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> NativeExperts:
+        self._note_layer(names[0][0])
         halves = sum(out_features) // len(out_features)
         if len(out_features) == 2 and halves % PANEL_ROWS:
             raise ModelError(
@@ -134,6 +138,13 @@ class NativeLoader:
         biases = [self._bias(own, out_features) for own in names] if bias else None
         whole_bias = None if biases is None else np.concatenate(biases)
         return NativeExperts(packed, 0, len(names), whole_bias)
+
+    def _note_layer(self, name: str) -> None:
+        """That it has experts; it takes their two matrices one after the other."""
+        found = _LAYER.search(name)
+        layer = int(found[1]) if found else len(self.expert_layers)
+        if layer not in self.expert_layers:
+            self.expert_layers.append(layer)
 
     def _own_experts(
         self, names: ExpertNames, columns: int, sizes: ExpertSizes, *, bias: bool

@@ -105,6 +105,21 @@ def plan_cut(graph: Graph, place: StagePlace, *, num_layers: int, what: str) -> 
     return StageCut(place, bounds, names)
 
 
+def layer_kinds(graph: Graph, num_layers: int) -> list[tuple[object, ...]]:
+    """Of each layer what its instructions are and which matrices they read: layers of one kind take
+    the same time. `graph` is the whole model over absent matrices, kept behind each layer."""
+    return [
+        tuple(
+            (
+                type(instruction).__name__,
+                tuple((matrix.total_rows, matrix.cols) for matrix in _matrices_in(instruction)),
+            )
+            for instruction in _part(graph, range(layer, layer + 1), num_layers).instructions
+        )
+        for layer in range(num_layers)
+    ]
+
+
 def parse_layers(text: str | None, count: int) -> tuple[int, ...] | None:
     """Such as 12,14,6. Raises ConfigError."""
     if text is None:
@@ -113,7 +128,7 @@ def parse_layers(text: str | None, count: int) -> tuple[int, ...] | None:
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts) or len(parts) != count:
         raise ConfigError(
             "--pipeline-layer-partition must be a number of layers for each of the "
-            f"{count} stages, such as {','.join(['8'] * count)}; got {text}"
+            f"{count} stages, such as {','.join(['8'] * count)}, or measured; got {text}"
         )
     return tuple(int(part) for part in parts)
 

@@ -293,6 +293,7 @@ class DataParallelClient:
             residency=None if residency is None else self._residency.apply(rank, residency),
         )
         if step.stats is not None:
+            step.stats.keep_expert_counts(core.stats)
             core.stats = step.stats
             joint.stats = self._stats()
         self._listener.on_step(joint)

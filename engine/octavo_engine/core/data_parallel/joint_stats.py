@@ -32,6 +32,8 @@ def join_stats(cores: Sequence[EngineStats]) -> EngineStats:
             joint[name] = sorted({adapter for names in values for adapter in names})
         elif name == "tiers":
             joint[name] = _join_tiers(values)
+        elif name == "expert_layer_tokens":  # each core's are published by themselves
+            joint[name] = []
         elif name == "cores":
             joint[name] = list(cores)
         elif isinstance(values[0], list):
