@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from octavo_engine import _native
 
+StateNode: TypeAlias = g.ShortConv | g.SsdScan | g.SelectiveScan | g.DeltaRule
 RecurrentNode: TypeAlias = (
     g.Columns
     | g.Join
@@ -24,10 +25,7 @@ RecurrentNode: TypeAlias = (
     | g.MatchRms
     | g.Sparsify
     | g.ScaleColumns
-    | g.ShortConv
-    | g.SsdScan
-    | g.SelectiveScan
-    | g.DeltaRule
+    | StateNode
 )
 
 
@@ -56,6 +54,18 @@ def emit_recurrent(
             program.sparsify(out, buffers[x], deviations)
         case g.ScaleColumns(x=x, factors=factors):
             program.scale_columns(out, buffers[x], factors)
+        case _:
+            _emit_scan(program, instruction, buffers, ordinals)
+
+
+def _emit_scan(
+    program: _native.Program,
+    instruction: StateNode,
+    buffers: Mapping[g.Value, int],
+    ordinals: Sequence[int],
+) -> None:
+    out = buffers[instruction.out]
+    match instruction:
         case g.ShortConv(x=x, spec=conv):
             program.short_conv(
                 out,
