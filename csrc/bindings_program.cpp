@@ -342,6 +342,20 @@ void add_selective(Program& program, int dst, const std::array<int, 4>& sources,
                             .dt_bias = span_of(dt_bias)});
 }
 
+void bind_streams(nb::class_<Program>& program) {
+    program
+        .def("mix", &Program::mix, arg("dst"), arg("src"), arg("weights"), arg("inputs"),
+             arg("offset") = 0.0F)
+        .def("match_rms", &Program::match_rms, arg("dst"), arg("src"), arg("like"), arg("floor"))
+        .def("sparsify", &Program::sparsify, arg("dst"), arg("src"), arg("deviations"))
+        .def(
+            "scale_columns",
+            [](Program& self, int dst, int src, const Floats& factors) {
+                self.scale_columns(dst, src, span_of(factors));
+            },
+            arg("dst"), arg("src"), arg("factors").noconvert());
+}
+
 void bind_recurrent(nb::class_<Program>& program) {
     program.def("columns", &Program::columns, arg("dst"), arg("src"), arg("first"))
         .def("join", &Program::join, arg("dst"), arg("x"), arg("y"))
@@ -454,6 +468,7 @@ void bind_program(nb::module_& module) {
     bind_states(module);
     nb::class_<Program> program(module, "Program", nb::is_weak_referenceable());
     bind_recurrent(program);
+    bind_streams(program);
     program
         .def(nb::init<Team&, int64_t, int64_t, int64_t, int, Ranks*, Ranks*, bool>(), arg("team"),
              arg("arena_bytes"), arg("max_tokens"), arg("max_logit_rows"),

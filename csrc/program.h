@@ -201,6 +201,12 @@ class Program {
     void ssd_scan(int dst, int xbc, int dt, const SsdOptions& options);
     void delta_rule(int dst, int qkv, int gates, const DeltaOptions& options);
     void selective_scan(const SelectiveBuffers& buffers, const SelectiveOptions& options);
+    // Of residuals of several streams (program_streams.cpp). mix: each stream of dst is a sum of
+    // src's, by weights that each row brings.
+    void mix(int dst, int src, int weights, int64_t inputs, float offset);
+    void match_rms(int dst, int src, int like, float floor);
+    void sparsify(int dst, int src, float deviations);
+    void scale_columns(int dst, int src, std::span<const float> factors);
     void convert(int dst, int src);
     void select_rows(int dst, int src);
     void pool(int dst, int src, cpu::PoolKind kind);
@@ -303,6 +309,29 @@ class Program {
         cpu::RowOpArgs scale;  // by a factor that each row brings
         cpu::Matrix scores;
     };
+    struct Mix {
+        cpu::Matrix dst;
+        cpu::Matrix src;
+        cpu::Matrix weights;  // [streams of dst, streams of src]
+        int64_t width;        // of a stream
+        float offset;         // to add to each weight
+    };
+    struct MatchRms {
+        cpu::Matrix dst;
+        cpu::Matrix src;
+        cpu::Matrix like;
+        float floor;  // of src's mean square
+    };
+    struct Sparsify {
+        cpu::Matrix dst;
+        cpu::Matrix src;
+        float deviations;  // above the mean, from where on values are kept
+    };
+    struct ScaleColumns {
+        cpu::Matrix dst;
+        cpu::Matrix src;
+        const float* factors;
+    };
     struct Moe {
         cpu::Matrix src, gathered, hidden, results;  // a row for each token; then for each pair
         cpu::Matrix dst;
@@ -322,7 +351,8 @@ class Program {
         std::variant<Embed, cpu::NormArgs, LayerNorm, Quantize, Shrink, Product, cpu::RowOpArgs,
                      Join, cpu::PoolArgs, Attention, LatentAttention, Gate, Moe, cpu::GroupNormArgs,
                      Recurrent<cpu::ConvArgs>, Recurrent<cpu::SsdArgs>, Recurrent<cpu::DeltaArgs>,
-                     Recurrent<cpu::SelectiveArgs>, StoreCross, Features, Shift>
+                     Recurrent<cpu::SelectiveArgs>, StoreCross, Features, Shift, Mix, MatchRms,
+                     Sparsify, ScaleColumns>
             args;
         // Who may begin with it before all others are done with what is before: program_phases.cpp.
         bool is_of_own_rows = false;  // a worker has touched no rows but its own since they met
@@ -417,6 +447,12 @@ class Program {
     void add_scan(const char* name, Args args, const Options& options, int64_t values);
     const Buffer& f32_of_tokens(const char* name, const char* which, int index) const;
     void check_states(const Step& step) const;
+
+    // program_streams.cpp
+    void run_instruction(const Mix& mix, Range rows);
+    static void run_instruction(const MatchRms& match, Range rows);
+    static void run_instruction(const Sparsify& sparsify, Range rows);
+    static void run_instruction(const ScaleColumns& scale, Range rows);
 
     // program_run.cpp
     void prepare(const KVCache& kv, Step& step, const KVCache* cross);

@@ -330,6 +330,10 @@ void Program::run_worker(const KVCache& kv, const Step& step, int worker) {
                 [&](const Moe& moe) { run_moe(moe, count, worker); },
                 [&](const StoreCross& store) { run_instruction(store, step, worker); },
                 [&](const Features& features) { run_instruction(features, step, rows); },
+                [&](const Mix& mix) { run_instruction(mix, rows); },
+                [&](const MatchRms& match) { run_instruction(match, rows); },
+                [&](const Sparsify& sparsify) { run_instruction(sparsify, rows); },
+                [&](const ScaleColumns& scale) { run_instruction(scale, rows); },
                 [&](const Shift& shift) {
                     cpu::RowOpArgs args = shift.args;
                     args.rows = shifted_rows_.data();

@@ -403,6 +403,17 @@ class Program:
         self, dst: int, src: int, weight: NDArray[np.float32], eps: float, size: int
     ) -> None:
         """As rms_norm, of each `size` columns; the weight has one value a column, or `size`."""
+    def mix(self, dst: int, src: int, weights: int, inputs: int, offset: float = 0.0) -> None:
+        """Of `inputs` streams in src's columns, side by side, each stream of dst is the sum by
+        (weights + offset), of which each row brings [streams of dst, streams of src]."""
+    def match_rms(self, dst: int, src: int, like: int, floor: float) -> None:
+        """dst = src scaled to the root mean square of like's row; src's mean square counts as at
+        least `floor`. dst may be src."""
+    def sparsify(self, dst: int, src: int, deviations: float) -> None:
+        """dst = how far src is above mean + deviations * standard deviation of its row, or 0; dst
+        may be src."""
+    def scale_columns(self, dst: int, src: int, factors: NDArray[np.float32]) -> None:
+        """dst = src * factors, of which there is one for each column; dst may be src."""
     def short_conv(
         self,
         dst: int,

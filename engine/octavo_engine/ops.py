@@ -375,6 +375,23 @@ class RecurrentOps(Ops, Protocol):
         it then: [T, value heads * value_dim]."""
 
 
+class StreamOps(RecurrentOps, Protocol):
+    """What models are composed of besides whose residual is several streams side by side."""
+
+    def mix(self, x: Value, weights: Value, num_inputs: int, *, offset: float = 0.0) -> Value:
+        """Streams that are each a sum of the `num_inputs` streams in x, by weights + offset: for
+        each stream of the result one for each of x."""
+
+    def match_rms(self, x: Value, like: Value, floor: float) -> Value:
+        """x * sqrt(mean(like²) / max(mean(x²), floor)), row by row."""
+
+    def sparsify(self, x: Value, deviations: float) -> Value:
+        """relu(x - (mean(x) + deviations * standard deviation(x))), row by row."""
+
+    def scale_columns(self, x: Value, factors: Vector) -> Value:
+        """x * factors, column by column."""
+
+
 class LatentLoader(Loader, Protocol):
     """What models of latent attention take besides."""
 

@@ -111,7 +111,7 @@ def _open(config: EngineConfig, pooling: PoolingConfig, files: ModelFiles) -> Ch
         )
     else:
         renamed = Renamed(checkpoint, encoder_rename(body.family))
-    if pooling.is_classifier:
+    if pooling.is_classifier or pooling.is_sparse:
         return renamed
     folders = [layer.name.removesuffix(".linear") for layer in pooling.dense]
     return Joined(renamed, {name: _module(files.path / name) for name in folders})

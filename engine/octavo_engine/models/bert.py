@@ -91,8 +91,9 @@ class BertLayer:
             [config.intermediate_size] * len(names),
             bias=config.mlp_bias,
         )
+        down_bias = config.mlp_bias if config.down_bias is None else config.down_bias
         self.down = loader.linear(
-            f"{prefix}.output.dense", config.intermediate_size, size, bias=config.mlp_bias
+            f"{prefix}.output.dense", config.intermediate_size, size, bias=down_bias
         )
         self.mlp_norm = Norm(config, loader, f"{prefix}.output.LayerNorm")
         self.activation = config.activation

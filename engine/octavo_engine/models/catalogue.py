@@ -88,6 +88,12 @@ CATALOGUE = (
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         "google/gemma-3-1b-it",
     ),
+    FamilyEntry(
+        "Gemma 3n (text)",
+        ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+        "google/gemma-3n-E2B-it",
+        limits="CPU only, in one process",
+    ),
     FamilyEntry("GLM-4", ("GlmForCausalLM",), "zai-org/glm-4-9b-chat-hf"),
     FamilyEntry("GLM-4-0414", ("Glm4ForCausalLM",), "zai-org/GLM-4-9B-0414"),
     FamilyEntry("GLM-4.5, 4.6", ("Glm4MoeForCausalLM",), "zai-org/GLM-4.5-Air", limits=_CPU_ONLY),
@@ -212,6 +218,18 @@ CATALOGUE = (
         "Qwen 3 Next",
         ("Qwen3NextForCausalLM",),
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        limits=_RECURRENT,
+    ),
+    FamilyEntry(
+        "Qwen 3.5 (text)",
+        ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+        "Qwen/Qwen3.5-9B",
+        limits=_RECURRENT,
+    ),
+    FamilyEntry(
+        "Qwen 3.5 MoE (text)",
+        ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+        "Qwen/Qwen3.5-35B-A3B",
         limits=_RECURRENT,
     ),
     FamilyEntry(

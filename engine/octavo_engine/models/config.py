@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from octavo_engine.models.rope import RopeConfig
     from octavo_engine.models.rope_config import RopeConfigs
     from octavo_engine.models.speech_config import SpeechConfig
+    from octavo_engine.models.streams_config import StreamsConfig
     from octavo_engine.ops import Activation, QueryTemperature
 
 TorchDType = Literal["float32", "float16", "bfloat16"]
@@ -61,6 +62,7 @@ class LayerConfig(NamedTuple):
     mixer: Mixer = "attention"
     has_mlp: bool = True
     is_chunked: bool = False  # the window begins where chunks of its length do
+    reads: int | None = None  # the layer before it whose keys and values it attends to; None: own
 
 
 class ExpertsConfig(NamedTuple):
@@ -114,6 +116,7 @@ class ModelConfig:
     recurrent: RecurrentConfig | None = None  # of layers that are not attention
     multipliers: Multipliers | None = None  # of a hybrid's parts
     shared_blocks: SharedBlocks | None = None  # of Zamba's layers with attention
+    streams: StreamsConfig | None = None  # of a residual of several streams
     is_part: bool = False  # the text part of a model that also sees pictures
     num_deep_rows: int = 0  # layers behind which more of a picture's rows are added
 
@@ -126,7 +129,11 @@ class ModelConfig:
         return tuple(spec for layer in self.layers for spec in self._caches_of(layer))
 
     def cache_index(self, layer: int, *, of_state: bool = False) -> int:
-        """Of a layer's cache among all: of its state where it has keys and values besides."""
+        """Of a layer's cache among all, or how many there are: of its state where it has keys and
+        values besides."""
+        source = self.layers[layer].reads if layer < len(self.layers) else None
+        if source is not None:
+            return self.cache_index(source)
         first = sum(len(self._caches_of(before)) for before in self.layers[:layer])
         if not of_state:
             return first
@@ -134,6 +141,8 @@ class ModelConfig:
         return first + next(i for i, spec in enumerate(own) if isinstance(spec, StateSpec))
 
     def _caches_of(self, layer: LayerConfig) -> list[CacheSpec]:
+        if layer.reads is not None:
+            return []
         if self.latent is not None:
             return [self.latent.cache(layer.window)]
         caches: list[CacheSpec] = []
@@ -230,6 +239,7 @@ def _read(
         **_scales(fields, family, hidden_size=hidden_size, head_dim=head_dim),
     }
     common |= family.read(fields, family.block)
+    readers = common.pop("readers", {})
     mixers, has_mlp = common.pop("mixers", None), common.pop("has_mlp", True)
     if "layers" in common:
         return cls(**common)
@@ -238,7 +248,10 @@ def _read(
     else:
         ropes = None
     if mixers is None:
-        layers = _layers(fields, family, ropes)
+        layers = tuple(
+            layer._replace(reads=readers.get(index))
+            for index, layer in enumerate(_layers(fields, family, ropes))
+        )
     else:
         has_experts = [False] * len(mixers)
         if common["experts"] is not None:
@@ -252,6 +265,8 @@ def _read(
 
 
 def _intermediate_size(fields: ConfigFields, family: Family, hidden_size: int) -> int:
+    if family.page == "gemma3n":  # each layer may have its own
+        return max(fields.integers("intermediate_size", maximum=MAX_WIDTH), default=0)
     size = fields.optional_integer("intermediate_size", maximum=MAX_WIDTH)
     if size is None and family.has_mlp_ratio:
         return hidden_size * (fields.optional_integer("expansion_ratio", maximum=64) or 4)

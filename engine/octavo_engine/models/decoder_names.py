@@ -144,6 +144,8 @@ _RULES: Mapping[Naming, Rules] = MappingProxyType(
         ),
         "vaultgemma": ((r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),),
         "qwen3_next": (),
+        "qwen3_5": (),
+        "gemma3n": (),
         "starcoder2": (
             (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
             (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
@@ -287,9 +289,9 @@ def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, S
             ours = pattern.sub(replacement, ours, count=1)
         if match := _EXPERTS.match(ours):
             yield from _experts(config, name, match)
-        elif naming in ("gpt_oss", "llama4") and (match := _JOINED_EXPERTS.match(ours)):
+        elif naming in ("gpt_oss", "llama4", "qwen3_5") and (match := _JOINED_EXPERTS.match(ours)):
             yield from _joined_experts(config, name, match)
-        elif naming == "qwen3_next" and (match := _INTERLEAVED.search(ours)):
+        elif naming in ("qwen3_next", "qwen3_5") and (match := _INTERLEAVED.search(ours)):
             yield from _deinterleaved(config, name, ours, match[1])
         elif match := _NORM_OF_HEAD.search(ours):
             whole = ours[: match.start()] + f"{match[1]}.weight"
@@ -303,7 +305,11 @@ def _sources(config: ModelConfig, names: Iterable[str]) -> Iterator[tuple[str, S
         norms_of_ones = ("self_attn.q_norm", "self_attn.k_norm")
     elif naming == "falcon_mamba":
         norms_of_ones = ("mamba.dt_layernorm", "mamba.b_layernorm", "mamba.c_layernorm")
+    elif naming == "gemma3n":
+        norms_of_ones = ("self_attn.v_norm",)
     for index in range(config.num_layers):
+        if config.layers[index].reads is not None:
+            continue
         for norm in norms_of_ones:
             yield f"model.layers.{index}.{norm}.weight", StoredPlace(())
 
@@ -339,6 +345,8 @@ def _one(config: ModelConfig, name: str, ours: str) -> StoredPlace:
         return StoredPlace((name,), factors=_of_convolution(config))
     if naming == "baichuan" and ours == "lm_head.weight":
         return StoredPlace((name,), has_unit_rows=config.vocab_size == _BAICHUAN2_TOKENS)
+    if ours == "model.embed_tokens_per_layer.weight":
+        return _own_embeddings(config, name)
     is_transposed = naming in _TRANSPOSED and _PROJECTION.search(ours) is not None
     match = _HEADS.search(ours)
     shape = None
@@ -347,6 +355,18 @@ def _one(config: ModelConfig, name: str, ours: str) -> StoredPlace:
         shape = (heads, config.head_dim)
     rows = None if match is None else _rows(config, match[1])
     return StoredPlace((name,), shape=shape, row_map=rows, is_transposed=is_transposed)
+
+
+def _own_embeddings(config: ModelConfig, name: str) -> StoredPlace:
+    """Tokens that have none, as pictures' placeholders, have the first one's."""
+    assert config.streams is not None, "the family has them"
+    rows, columns = config.streams.layer_vocabulary, config.streams.layer_columns
+    if rows >= config.vocab_size:
+        return StoredPlace((name,))
+    row_map = np.zeros(config.vocab_size, np.int32)
+    row_map[:rows] = np.arange(rows, dtype=np.int32)
+    shape = (rows, columns * config.num_layers)
+    return StoredPlace((name,), shape=shape, row_map=row_map)
 
 
 def _of_convolution(config: ModelConfig) -> NDArray[np.float32]:
@@ -429,11 +449,14 @@ def _joined_experts(
     if kind == "gate_up_proj":
         rows = np.arange(2 * width, dtype=np.int32)
         halves = (rows[0::2], rows[1::2])
-        if config.family.naming == "llama4":
+        if config.family.naming != "gpt_oss":
             halves = (rows[:width], rows[width:])
         parts = (("gate_proj", halves[0]), ("up_proj", halves[1]))
         sizes = (hidden, 2 * width)
-    shape = (count, sizes[1]) if is_bias else (count, *sizes)
+    is_transposed = config.family.naming != "qwen3_5" and not is_bias
+    if not is_transposed:
+        sizes = sizes[::-1]
+    shape = (count, sizes[0]) if is_bias else (count, *sizes)
     for expert in range(count):
         for part, row_map in parts:
             yield (
@@ -444,6 +467,6 @@ def _joined_experts(
                     row_map=row_map,
                     part=expert,
                     parts=count,
-                    is_transposed=not is_bias,
+                    is_transposed=is_transposed,
                 ),
             )

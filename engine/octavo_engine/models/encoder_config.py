@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.ops import Activation
 
-EncoderFamily = Literal["bert", "roberta", "distilbert", "nomic", "modernbert"]
+EncoderFamily = Literal["bert", "roberta", "distilbert", "nomic", "modernbert", "gte"]
 
 # Stems of class names: what follows says which head was trained on it.
 _STEMS: Mapping[str, EncoderFamily] = MappingProxyType(
@@ -36,6 +36,31 @@ _STEMS: Mapping[str, EncoderFamily] = MappingProxyType(
         "DistilBert": "distilbert",
         "NomicBert": "nomic",
         "ModernBert": "modernbert",
+        "Gte": "gte",
+        "New": "gte",  # as its makers call it
+    }
+)
+# Encoders and heads that no page of ours computes, and what to do.
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        name: reason
+        for names, reason in (
+            (
+                ("XLMRobertaLoRA", "JinaEmbeddingsV3Model"),
+                "it is Jina v3, whose vectors need an adapter for each task; use BAAI/bge-m3 or a "
+                "Qwen3 Embedding",
+            ),
+            (
+                ("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
+                "its attention is biased by distance both ways; use BAAI/bge-m3 or a GTE model",
+            ),
+            (
+                ("HF_ColBERT", "ColBERT"),
+                "it is ColBERT in the format of its own code; use a repository in the format of "
+                "PyLate, which has a modules.json",
+            ),
+        )
+        for name in names
     }
 )
 _ENDINGS = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
@@ -53,6 +78,8 @@ _DEFAULTS: Mapping[EncoderFamily, Mapping[str, Any]] = MappingProxyType(
         "roberta": _BERT | {"pad_token_id": 1, "layer_norm_eps": 1e-12},
         "distilbert": _BERT,
         "nomic": _BERT | {"hidden_act": "silu", "max_position_embeddings": 2048},
+        "gte": _BERT
+        | {"max_position_embeddings": 8192, "type_vocab_size": 1, "rope_theta": 160000.0},
         "modernbert": {
             "hidden_act": "gelu",
             "layer_norm_eps": 1e-5,
@@ -108,6 +135,7 @@ class EncoderConfig:
     activation: Activation
     attention_bias: bool = True
     mlp_bias: bool = True
+    down_bias: bool | None = None  # of the MLP's second matrix; None: as the first
     is_gated: bool = False  # the MLP
 
     @property
@@ -142,7 +170,7 @@ def read_encoder(config: Mapping[str, Any], architecture: str) -> EncoderConfig:
         if theirs in config and config.get(ours) is None
     }
     fields = ConfigFields({**config, **spelled}, defaults=_DEFAULTS[family])
-    if fields.raw("position_embedding_type") not in (None, "absolute"):
+    if family != "gte" and fields.raw("position_embedding_type") not in (None, "absolute"):
         raise fields.error("position_embedding_type", "must be absolute: others are not supported")
     if fields.boolean("is_decoder"):
         raise fields.error("is_decoder", "must be false: encoders read texts whole")
@@ -166,6 +194,8 @@ def read_encoder(config: Mapping[str, Any], architecture: str) -> EncoderConfig:
     match family:
         case "nomic":
             return _nomic(fields, shared, num_layers, rows)
+        case "gte":
+            return _gte(fields, shared, num_layers, rows)
         case "modernbert":
             return _modernbert(fields, shared, num_layers, rows)
     offset = 0
@@ -216,6 +246,49 @@ def _nomic(
         attention_bias=fields.boolean("qkv_proj_bias") and fields.raw("n_embd") is not None,
         mlp_bias=fields.boolean("mlp_fc1_bias") and fields.raw("n_embd") is not None,
         is_gated=True,
+    )
+
+
+def _gte(fields: ConfigFields, shared: dict[str, Any], num_layers: int, rows: int) -> EncoderConfig:
+    """Rope, a gated MLP; norms come after each block, as in BERT. The same as its makers' code says
+    it, under other names."""
+    if fields.raw("position_embedding_type") not in (None, "rope"):
+        raise fields.error("position_embedding_type", "must be rope")
+    for name, only in (("layer_norm_type", "layer_norm"), ("logn_attention_scale", False)):
+        if fields.raw(name) not in (None, only):
+            raise fields.error(name, f"must be {only}")
+    rope = _gte_rope(fields, shared["head_dim"], rows)
+    return EncoderConfig(
+        **shared,
+        activation=_activation(fields, fields.text("hidden_act")),
+        layers=(LayerConfig(None, rope),) * num_layers,
+        max_position_embeddings=rows,
+        has_positions=False,
+        num_types=_num_types(fields),
+        mlp_bias=False,
+        down_bias=True,
+        is_gated=True,
+    )
+
+
+def _gte_rope(fields: ConfigFields, head_dim: int, rows: int) -> RopeConfig:
+    scaling = fields.section("rope_scaling") or fields.section("rope_parameters")
+    theta, kind, factor = fields.positive("rope_theta"), "default", None
+    if scaling is not None:
+        theta = scaling.optional_positive("rope_theta") or theta
+        kind = scaling.optional_text("rope_type") or scaling.optional_text("type") or "default"
+        factor = scaling.optional_positive("factor")
+    if kind == "default":
+        return RopeConfig(theta=theta, rotary_dim=head_dim, max_positions=rows)
+    if kind != "ntk" or factor is None or scaling is None or scaling.raw("mixed_b") is not None:
+        raise fields.error("rope_scaling", "must be null, or of type ntk with a factor only")
+    # A longer base, and all of it slowed down a little.
+    return RopeConfig(
+        kind="linear",
+        theta=theta * factor,
+        rotary_dim=head_dim,
+        max_positions=rows,
+        factor=factor ** (2 / head_dim),
     )
 
 

@@ -12,15 +12,36 @@ if TYPE_CHECKING:
     from octavo_engine.models.encoder_config import EncoderFamily
 
 # Before the body's names where a head was saved with it.
-_PREFIXES = ("bert.", "roberta.", "distilbert.", "nomic_bert.", "model.")
+_PREFIXES = ("bert.", "roberta.", "distilbert.", "nomic_bert.", "gte.", "new.", "model.")
 
 # In this order, each at most once.
 _RULES: Mapping[EncoderFamily, tuple[tuple[str, str], ...]] = MappingProxyType(
     {
-        "bert": (),
-        "roberta": (),
+        "bert": (
+            (r"^cls\.predictions\.transform\.LayerNorm\.", "cls.predictions.transform.norm."),
+        ),
+        "roberta": (
+            (r"^lm_head\.dense\.", "cls.predictions.transform.dense."),
+            (r"^lm_head\.layer_norm\.", "cls.predictions.transform.norm."),
+            (r"^lm_head\.bias$", "cls.predictions.bias"),
+        ),
         "modernbert": (),
+        "gte": (
+            (r"^layers\.", r"encoder.layer."),
+            (r"\.(?:attention|self_attn)\.o_proj\.", r".attention.output.dense."),
+            (r"\.self_attn\.q_proj\.", r".attention.self.query."),
+            (r"\.self_attn\.k_proj\.", r".attention.self.key."),
+            (r"\.self_attn\.v_proj\.", r".attention.self.value."),
+            (r"\.(?:attn_ln|post_attention_layernorm)\.", r".attention.output.LayerNorm."),
+            (r"\.(?:mlp_ln|post_mlp_layernorm)\.", r".output.LayerNorm."),
+            (r"\.mlp\.gate_proj\.", r".intermediate.gate."),
+            (r"\.mlp\.up_proj\.", r".intermediate.dense."),
+            (r"\.mlp\.down_proj\.", r".output.dense."),
+        ),
         "distilbert": (
+            (r"^vocab_transform\.", "cls.predictions.transform.dense."),
+            (r"^vocab_layer_norm\.", "cls.predictions.transform.norm."),
+            (r"^vocab_projector\.bias$", "cls.predictions.bias"),
             (r"^transformer\.layer\.", r"encoder.layer."),
             (r"\.attention\.q_lin\.", r".attention.self.query."),
             (r"\.attention\.k_lin\.", r".attention.self.key."),
@@ -46,7 +67,9 @@ _RULES: Mapping[EncoderFamily, tuple[tuple[str, str], ...]] = MappingProxyType(
         ),
     }
 )
-_QKV = re.compile(r"^(encoder\.layer\.\d+\.)attn\.Wqkv\.")
+# Several matrices, one below the other.
+_QKV = re.compile(r"^(encoder\.layer\.\d+\.)(?:attn\.Wqkv|attention\.qkv_proj)\.")
+_UP_GATE = re.compile(r"^(encoder\.layer\.\d+\.)mlp\.up_gate_proj\.")
 
 
 def encoder_rename(family: EncoderFamily) -> Callable[[str], list[str]]:
@@ -63,6 +86,11 @@ def encoder_rename(family: EncoderFamily) -> Callable[[str], list[str]]:
         # As TensorFlow called a norm's weights; old files still do.
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+        if name == "cls.predictions.bias":  # of the matrix that the table of words is as well
+            return ["embeddings.word_embeddings.bias"]
+        match = _UP_GATE.match(name)
+        if match is not None:
+            return [f"{match[1]}intermediate.{part}.weight" for part in ("dense", "gate")]
         match = _QKV.match(name)
         if match is None:
             return [name]

@@ -13,6 +13,7 @@ from octavo_engine.models.block import BlockConfig
 from octavo_engine.models.grouped_experts import read_deepseek, read_glm_moe
 from octavo_engine.models.plugins import find_plugin, plugin_architectures
 from octavo_engine.models.speech_config import read_speech
+from octavo_engine.models.streams_config import read_gemma3n
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,8 @@ Naming = Literal[
     "llama", "gpt2", "neox", "gptj", "falcon", "bloom", "mpt", "bigcode", "starcoder2", "opt",
     "phi", "stablelm", "dbrx", "glm4", "exaone", "internlm2", "baichuan", "hunyuan", "granitemoe",
     "hyperclovax", "lfm2", "mamba2", "falcon_mamba", "nemotron_h", "granite_hybrid", "bamba",
-    "zamba2", "jamba", "vaultgemma", "qwen3_next", "llama4", "whisper", "gpt_oss",
+    "zamba2", "jamba", "vaultgemma", "qwen3_next", "qwen3_5", "llama4", "whisper", "gpt_oss",
+    "gemma3n",
 ]  # fmt: skip
 
 
@@ -40,7 +42,7 @@ class Family:
     """How to read a family's config.json, and on which page of this package it is written."""
 
     # Of this package, or another's.
-    page: Literal["llama", "gemma", "gpt", "hybrid", "whisper", "zamba"] | Page = "llama"
+    page: Literal["llama", "gemma", "gemma3n", "gpt", "hybrid", "whisper", "zamba"] | Page = "llama"
     block: BlockConfig = b.PLAIN  # of the gpt page
     # The family's own names for fields that others share; a dot leads into an object.
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -220,6 +222,83 @@ _LLAMA4 = Family(
 _GEMMA3_FAMILY = Family(
     page="gemma", scales="gemma", windows="pattern", qk_norm=True, local_rope=True, defaults=_GEMMA3
 )
+_GEMMA3N = Family(
+    page="gemma3n",
+    naming="gemma3n",
+    scales="gemma",
+    windows="pattern",
+    qk_norm=True,
+    local_rope=True,
+    read=read_gemma3n,
+    defaults=_GEMMA3
+    | {
+        "vocab_size": 262_400,
+        "hidden_size": 2048,
+        "intermediate_size": 16_384,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32_768,
+        "query_pre_attn_scalar": 1,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+        "final_logit_softcapping": 30.0,
+        "vocab_size_per_layer_input": 262_144,
+        "hidden_size_per_layer_input": 256,
+        "altup_num_inputs": 4,
+        "altup_active_idx": 0,
+        "altup_correct_scale": True,
+        "num_kv_shared_layers": 15,
+        "laurel_rank": 64,
+    },
+)
+_QWEN3_NEXT = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "head_dim": 256,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+}
+_QWEN3_5 = Family(
+    page="hybrid",
+    block=BlockConfig(is_gated=True, norm_offset=1.0),
+    naming="qwen3_5",
+    qk_norm=True,
+    axes="in turn",
+    read=r.read_qwen3_next,
+    defaults=_QWEN3_NEXT
+    | {
+        "vocab_size": 248_320,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+)
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    experts="qwen-shared",
+    defaults=_QWEN3_NEXT
+    | {
+        "vocab_size": 248_320,
+        "hidden_size": 2048,
+        "intermediate_size": 512,  # of no layer: all have experts
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+)
 _WHISPER = Family(
     page="whisper",
     naming="whisper",
@@ -383,6 +462,8 @@ _GPT: dict[str, Family] = {
     ),
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
+    "Gemma3nForCausalLM": _GEMMA3N,
+    "Gemma3nForConditionalGeneration": _GEMMA3N,
     "JambaForCausalLM": Family(
         page="hybrid",
         block=BlockConfig(is_gated=True, positions="none"),
@@ -619,22 +700,12 @@ _GPT: dict[str, Family] = {
         qk_norm=True,
         experts="qwen-shared",
         read=r.read_qwen3_next,
-        defaults={
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 32768,
-            "head_dim": 256,
-            "num_key_value_heads": 2,
-            "partial_rotary_factor": 0.25,
-            "full_attention_interval": 4,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "decoder_sparse_step": 1,
-            "norm_topk_prob": True,
-        },
+        defaults=_QWEN3_NEXT,
     ),
+    "Qwen3_5ForCausalLM": _QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_MOE,
     "OPTForCausalLM": Family(
         page="gpt",
         block=BlockConfig(positions="table", position_offset=2),

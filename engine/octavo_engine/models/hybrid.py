@@ -100,7 +100,7 @@ class HybridLayer:
 
 def _mixer(config: ModelConfig, loader: Loader, index: int, ropes: Ropes) -> Module:
     match config.layers[index].mixer:
-        case "attention" if config.family.naming == "qwen3_next":
+        case "attention" if config.family.naming in ("qwen3_next", "qwen3_5"):
             return GatedAttention(config, loader, index, ropes)
         case "attention":
             return Attention(config, loader, index, ropes)

@@ -218,8 +218,20 @@ class GatedDelta:
         prefix = f"model.layers.{index}.linear_attn"
         size, layer, heads = config.hidden_size, config.cache_index(index), delta.num_value_heads
         self.config, self.eps = delta, config.norm_eps
-        self.input = loader.linear(f"{prefix}.in_proj_qkvz", size, delta.conv_width + delta.width)
-        self.gates = loader.linear(f"{prefix}.in_proj_ba", size, 2 * heads)
+        if config.family.naming == "qwen3_5":  # apart, and in the order of our columns
+            self.input = loader.linear(
+                [f"{prefix}.in_proj_qkv", f"{prefix}.in_proj_z"],
+                size,
+                [delta.conv_width, delta.width],
+            )
+            self.gates = loader.linear(
+                [f"{prefix}.in_proj_b", f"{prefix}.in_proj_a"], size, [heads, heads]
+            )
+        else:
+            self.input = loader.linear(
+                f"{prefix}.in_proj_qkvz", size, delta.conv_width + delta.width
+            )
+            self.gates = loader.linear(f"{prefix}.in_proj_ba", size, 2 * heads)
         self.output = loader.linear(f"{prefix}.out_proj", delta.width, size)
         self.norm = loader.vector(f"{prefix}.norm.weight", delta.value_dim)
         self.conv = _conv(

@@ -75,6 +75,7 @@ class PooledModel:
 
     def __init__(self, config: PoolingConfig, loader: Loader, max_model_len: int) -> None:
         self.pooling = config.pooling
+        self.pools_last = config.is_sparse
         self.body = _body(config.body, loader, max_model_len)
         bias = isinstance(config.body, ModelConfig) or config.body.norm_bias
         self.dense = [
@@ -84,6 +85,8 @@ class PooledModel:
     def forward(self, ops: EncoderOps) -> Value:
         """[S, columns]"""
         x = self.body.forward(ops)
+        if self.pools_last:
+            return ops.pool(self._through_dense(ops, x), "max")
         if self.pooling == "cls" or self.pooling == "last":
             x = ops.select_rows(x)  # of each text the first or the last token: the step says which
         else:

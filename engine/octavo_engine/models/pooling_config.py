@@ -14,7 +14,12 @@ from octavo_engine.models.config import (
     TorchDType,
     read_torch_dtype,
 )
-from octavo_engine.models.encoder_config import encoder_family, known_encoders, read_encoder
+from octavo_engine.models.encoder_config import (
+    REFUSED,
+    encoder_family,
+    known_encoders,
+    read_encoder,
+)
 from octavo_engine.models.families import FAMILIES
 from octavo_engine.models.fields import ConfigFields
 from octavo_engine.models.sentence import DenseConfig, read_sentence_modules
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 
 ScoreActivation = Literal["none", "sigmoid", "softmax"]
 _CLASSIFIER = "ForSequenceClassification"
+_REWARD_ENDINGS = ("ForRewardModel", "ForProcessRewardModel")  # of whole answers, of their steps
 MAX_LABELS = 1 << 16
 
 
@@ -39,6 +45,10 @@ class PoolingConfig:
     pooling: Pooling
     dense: tuple[DenseConfig, ...] = ()  # behind the pooling, a classifier's head too
     normalize: bool = False  # embeddings to length 1
+    is_per_token: bool = False  # texts are compared by their tokens' vectors
+    is_sparse: bool = False  # embeddings are log(1 + relu) of scores of the vocabulary's words
+    # A classifier of each token: texts as a whole have no label.
+    labels_tokens: bool = False
     labels: tuple[str, ...] = ()  # of a classifier; empty: the model embeds
     score_activation: ScoreActivation = "none"  # of a classifier's outputs
     max_length: int  # tokens of a text, by the model's own account
@@ -54,6 +64,12 @@ class PoolingConfig:
 
     @property
     def tasks(self) -> tuple[str, ...]:
+        if self.is_per_token:
+            return ("token_embed",)
+        if self.is_sparse:
+            return ("embed",)
+        if self.labels_tokens:
+            return ("token_classify",)
         if not self.is_classifier:
             return ("embed", "token_embed")
         return ("classify", "score") if len(self.labels) == 1 else ("classify",)
@@ -74,6 +90,9 @@ def read_pooling(config: Mapping[str, Any], folder: Path | None) -> PoolingConfi
     Raises ModelError that names the file and field.
     """
     architecture = _architecture(config)
+    if architecture in REFUSED:
+        reason = REFUSED[architecture]
+        raise ModelError(f"config.json: architecture {architecture!r} is not supported: {reason}")
     modules = None if folder is None else read_sentence_modules(folder)
     if encoder_family(architecture) is not None:
         encoder = read_encoder(config, architecture)
@@ -94,6 +113,8 @@ def read_pooling(config: Mapping[str, Any], folder: Path | None) -> PoolingConfi
     decoder = dataclasses.replace(
         ModelConfig.from_hf({**config, "architectures": [causal]}), is_whole=True
     )
+    if architecture.endswith(_REWARD_ENDINGS):
+        return _reward(config, decoder, of_steps=architecture.endswith(_REWARD_ENDINGS[1]))
     if architecture.endswith(_CLASSIFIER):
         head = DenseConfig(
             name="score",
@@ -112,7 +133,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 def _causal_twin(architecture: str) -> str | None:
     """The class that generates with the same body, of one that does not."""
-    for ending in ("TextModel", "Model", _CLASSIFIER):
+    for ending in (*_REWARD_ENDINGS, "TextModel", "Model", _CLASSIFIER):
         stem = architecture.removesuffix(ending)
         if stem != architecture and f"{stem}ForCausalLM" in FAMILIES:
             return f"{stem}ForCausalLM"
@@ -130,6 +151,8 @@ def _embedder(
     config: Mapping[str, Any], body: EncoderConfig | ModelConfig, modules: SentenceModules
 ) -> PoolingConfig:
     width = body.hidden_size
+    if modules.is_sparse:
+        modules = dataclasses.replace(modules, dense=_word_scores(config, body))
     for layer in modules.dense:
         if layer.in_features != width:
             raise ModelError(
@@ -142,12 +165,58 @@ def _embedder(
         pooling=modules.pooling,
         dense=modules.dense,
         normalize=modules.normalize,
+        is_per_token=modules.is_per_token,
+        is_sparse=modules.is_sparse,
         max_length=min(own, modules.max_length or own),
         dimensions=_dimensions(config, width),
         prompts=modules.prompts,
         default_prompt=modules.default_prompt,
         similarity=modules.similarity,
         torch_dtype=read_torch_dtype(ConfigFields(config)),
+    )
+
+
+def _word_scores(
+    config: Mapping[str, Any], body: EncoderConfig | ModelConfig
+) -> tuple[DenseConfig, ...]:
+    """The head of a masked language model, whose second matrix is the table of words."""
+    families = {"bert": body.activation, "roberta": "gelu", "distilbert": body.activation}
+    if isinstance(body, ModelConfig) or body.family not in families:
+        raise ModelError(
+            "modules.json: sparse vectors are supported of " + ", ".join(families) + " only"
+        )
+    size = body.hidden_size
+    return (
+        DenseConfig(
+            name="cls.predictions.transform.dense",
+            in_features=size,
+            out_features=size,
+            activation=families[body.family],
+            is_normed=True,
+        ),
+        DenseConfig(
+            name="embeddings.word_embeddings", in_features=size, out_features=body.vocab_size
+        ),
+    )
+
+
+def _reward(config: Mapping[str, Any], body: ModelConfig, *, of_steps: bool) -> PoolingConfig:
+    """Two layers behind the last token of an answer, or behind each token: those that end a step
+    are the client's to pick."""
+    size, count = body.hidden_size, 2 if of_steps else 1
+    labels = tuple(f"LABEL_{i}" for i in range(count))
+    read = _classifier(
+        config,
+        body,
+        "last",
+        (
+            DenseConfig(name="score.0", in_features=size, out_features=size, activation="relu"),
+            DenseConfig(name="score.2", in_features=size, out_features=count),
+        ),
+    )
+    activation: ScoreActivation = "softmax" if of_steps else "none"
+    return dataclasses.replace(
+        read, labels=labels, score_activation=activation, labels_tokens=of_steps
     )
 
 
@@ -180,7 +249,7 @@ def _encoder_head(
         return DenseConfig(name=name, in_features=size, out_features=columns, **more)
 
     match body.family:
-        case "bert" | "nomic":
+        case "bert" | "nomic" | "gte":
             return "cls", (layer("pooler.dense", activation="tanh"), layer("classifier", count))
         case "roberta":
             first = layer("classifier.dense", activation="tanh")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from octavo_engine.models.gemma import Gemma
+from octavo_engine.models.gemma3n import Gemma3n
 from octavo_engine.models.gpt import Gpt
 from octavo_engine.models.hybrid import Hybrid
 from octavo_engine.models.llama import Llama
@@ -26,6 +27,8 @@ def build_model(config: ModelConfig, loader: Loader, max_model_len: int) -> Mode
             return Llama(config, loader, max_model_len)
         case "gemma":
             return Gemma(config, loader, max_model_len)
+        case "gemma3n":
+            return Gemma3n(config, loader, max_model_len)
         case "gpt":
             return Gpt(config, loader, max_model_len)
         case "whisper":

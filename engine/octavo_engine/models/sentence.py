@@ -66,6 +66,8 @@ class SentenceModules:
     pooling: Pooling
     dense: tuple[DenseConfig, ...] = ()
     normalize: bool = False
+    is_per_token: bool = False  # a vector for each token, which are compared by their best match
+    is_sparse: bool = False  # a weight for each word of the vocabulary
     max_length: int | None = None  # tokens, special ones included
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
@@ -79,29 +81,39 @@ def read_sentence_modules(folder: Path) -> SentenceModules | None:
         return None
     pooling: Pooling | None = None
     dense: list[DenseConfig] = []
-    normalize = False
+    normalize = is_sparse = False
+    own = _optional(folder, "sentence_bert_config.json")
+    more = _optional(folder, "config_sentence_transformers.json")
+    is_per_token = more.optional_text("similarity_fn_name") == "MaxSim"
     for kind, path in _modules(file):
         match kind:
-            case "Transformer":
+            case "Transformer" | "MLMTransformer":
+                is_sparse = kind == "MLMTransformer"
                 if path:
                     raise ModelError(f"{file}: the transformer must lie in the folder itself")
             case "Pooling":
                 pooling = _pooling(_fields(folder, path))
             case "Dense":
                 dense.append(_dense(_fields(folder, path), path))
+            case "SpladePooling":
+                pooling = _sparse_pooling(_fields(folder, path))
             case "Normalize":
                 normalize = True
             case "Dropout":
                 pass  # of training
             case _:
                 raise ModelError(f"{file}: modules of type {kind} are not supported")
+    if is_per_token and pooling is None:
+        pooling, normalize = "cls", True
     if pooling is None:
         raise ModelError(f"{file}: there is no module of type Pooling; the model gives no vectors")
-    own = _optional(folder, "sentence_bert_config.json")
-    more = _optional(folder, "config_sentence_transformers.json")
     prompts = more.raw("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(v, str) for v in prompts.values()):
         raise more.error("prompts", "must be an object of texts")
+    if is_per_token:
+        markers = {"query": "query_prefix", "document": "document_prefix"}
+        given = {kind: more.optional_text(name) for kind, name in markers.items()}
+        prompts = {**prompts, **{kind: text for kind, text in given.items() if text}}
     default = more.optional_text("default_prompt_name")
     if default is not None and default not in prompts:
         raise more.error("default_prompt_name", "must be one of the prompts")
@@ -109,6 +121,8 @@ def read_sentence_modules(folder: Path) -> SentenceModules | None:
         pooling=pooling,
         dense=tuple(dense),
         normalize=normalize,
+        is_per_token=is_per_token,
+        is_sparse=is_sparse,
         max_length=own.optional_integer("max_seq_length", maximum=MAX_POSITIONS),
         prompts=prompts,
         default_prompt=default,
@@ -161,6 +175,14 @@ def _pooling(fields: ConfigFields) -> Pooling:
     if fields.raw("include_prompt") is False:
         raise fields.error("include_prompt", "must be true: prompts are pooled like all else")
     return found[0]
+
+
+def _sparse_pooling(fields: ConfigFields) -> Pooling:
+    if fields.raw("pooling_strategy") not in (None, "max"):
+        raise fields.error("pooling_strategy", "must be max")
+    if fields.raw("activation_function") not in (None, "relu"):
+        raise fields.error("activation_function", "must be relu")
+    return "max"
 
 
 def _dense(fields: ConfigFields, path: str) -> DenseConfig:

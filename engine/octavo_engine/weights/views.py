@@ -66,7 +66,9 @@ class StoredPlace:
 
     names: tuple[str, ...]  # several vectors make one; none: it is not there, and of ones
     shape: tuple[int, ...] | None = None  # as stored; None: as requested
-    row_map: NDArray[np.int32] | None = None  # of each row the stored one; of all, or of some
+    row_map: NDArray[np.int32] | None = (
+        None  # of each row the stored one; of all, of some, or of some more
+    )
     part: int = 0  # of so many equal ones, one below the other
     parts: int = 1
     is_transposed: bool = False
@@ -111,7 +113,7 @@ class Arranged:
             return stored
         if stored.row_map is not None or stored.scales is not None:
             raise ModelError(f"tensor {source.names[0]}: its rows cannot be reordered")
-        if len(source.row_map) < rows:
+        if len(source.row_map) != rows:
             some = stored.data.reshape(rows, -1)[source.row_map]
             return dataclasses.replace(stored, data=some.reshape(-1))
         return dataclasses.replace(stored, row_map=source.row_map)

@@ -181,7 +181,7 @@ def test_bits_depend_on_nothing_but_the_tokens(
     [
         "llama-tied-biased", "granite", "gemma3", "phi3-longrope", "gpt2", "falcon-new", "olmo2",
         "mpt-clipped-six-heads", "hunyuan", "cohere-plus", "lfm2", "jamba", "granite4-moe",
-        "qwen3-next", "zamba2",
+        "qwen3-next", "zamba2", "qwen3.5", "gemma3n",
     ],
 )  # fmt: skip
 def test_fused_and_unfused_programs_give_the_same_bits(
@@ -237,6 +237,7 @@ def test_fp8_is_e4m3() -> None:
         "mamba",
         "mamba2",
         "qwen3-next",
+        "gemma3n",
     ],
 )
 @pytest.mark.parametrize("isa", _native.available_isas())

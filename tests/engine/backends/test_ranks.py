@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.backends.ranks import ThreadRanks, alone, check_as_alone, mixed_steps
 from tests.engine.models.recurrent import RECURRENT
+from tests.engine.models.streams import STREAMS
 from tests.engine.models.tiny import FAMILIES, tiny_model
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in RECURRENT])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in (*RECURRENT, *STREAMS)])
 def test_two_ranks_give_the_bits_of_one_process(name: str) -> None:
     model = tiny_model(name)
     ranks = ThreadRanks(model, 2, num_threads=2)

@@ -174,5 +174,6 @@ def test_memory_is_shared_out() -> None:
 )
 def test_what_does_not_compute_states_says_so(settings: dict[str, Any], what: str) -> None:
     config = EngineConfig(model="m").replace(**settings)
-    with pytest.raises(ConfigError, match=f"recurrent states, which {what}"):
-        _check_states(config, ModelConfig.from_hf(tiny_model("lfm2").config))
+    for name, has in (("lfm2", "recurrent states"), ("gemma3n", "a residual of several streams")):
+        with pytest.raises(ConfigError, match=f"{has}, which {what}"):
+            _check_states(config, ModelConfig.from_hf(tiny_model(name).config))

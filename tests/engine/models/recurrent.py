@@ -184,4 +184,26 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_value_head_dim": 16, "mlp_only_layers": [2],
         },
     ),
+    "qwen3.5": (
+        "Qwen3_5Text",
+        {
+            "num_hidden_layers": 3, "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
+            "linear_value_head_dim": 16, "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6,
+                                "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2],
+                                "mrope_interleaved": True},
+        },
+    ),
+    "qwen3.5-moe": (
+        "Qwen3_5MoeText",
+        {
+            "num_hidden_layers": 2, "head_dim": 32, "num_experts": 5, "num_experts_per_tok": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "moe_intermediate_size": 48, "shared_expert_intermediate_size": 32,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
+            "linear_value_head_dim": 16,
+        },
+    ),
 }  # fmt: skip

@@ -75,7 +75,8 @@ def test_old_and_new_spellings_of_rope_and_dtype_are_the_same() -> None:
 def test_every_family_is_tried_by_a_tiny_model() -> None:
     # In a wrapper, or by another spelling.
     same = {
-        "Llama4ForConditionalGeneration",
+        "Llama4ForConditionalGeneration", "Gemma3nForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
         "BaiChuanForCausalLM", "MPTForCausalLM",
     }  # fmt: skip
     speech = {"WhisperForConditionalGeneration"}  # of tiny_speech

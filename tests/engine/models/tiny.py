@@ -20,6 +20,7 @@ from tests.engine.models.classics import ARCHITECTURES, CLASSES, CLASSICS, TWINS
 from tests.engine.models.latents import LATENTS
 from tests.engine.models.recurrent import RECURRENT
 from tests.engine.models.sinks import SINKS
+from tests.engine.models.streams import STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -223,17 +224,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **LATENTS,
     **SINKS,
     **CHUNKED,
+    **STREAMS,
     **{name: (twin.kind, twin.fields) for name, twin in TWINS.items()},
 }
 MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
     "Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "FlexOlmo", "Dbrx", "GraniteMoe",
-    "GraniteMoeShared", "Qwen3Next", "DeepseekV2",
+    "GraniteMoeShared", "Qwen3Next", "Qwen3_5MoeText", "DeepseekV2",
     "DeepseekV3", "Dots1", "SolarOpen", "Lfm2Moe", "Glm4Moe", "Glm4MoeLite", "GptOss", "Llama4Text",
 ) or name in ("granite4-moe", "jamba")]  # fmt: skip
 
 
 # What devices compute; the rest they refuse.
-ON_DEVICES = [name for name in FAMILIES if name not in (*LATENTS, *RECURRENT, *SINKS, *CHUNKED)]
+NOT_ON_DEVICES = (*LATENTS, *RECURRENT, *SINKS, *CHUNKED, *STREAMS)
+ON_DEVICES = [name for name in FAMILIES if name not in NOT_ON_DEVICES]
 
 
 # Of blocks without residuals: with larger weights they amplify what is rounded away.
@@ -322,10 +325,9 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            gemma = (
-                kind.startswith(("Gemma", "VaultGemma", "Nemotron", "Qwen3Next"))
-                and kind != "NemotronH"
-            )
+            gemma = kind.startswith(
+                ("Gemma", "VaultGemma", "Nemotron", "Qwen3Next", "Qwen3_5")
+            ) and kind not in ("NemotronH", "Gemma3nText")
             _fill(parameter_name, parameter, generator, gemma=gemma)
             if kind == "Zamba2" and _AMPLIFIES.search(parameter_name):
                 parameter.mul_(0.3)
@@ -333,7 +335,7 @@ def make_model(name: str, kind: str, fields: dict[str, Any]) -> TinyModel:
         if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             with torch.no_grad():
                 _fill(buffer_name, buffer, generator, gemma=False)
-    if kind in {own for own, _ in (CLASSICS | RECURRENT | SINKS | CHUNKED).values()}:
+    if kind in {own for own, _ in (CLASSICS | RECURRENT | SINKS | CHUNKED | STREAMS).values()}:
         return _saved(name, model, architecture)
     tensors = {
         stored: part

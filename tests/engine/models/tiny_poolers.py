@@ -52,6 +52,8 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "xlm-roberta": ("XLMRobertaModel", ROBERTA | {"layer_norm_eps": 1e-5}, "cls"),
     "distilbert": ("DistilBertModel", DISTIL, "mean"),
     "nomic": ("NomicBertModel", SHAPE | {"pad_token_id": 0}, "mean"),
+    "gte": ("GteModel", SHAPE | {"pad_token_id": 0, "type_vocab_size": 1}, "cls"),
+    "gte-no-types": ("GteModel", SHAPE | {"pad_token_id": 0, "type_vocab_size": 0}, "mean"),
     "modernbert": ("ModernBertModel", MODERN, "cls"),
     "modernbert-biased": ("ModernBertModel", MODERN | {"norm_bias": True, "attention_bias": True,
                                                        "mlp_bias": True}, "mean"),
@@ -67,6 +69,7 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaForSequenceClassification", ROBERTA | {"num_labels": 2}),
     "xlm-roberta-score": ("XLMRobertaForSequenceClassification", ROBERTA | {"num_labels": 1}),
     "distilbert": ("DistilBertForSequenceClassification", DISTIL | {"num_labels": 2}),
+    "gte": ("GteForSequenceClassification", SHAPE | {"pad_token_id": 0, "num_labels": 3}),
     "modernbert": ("ModernBertForSequenceClassification", MODERN | {"num_labels": 3}),
     "modernbert-mean": (
         "ModernBertForSequenceClassification",

@@ -99,6 +99,7 @@ _NAMES = {
     g.StoreCross: "store_cross", g.CrossAttentionNode: "cross_attention",
     g.PoolRows: "pool", g.Columns: "columns", g.Join: "join", g.Multiply: "multiply",
     g.GroupNorm: "group_norm", g.ShortConv: "short_conv", g.SsdScan: "ssd_scan",
-    g.DeltaRule: "delta_rule",
+    g.DeltaRule: "delta_rule", g.Mix: "mix", g.MatchRms: "match_rms", g.Sparsify: "sparsify",
+    g.ScaleColumns: "scale_columns",
     g.SelectiveScan: "selective_scan",
 }  # fmt: skip

@@ -264,6 +264,39 @@ class GroupNorm:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Streams of x by weights, of which each row has some for each stream of out."""
+
+    out: Value
+    x: Value
+    weights: Value
+    num_inputs: int
+    offset: float
+
+
+@dataclass(frozen=True, slots=True)
+class MatchRms:
+    out: Value
+    x: Value
+    like: Value
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sparsify:
+    out: Value
+    x: Value
+    deviations: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaleColumns:
+    out: Value
+    x: Value
+    factors: NDArray[np.float32]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortConv:
     out: Value
@@ -375,6 +408,10 @@ Instruction: TypeAlias = (
     | Join
     | Multiply
     | GroupNorm
+    | Mix
+    | MatchRms
+    | Sparsify
+    | ScaleColumns
     | ShortConv
     | SsdScan
     | SelectiveScan

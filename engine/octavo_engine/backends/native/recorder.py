@@ -25,16 +25,20 @@ from octavo_engine.backends.native.graph import (
     LatentAttentionNode,
     LayerNorm,
     Linear,
+    MatchRms,
+    Mix,
     Moe,
     Multiply,
     PoolRows,
     RmsNorm,
     Scale,
+    ScaleColumns,
     SelectiveScan,
     SelectRows,
     ShiftRows,
     ShortConv,
     SoftCap,
+    Sparsify,
     SsdScan,
     StoreCross,
     Value,
@@ -76,7 +80,7 @@ def record(forward: Callable[[Recorder], Value], keep: Collection[str] = ()) -> 
 
 
 class Recorder:
-    """VisionOps, LatentOps, RecurrentOps and CrossOps over values without numbers."""
+    """VisionOps, LatentOps, StreamOps and CrossOps over values without numbers."""
 
     def __init__(self, keep: Collection[str] = ()) -> None:
         self.instructions: list[Instruction] = []
@@ -213,6 +217,19 @@ class Recorder:
 
     def group_norm(self, x: Value, weight: NDArray[np.float32], eps: float, size: int) -> Value:
         return self._add(GroupNorm(self._value(x.cols, x), x, weight, eps, size))
+
+    def mix(self, x: Value, weights: Value, num_inputs: int, *, offset: float = 0.0) -> Value:
+        cols = weights.cols // num_inputs * (x.cols // num_inputs)
+        return self._add(Mix(self._value(cols, x), x, weights, num_inputs, offset))
+
+    def match_rms(self, x: Value, like: Value, floor: float) -> Value:
+        return self._add(MatchRms(self._value(x.cols, x), x, like, floor))
+
+    def sparsify(self, x: Value, deviations: float) -> Value:
+        return self._add(Sparsify(self._value(x.cols, x), x, deviations))
+
+    def scale_columns(self, x: Value, factors: NDArray[np.float32]) -> Value:
+        return self._add(ScaleColumns(self._value(x.cols, x), x, factors))
 
     def short_conv(self, x: Value, spec: ConvSpec) -> Value:
         return self._add(ShortConv(self._value(x.cols, x), x, spec))

@@ -1,4 +1,4 @@
-"""Instructions of layers with recurrent states, as csrc takes them."""
+"""Instructions of layers with recurrent states, and of residuals in streams, as csrc takes them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 
     from octavo_engine import _native
 
+StateNode: TypeAlias = g.ShortConv | g.SsdScan | g.SelectiveScan | g.DeltaRule
 RecurrentNode: TypeAlias = (
     g.Columns
     | g.Join
     | g.Multiply
     | g.GroupNorm
-    | g.ShortConv
-    | g.SsdScan
-    | g.SelectiveScan
-    | g.DeltaRule
+    | g.Mix
+    | g.MatchRms
+    | g.Sparsify
+    | g.ScaleColumns
+    | StateNode
 )
 
 
@@ -44,6 +46,26 @@ def emit_recurrent(
             program.multiply(out, buffers[x], buffers[y], activation or "")
         case g.GroupNorm(x=x, weight=weight, eps=eps, size=size):
             program.group_norm(out, buffers[x], weight, eps, size)
+        case g.Mix(x=x, weights=weights, num_inputs=num_inputs, offset=offset):
+            program.mix(out, buffers[x], buffers[weights], num_inputs, offset)
+        case g.MatchRms(x=x, like=like, floor=floor):
+            program.match_rms(out, buffers[x], buffers[like], floor)
+        case g.Sparsify(x=x, deviations=deviations):
+            program.sparsify(out, buffers[x], deviations)
+        case g.ScaleColumns(x=x, factors=factors):
+            program.scale_columns(out, buffers[x], factors)
+        case _:
+            _emit_scan(program, instruction, buffers, ordinals)
+
+
+def _emit_scan(
+    program: _native.Program,
+    instruction: StateNode,
+    buffers: Mapping[g.Value, int],
+    ordinals: Sequence[int],
+) -> None:
+    out = buffers[instruction.out]
+    match instruction:
         case g.ShortConv(x=x, spec=conv):
             program.short_conv(
                 out,

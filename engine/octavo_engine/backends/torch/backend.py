@@ -26,6 +26,7 @@ from octavo_engine.backends.torch.reference import (
     TorchPart,
     block_values,
 )
+from octavo_engine.backends.torch.streams import ReferenceStreamOps
 from octavo_engine.models.draft_head import build_draft_head
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops import HIDDEN, STATE
@@ -231,7 +232,7 @@ class TorchBackend:
 
     def _ops(self, step: BackendStep, kv: PagedKV) -> ReferenceOps:
         if self._states is None or step.states is None:
-            return ReferenceOps(step, kv, self.precision, self._adapters)
+            return ReferenceStreamOps(step, kv, self.precision, self._adapters)
         self._states.copy(step.states.copies.tolist())
         return ReferenceRecurrentOps(step, kv, self._states, self.precision, self._adapters)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from octavo_engine.backends.torch.reference import ReferenceOps
+from octavo_engine.backends.torch.streams import ReferenceStreamOps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ class TorchStates:
             layer[slots] = torch.nan
 
 
-class ReferenceRecurrentOps(ReferenceOps):
+class ReferenceRecurrentOps(ReferenceStreamOps):
     """RecurrentOps over one step."""
 
     def __init__(
@@ -53,16 +53,6 @@ class ReferenceRecurrentOps(ReferenceOps):
     ) -> None:
         super().__init__(step, kv, precision, adapters)
         self._states = states
-
-    def columns(self, x: Tensor, first: int, count: int) -> Tensor:
-        return x[:, first : first + count]
-
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.cat((x, y), dim=1)
-
-    def group_norm(self, x: Tensor, weight: Tensor, eps: float, size: int) -> Tensor:
-        groups = x.view(len(x), -1, size)
-        return self.rms_norm(groups, weight.view(-1, size), eps).flatten(1)
 
     def short_conv(self, x: Tensor, spec: ConvSpec) -> Tensor:
         weight = spec.weight[:, 0].T  # [kernel, columns]

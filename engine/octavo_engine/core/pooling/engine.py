@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -156,7 +156,7 @@ class PoolingEngine:
 
     def warm_up(self) -> None:
         """Compute one text, so that the first request finds memory touched and times known."""
-        task: PoolingTask = "classify" if self.backend.config.is_classifier else "embed"
+        task = cast("PoolingTask", self.backend.config.tasks[0])
         tokens = [0] * min(16, self.limits.max_model_len)
         request = PoolingRequest(
             request_id="warm-up", token_ids=tokens, params=PoolingParams(task=task)

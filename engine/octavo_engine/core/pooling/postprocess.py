@@ -21,6 +21,8 @@ def finish(
     """Each row for itself: the bits of one never depend on the others."""
     if config.is_classifier:
         return _activated(rows, _activation(params, config))
+    if config.is_sparse:
+        rows = np.log1p(np.maximum(rows, 0.0))
     rows = rows[:, : params.dimensions]
     normalize = config.normalize if params.activate is None else params.activate
     return _normalized(rows) if normalize else rows

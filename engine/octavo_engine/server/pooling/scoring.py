@@ -62,9 +62,9 @@ async def score_sides(
     if request.chat_template_kwargs:
         raise not_supported("chat_template_kwargs", "pairs are not written by a template")
     _check(sides, service.settings.limits.max_pooling_items)
-    task = choose(service, "score", "embed")
+    task = choose(service, "score", "embed", "token_embed")
     sides = await _shortened(service, request, sides)
-    by = _by_pairs if task == "score" else _by_angle
+    by = _by_pairs if task == "score" else _by_vectors
     with _naming(sides.names[1]):  # of what all texts have in common
         return await by(exchange, service, prepared, request, sides)
 
@@ -117,7 +117,7 @@ async def _by_pairs(
     return PairScores([float(row[0]) for row in rows], items)
 
 
-async def _by_angle(
+async def _by_vectors(
     exchange: Exchange,
     service: Service,
     prepared: PreparedPooling,
@@ -129,17 +129,21 @@ async def _by_angle(
     cut = Truncation.of(request, engine.info.max_model_len)
     first, second = prompts_of(engine.info, sides.names)
     items: list[PoolingItem] = []
+    is_per_token = "embed" not in engine.info.tasks
+    params = PoolingParams(task="token_embed" if is_per_token else "embed")
     for prompt, texts, name in zip((first, second), (sides.first, sides.second), sides.names,
                                    strict=True):  # fmt: skip
         with _naming(name):
             side = await encoded(
                 engine.tokenizer, [prompt + text for text in texts], special=True, cut=cut
             )
-            check_items(side, PoolingParams(task="embed"), engine.info)
+            check_items(side, params, engine.info)
         items += side
-    rows = np.stack(await pool(exchange, service, prepared, items, PoolingParams(task="embed")))
+    rows = await pool(exchange, service, prepared, items, params)
     count = len(sides.first)
-    return PairScores(cosines(rows[:count], rows[count:]), items)
+    if is_per_token:
+        return PairScores(best_matches(rows[:count], rows[count:]), items)
+    return PairScores(cosines(np.stack(rows[:count]), np.stack(rows[count:])), items)
 
 
 def prompts_of(info: ModelInfo, names: tuple[str, str]) -> tuple[str, str]:
@@ -158,6 +162,17 @@ def cosines(first: NDArray[np.float32], second: NDArray[np.float32]) -> list[flo
         products, lengths, out=np.zeros_like(products), where=lengths > 0
     ).tolist()
     return values
+
+
+def best_matches(
+    first: Sequence[NDArray[np.float32]], second: Sequence[NDArray[np.float32]]
+) -> list[float]:
+    """Of each token of a first text its product with the best of the second's, summed up."""
+    repeated = list(first) * (len(second) if len(first) == 1 else 1)
+    return [
+        float((a.astype(np.float64) @ b.astype(np.float64).T).max(axis=1).sum())
+        for a, b in zip(repeated, second, strict=True)
+    ]
 
 
 async def _shortened(service: Service, request: ScoringFields, sides: Sides) -> Sides:

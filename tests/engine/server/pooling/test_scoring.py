@@ -38,6 +38,14 @@ def test_a_score_of_equal_and_of_unlike_texts(by_angle, path):
     }  # fmt: skip
 
 
+def test_models_of_token_vectors_score_by_best_matches():
+    with running(FakeEngine(tasks=("token_embed",))) as server:
+        answer = ask(server, "/score", text_1="ab", text_2=["ab", "cd"])
+        assert [params.task for _, params in server.engine.pooled] == ["token_embed"]
+    same, other = (entry["score"] for entry in answer["data"])
+    assert same > other
+
+
 def test_a_text_that_is_compared_often_is_read_once(by_angle):
     ask(by_angle, "/score", text_1="ab", text_2=["ab", "cd", "ba"])
     assert len(by_angle.engine.pooled[-1][0]) == 4
