@@ -191,7 +191,7 @@ def write_archive(
         "architecture": debian.ARCHITECTURES[machine],
         "os": "linux",
         "created": "1970-01-01T00:00:00Z",
-        "config": {**read.config, "WorkingDir": "/"},
+        "config": read.config,
         "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
     }
     names = [f"{number}.tar" for number in range(len(layers))]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 4 * 2**20
 _SUFFIXES = (".yaml", ".yml", ".json")
+_STAND_INS = {"spec.model": {"uri": "hf://org/name"}, "spec.model.uri": "hf://org/name"}
 
 # (kind, namespace, name) of Secrets and ConfigMaps → their keys and values.
 References = dict[tuple[str, str, str], dict[str, str]]
@@ -111,13 +112,18 @@ def _faults_of(body: object) -> list[str]:
     rest, fields = copy.deepcopy(body), list[str]()
 
     def is_ours(error: SpecInvalid) -> bool:
-        return any(field in str(error) or field.startswith(error.field) for field in fields)
+        return any(
+            re.search(rf"{re.escape(field)}\b", str(error))
+            or f"{field}.".startswith(f"{error.field}.")
+            for field in fields
+        )
 
     def leave_out(error: SpecInvalid) -> bool:
         if is_ours(error):
             return False
         fields.append(error.field)
-        return _leave_out(rest, error.field)
+        was_there = _leave_out(rest, error.field)
+        return _stand_in(rest, error.field) or was_there
 
     return all_faults(SpecInvalid, lambda: _parse(rest), is_ours, leave_out)
 
@@ -130,6 +136,20 @@ def _leave_out(body: Any, path: str) -> bool:
     if not isinstance(body, dict) or last not in body:
         return False
     del body[last]
+    return True
+
+
+def _stand_in(body: Any, path: str) -> bool:
+    """Gives a required field that is missing, or wrong, a value that no other field contradicts,
+    so that the search goes on. Whether it is such a field."""
+    *parents, last = path.split(".")
+    if (value := _STAND_INS.get(path)) is None:
+        return False
+    for name in parents:
+        body = body.get(name) if isinstance(body, dict) else None
+    if not isinstance(body, dict):
+        return False
+    body[last] = copy.deepcopy(value)
     return True
 
 

@@ -142,6 +142,31 @@ spec:
         assert f") spec.{part}" in says
 
 
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        ('{ur: "demo://smollm2", digest: x}', "uri is required"),
+        ("{uri: smollm2, digest: x}", "uri must start with one of"),
+        ("{uri: 3, digest: x}", "uri must be a string"),
+    ],
+)
+def test_a_model_that_is_missing_or_wrong_hides_no_other_fault(model: str, fault: str):
+    text = f"{HEAD}metadata: {{name: one}}\nspec: {{model: {model}, replicas: many}}\n"
+    with pytest.raises(ConfigError) as caught:
+        read_documents({"a.yaml": text})
+    says = str(caught.value)
+    for part in (f"model.{fault}", "model.digest must be", "replicas must be a whole number"):
+        assert f") spec.{part}" in says, says
+    assert ("spec.model.ur is not a field" in says) == ("ur:" in model)
+    assert "did you mean uri?" in says or "ur:" not in model
+
+
+def test_a_document_without_a_model_hides_no_other_fault():
+    text = f"{HEAD}metadata: {{name: one}}\nspec: {{replicas: many}}\n"
+    with pytest.raises(ConfigError, match=r"spec.model is required.*spec.replicas must be a whole"):
+        read_documents({"a.yaml": text})
+
+
 def test_a_fault_that_leaving_one_out_would_cause_is_not_reported():
     with pytest.raises(ConfigError, match=r"^a.yaml, document 1: spec.model.uri [^(]*$"):
         read_documents({"a.yaml": ONE.replace("demo://smollm2", "pvc://claim/x")})
