@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import stat
 import tomllib
@@ -14,9 +16,11 @@ from e2e.cluster import cache, images
 from e2e.cluster.choose import cluster
 from images.archive import Image, opened
 from images.sbom import bill
+from release import assembled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 MB = 10**6
 PACKAGES = "opt/octavo/lib/python3.11/site-packages"
@@ -116,6 +120,60 @@ def test_bill_of_materials_names_what_is_there(image: tuple[str, Image]) -> None
     for pin in re.findall(r"^([\w.-]+)==([\w.]+) \\$", locked, re.M):
         component = found.get(pin[0]) or next(c for n, c in found.items() if same(n, pin[0]))
         assert component["version"] == pin[1]
+
+
+# What pip notes about how it installed; the bytes of these two are not what anybody runs.
+NOTES = re.compile(rf"{PACKAGES}/[^/]*[.]dist-info/(RECORD|INSTALLER|REQUESTED|direct_url.json)")
+# Published with debugging information, which only a builder of this processor can remove.
+STRIPPED = re.compile(rf"{PACKAGES}/(uvloop|httptools)/.*[.]so")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if reason := assembled.why_not():
+        pytest.skip(reason)
+    return images.wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def test_an_image_made_of_packages_is_the_same(image: tuple[str, Image], wheel: Path) -> None:
+    """`make release` makes images without running the Dockerfile; users must not see which."""
+    name, read = image
+    work = cache.ROOT / "build" / "images"
+    version = read.config["Labels"]["org.opencontainers.image.version"]
+    archive = assembled.assemble(name, os.uname().machine, wheel, version, work)
+    with opened(archive) as other:
+        for key in ("Entrypoint", "Cmd", "User", "WorkingDir", "ExposedPorts", "Volumes"):
+            assert (read.config.get(key) or None) == (other.config.get(key) or None), key
+        assert variables(read) == variables(other)
+        assert labels(read) == labels(other)
+        ours, theirs = installed(read), installed(other)
+        assert ours.keys() == theirs.keys()
+        assert not [path for path in ours if ours[path] != theirs[path]]
+    archive.unlink()
+
+
+def variables(image: Image) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in image.config["Env"])
+
+
+def labels(image: Image) -> dict[str, str]:
+    """Without the builder's own."""
+    return {k: v for k, v in image.config["Labels"].items() if k.startswith("org.opencontainers.")}
+
+
+def installed(image: Image) -> dict[str, tuple[object, ...]]:
+    """Kind, mode, owner, and digest or target of each file below the prefix."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path, entry in image.files.items():
+        if not path.startswith("opt/octavo/") or NOTES.fullmatch(path):
+            continue
+        info = entry.info
+        content = b"" if STRIPPED.fullmatch(path) or not info.isreg() else image.read(path)
+        found[path] = (
+            info.type, info.linkname, 0 if info.issym() else info.mode, info.uid, info.gid,
+            hashlib.sha256(content).hexdigest(),
+        )  # fmt: skip
+    return found
 
 
 def same(one: str, other: str) -> bool:

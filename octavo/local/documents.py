@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from octavo.models.references import with_local_files
 from octavo.options.faults import all_faults
 from octavo_common.faults import join_faults
+from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.protocol.kubernetes import ADAPTER_KIND, KIND
 from octavo_engine.weights.gguf_parts import without_number
@@ -156,7 +158,8 @@ def _stand_in(body: Any, path: str) -> bool:
 def deployment_of_model(model: str, *, replicas: int, device: str) -> LLMDeployment:
     """The LLMDeployment of `octavo up MODEL`. Raises ConfigError."""
     uri = _uri_of(model)
-    last = without_number(uri.rstrip("/").rpartition("/")[2].partition("@")[0])
+    named = uri if Path(model).expanduser().exists() else model
+    last = without_number(named.rstrip("/").rpartition("/")[2].partition("@")[0])
     name = re.sub(r"[^a-z0-9.-]+", "-", last.lower().removesuffix(".gguf"))[:40].strip("-.")
     spec = {
         "model": {"uri": uri, "servedName": name or "model"},
@@ -172,7 +175,9 @@ def deployment_of_model(model: str, *, replicas: int, device: str) -> LLMDeploym
     return parse(body, model)
 
 
-def _uri_of(model: str) -> str:
+def _uri_of(given: str) -> str:
+    """Short names and pulled models mean what they mean to `octavo serve`."""
+    model = with_local_files(EngineConfig(model=given)).model
     if model.startswith("hf://"):
         return _hub_uri(model.removeprefix("hf://"))
     if "://" in model:
@@ -182,7 +187,10 @@ def _uri_of(model: str) -> str:
         return f"file://{path.absolute()}"
     if re.fullmatch(r"[\w.-]+/[\w.@/-]+", model):
         return _hub_uri(model)
-    raise ConfigError(f"{model} is neither a file or folder here nor a model such as ORG/NAME")
+    raise ConfigError(
+        f"{model} is not in the catalogue (octavo list --all shows what is), and is neither a file "
+        "or folder here nor ORG/NAME"
+    )
 
 
 def _hub_uri(reference: str) -> str:

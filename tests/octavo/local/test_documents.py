@@ -6,6 +6,7 @@ import pytest
 
 from octavo.local.documents import deployment_of_model, list_files, read_documents
 from octavo.local.watch import DocumentWatch
+from octavo.models.library import StoredModel
 from octavo_engine.errors import ConfigError
 
 HEAD = "apiVersion: octavo.dev/v1alpha1\nkind: LLMDeployment\n"
@@ -77,6 +78,8 @@ def test_what_cannot_be_read_names_the_place(text, says):
         ("demo://smollm2", "demo://smollm2", "smollm2"),
         ("HuggingFaceTB/SmolLM2-135M", "hf://HuggingFaceTB/SmolLM2-135M", "smollm2-135m"),
         ("hf://a/b/M.gguf@v1", "hf://a/b@v1/M.gguf", "m"),
+        ("smollm2", "demo://smollm2", "smollm2"),
+        ("Qwen3:0.6b", "hf://Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf", "qwen3-0.6b"),
         ("s3://bucket/models/Tiny_1/", "s3://bucket/models/Tiny_1/", "tiny-1"),
     ],
 )
@@ -91,8 +94,18 @@ def test_a_model_by_path(tmp_path):
     assert deployment.model.uri == f"file://{tmp_path}"
 
 
+def test_a_pulled_model_is_served_from_its_folder(tmp_path, monkeypatch):
+    stored = StoredModel("a/b", "hf://a/b", tmp_path, 1, 0.0)
+    monkeypatch.setattr("octavo.models.library.ModelLibrary.find", lambda self, name: stored)
+    deployment = deployment_of_model("a/b", replicas=1, device="cpu")
+    assert (deployment.model.uri, deployment.name) == (f"file://{tmp_path}", "b")
+
+
 def test_a_model_that_is_neither():
-    with pytest.raises(ConfigError, match="neither a file or folder here nor a model"):
+    with pytest.raises(
+        ConfigError,
+        match=r"octavo list --all shows what is.*nor ORG/NAME",
+    ):
         deployment_of_model("nothing", replicas=1, device="auto")
 
 
