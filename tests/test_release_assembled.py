@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import py_compile
 import re
 import shlex
 import sys
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,6 @@ from images import debian, files
 from images.archive import opened
 from images.recipe import Recipe, recipe
 from release import assembled, image_trial, wheels
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOCKERFILE = (assembled.ROOT / "Dockerfile").read_text()
 
@@ -242,3 +240,13 @@ def test_a_program_that_is_missing_says_which(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert "install the Debian package mmdebstrap" in assembled.why_not()
     assert "install qemu-user-static" in image_trial.why_not("sparc")
+
+
+def test_bytecode_that_needs_times_is_written_again(tmp_path: Path):
+    """A read-only image with other times could not use it, and would compile at each start."""
+    source = tmp_path / "module.py"
+    source.write_text("A = 1\n")
+    stale = Path(py_compile.compile(str(source), doraise=True) or "")
+    assert stale.read_bytes()[4:8] == bytes(4)
+    files.add_bytecode(tmp_path)
+    assert int.from_bytes(stale.read_bytes()[4:8], "little") == 0b01
