@@ -34,12 +34,10 @@ from octavo_engine.core.offline.beam_search import beam_search
 from octavo_engine.core.offline.engine import build_offline
 from octavo_engine.core.offline.lora_request import LoRARequest
 from octavo_engine.core.offline.options import (
+    as_in_vllm,
     check_llm_options,
-    check_llm_types,
-    errors_in_python,
     llm_quantization,
     llm_value,
-    none_is_default,
 )
 from octavo_engine.core.offline.pictures import PARAM as PICTURES
 from octavo_engine.core.offline.pictures import OfflinePictures, pictures_of
@@ -85,7 +83,7 @@ class LLM(PoolingMethods, VLLMMethods):
 
     _closed = False
 
-    @none_is_default
+    @as_in_vllm
     def __init__(
         self,
         model: str | PathLike[str] = "demo://smollm2",
@@ -132,32 +130,30 @@ class LLM(PoolingMethods, VLLMMethods):
         """Names as in vLLM, and None is a default. Raises ConfigError or ModelError, and TypeError
         for unknown names.
         `others` may be settings of vLLM's that ask for what is done here anyway."""
-        check_llm_types(locals(), LLM.__init__)
         check_llm_options(others, LLM.__init__)
-        with errors_in_python(LLM.__init__):
-            scheduler = SchedulerConfig(
-                max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-                enable_prefix_caching=enable_prefix_caching)  # fmt: skip
-            config = EngineConfig(
-                model=fspath(model), tokenizer=_path(tokenizer), revision=revision,
-                download_dir=_path(download_dir), hf_overrides=_as_json(hf_overrides),
-                model_impl=llm_value("model-impl", model_impl),
-                trust_remote_code=trust_remote_code, device=device,
-                **_storage(dtype, quantization, activation_bits, kv_cache_dtype),
-                load_format=llm_value("load-format", load_format), runner=runner,
-                max_model_len=max_model_len, num_threads=num_threads,
-                kv_cache_memory_bytes=kv_cache_memory_bytes, memory_fraction=memory_fraction,
-                **_of_processes(tensor_parallel_size, pipeline_parallel_size, data_parallel_size),
-                enable_expert_parallel=enable_expert_parallel,
-                distributed_executor_backend=distributed_executor_backend or "auto",
-                seed=seed, chat_template=chat_template,
-                speculative_config=_as_json(speculative_config),
-                **_of_pictures(limit_mm_per_prompt, mm_processor_kwargs, mm_processor_cache_gb),
-                enable_lora=enable_lora, max_loras=max_loras,
-                max_cpu_loras=max_cpu_loras, max_lora_rank=max_lora_rank,
-                enforce_eager=enforce_eager, scheduler=scheduler, sim=sim or SimConfig(),
-            )  # fmt: skip
-            self._load(config, None)
+        scheduler = SchedulerConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching)  # fmt: skip
+        config = EngineConfig(
+            model=fspath(model), tokenizer=_path(tokenizer), revision=revision,
+            download_dir=_path(download_dir), hf_overrides=_as_json(hf_overrides),
+            model_impl=llm_value("model-impl", model_impl),
+            trust_remote_code=trust_remote_code, device=device,
+            **_storage(dtype, quantization, activation_bits, kv_cache_dtype),
+            load_format=llm_value("load-format", load_format), runner=runner,
+            max_model_len=max_model_len, num_threads=num_threads,
+            kv_cache_memory_bytes=kv_cache_memory_bytes, memory_fraction=memory_fraction,
+            **_of_processes(tensor_parallel_size, pipeline_parallel_size, data_parallel_size),
+            enable_expert_parallel=enable_expert_parallel,
+            distributed_executor_backend=distributed_executor_backend or "auto",
+            seed=seed, chat_template=chat_template,
+            speculative_config=_as_json(speculative_config),
+            **_of_pictures(limit_mm_per_prompt, mm_processor_kwargs, mm_processor_cache_gb),
+            enable_lora=enable_lora, max_loras=max_loras,
+            max_cpu_loras=max_cpu_loras, max_lora_rank=max_lora_rank,
+            enforce_eager=enforce_eager, scheduler=scheduler, sim=sim or SimConfig(),
+        )  # fmt: skip
+        self._load(config, None)
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, backend: Backend | None = None) -> Self:

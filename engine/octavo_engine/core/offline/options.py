@@ -58,20 +58,23 @@ def check_llm_options(others: Mapping[str, object], init: Callable[..., None]) -
             raise ConfigError(f"LLM({name}={value!r:.60}) is not supported: {advice}")
 
 
-def none_is_default(init: Callable[Given, None]) -> Callable[Given, None]:
-    """None is an argument's default, as in vLLM, whose own defaults are None."""
+def as_in_vllm(init: Callable[Given, None]) -> Callable[Given, None]:
+    """None is an argument's default, as in vLLM, whose own defaults are None; wrong types are
+    refused, and what goes wrong is reported with the names of arguments."""
     known = inspect.signature(init).parameters
 
     @functools.wraps(init)
-    def with_defaults(*given: Given.args, **by_name: Given.kwargs) -> None:
+    def checked(*given: Given.args, **by_name: Given.kwargs) -> None:
         for name in [name for name in by_name if name in known and by_name[name] is None]:
             del by_name[name]
-        init(*given, **by_name)
+        _check_types(dict(zip(known, given, strict=False)) | by_name, init)
+        with _errors_in_python(init):
+            init(*given, **by_name)
 
-    return with_defaults
+    return checked
 
 
-def check_llm_types(given: Mapping[str, object], init: Callable[..., None]) -> None:
+def _check_types(given: Mapping[str, object], init: Callable[..., None]) -> None:
     """Raises ConfigError for an argument of another type than its annotation."""
     for name, parameter in inspect.signature(init).parameters.items():
         kinds = [_KINDS[kind] for kind in str(parameter.annotation).split(" | ") if kind in _KINDS]
@@ -89,7 +92,7 @@ def check_llm_types(given: Mapping[str, object], init: Callable[..., None]) -> N
 
 
 @contextmanager
-def errors_in_python(init: Callable[..., None]) -> Iterator[None]:
+def _errors_in_python(init: Callable[..., None]) -> Iterator[None]:
     """What went wrong, with the names of arguments instead of flags."""
     try:
         yield
