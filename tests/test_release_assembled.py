@@ -101,7 +101,7 @@ def as_declared(name: str) -> dict[str, object]:
     body = body.replace("${PATH}", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
     def last(instruction: str) -> str:
-        return re.findall(rf"(?m)^{instruction} (.*\S)\s*$", body)[-1]
+        return str(re.findall(rf"(?m)^{instruction} (.*\S)\s*$", body)[-1])
 
     def pairs(instruction: str) -> dict[str, str]:
         lines = re.findall(rf"(?m)^{instruction} (.*)$", body)

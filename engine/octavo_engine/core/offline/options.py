@@ -54,7 +54,6 @@ def check_llm_options(others: Mapping[str, object], init: Callable[..., None]) -
             else refusal(option, value, UNSUPPORTED_OPTIONS)
         )
         if advice is not None:
-            advice = _in_python(advice, init)
             raise ConfigError(f"LLM({name}={value!r:.60}) is not supported: {advice}")
 
 

@@ -64,11 +64,12 @@ def test_none_is_the_default_of_each_argument():
     with LLM(**{**unset, "device": "sim"}) as llm:
         assert llm.info.backend.startswith("sim")
     with pytest.raises(TypeError, match="no argument zzz"):
-        LLM(device="sim", zzz=None)  # type: ignore[call-arg]
+        LLM(device="sim", zzz=None)
 
 
 def test_numbers_of_numpy_are_numbers():
-    with LLM(device="sim", max_num_seqs=np.int64(2), memory_fraction=np.float32(0.25)) as llm:
+    numbers: dict[str, Any] = {"max_num_seqs": np.int64(2), "memory_fraction": np.float32(0.25)}
+    with LLM(device="sim", **numbers) as llm:
         assert llm.info.backend.startswith("sim")
 
 
