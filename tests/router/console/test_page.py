@@ -41,7 +41,7 @@ async def test_it_can_be_switched_off():
         assert (await client.get("/")).status == 404
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # of one test: while a browser is open, no other event loop runs in this thread
 def browser() -> Iterator[Any]:
     with chromium() as browser:
         yield browser
