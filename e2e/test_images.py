@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import stat
 import tomllib
@@ -12,11 +14,14 @@ import pytest
 
 from e2e.cluster import cache, images
 from e2e.cluster.choose import cluster
+from images import debian
 from images.archive import Image, opened
 from images.sbom import bill
+from release import assembled, wheels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 MB = 10**6
 PACKAGES = "opt/octavo/lib/python3.11/site-packages"
@@ -94,8 +99,10 @@ def test_all_modules_have_bytecode_that_needs_no_times(image: tuple[str, Image])
     assert ours
     for path in ours:
         folder, _, name = path.rpartition("/")
-        code = read.read(f"{folder}/__pycache__/{name[:-3]}.cpython-311.pyc")
-        assert int.from_bytes(code[4:8], "little") == 0b01, "hash-based, and not checked"
+        assert f"{folder}/__pycache__/{name[:-3]}.cpython-311.pyc" in read.files
+    for path in [path for path in read.files if re.fullmatch(rf"{PACKAGES}/.*\.pyc", path)]:
+        flags = int.from_bytes(read.read(path)[4:8], "little")
+        assert flags == 0b01, f"{path}: hash-based, and not checked"
 
 
 def test_files_have_the_time_of_the_sources(image: tuple[str, Image]) -> None:
@@ -116,6 +123,77 @@ def test_bill_of_materials_names_what_is_there(image: tuple[str, Image]) -> None
     for pin in re.findall(r"^([\w.-]+)==([\w.]+) \\$", locked, re.M):
         component = found.get(pin[0]) or next(c for n, c in found.items() if same(n, pin[0]))
         assert component["version"] == pin[1]
+
+
+# What pip notes about how it installed; the bytes of these two are not what anybody runs.
+NOTES = re.compile(rf"{PACKAGES}/[^/]*[.]dist-info/(RECORD|INSTALLER|REQUESTED|direct_url.json)")
+# Published with debugging information, which only a builder of this processor can remove.
+STRIPPED = re.compile(rf"{PACKAGES}/(uvloop|httptools)/.*[.]so")
+
+PYTHONS = re.compile(r"opt/octavo/bin/python[0-9.]*")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if reason := assembled.why_not():
+        pytest.skip(reason)
+    made = images.wheel(tmp_path_factory.mktemp("wheel"))
+    # It fits the images' glibc, as pip will have it in the name.
+    tag = wheels.platforms(os.uname().machine, debian.GLIBC)[0]
+    return made.rename(made.with_name(made.name.replace(f"linux_{os.uname().machine}", tag)))
+
+
+def test_an_image_made_of_packages_is_the_same(image: tuple[str, Image], wheel: Path) -> None:
+    """`make release` makes images without running the Dockerfile; users must not see which."""
+    name, read = image
+    work = cache.ROOT / "build" / "images"
+    version = read.config["Labels"]["org.opencontainers.image.version"]
+    archive = assembled.assemble(name, os.uname().machine, wheel, version, work)
+    with opened(archive) as other:
+        for key in ("Entrypoint", "Cmd", "User", "WorkingDir", "ExposedPorts", "Volumes"):
+            assert (read.config.get(key) or None) == (other.config.get(key) or None), key
+        assert variables(read) == variables(other)
+        assert labels(read) == labels(other)
+        ours, theirs = installed(read), installed(other)
+        assert ours.keys() == theirs.keys()
+        assert not [path for path in ours if ours[path] != theirs[path]]
+    archive.unlink()
+
+
+def variables(image: Image) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in image.config["Env"])
+
+
+def labels(image: Image) -> dict[str, str]:
+    """Without the builder's own."""
+    return {k: v for k, v in image.config["Labels"].items() if k.startswith("org.opencontainers.")}
+
+
+def installed(image: Image) -> dict[str, tuple[object, ...]]:
+    """Kind, mode, owner and content of each file below the prefix."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path, entry in image.files.items():
+        if path.startswith("opt/octavo/") and not NOTES.fullmatch(path):
+            info = entry.info
+            mode = 0 if info.issym() else stat.S_IMODE(info.mode)
+            found[path] = (info.type, mode, info.uid, info.gid, content(image, path))
+    return found
+
+
+def content(image: Image, path: str) -> object:
+    """What two images have to agree in."""
+    info = image.files[path].info
+    if info.issym():
+        # The interpreters name each other in another order; all end at the base's own.
+        return "python" if PYTHONS.fullmatch(path) else info.linkname
+    if not info.isreg() or STRIPPED.fullmatch(path) or path == "opt/octavo/pyvenv.cfg":
+        return None
+    data = image.read(path)
+    if path == "opt/octavo/bin/octavo":
+        return data.splitlines()[0], b"from octavo.cli import main" in data
+    if path.endswith(".pyc"):  # what follows depends on the patch release that compiled it
+        return data[:16]
+    return hashlib.sha256(data).digest()
 
 
 def same(one: str, other: str) -> bool:

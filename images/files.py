@@ -65,6 +65,7 @@ def finish(wheels: Path, without: list[str], unused: Sequence[str]) -> None:
     for package in TO_STRIP:
         for path in sorted((packages / package).rglob("*.so")):
             subprocess.run(["strip", "--strip-debug", str(path)], check=True)
+    shutil.rmtree(TARGET / "include")  # of the environment, and empty
     for path in (TARGET / "bin").iterdir():
         if not any(path.match(pattern) for pattern in PROGRAMS):
             path.unlink()
@@ -87,6 +88,7 @@ def add_bytecode(packages: Path, root: Path | None = None) -> None:
     """
     done = compileall.compile_dir(
         packages,
+        force=True,  # pip imports some packages on its way, and leaves bytecode that needs times
         quiet=2,
         workers=0,
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,

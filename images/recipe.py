@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _FILES: Final = re.compile(r"python3 /images/files\.py (?P<words>[^;]+)")
 _CONDITION: Final = re.compile(r'if \[ -n "\$\{(?P<name>\w+)\}" \]; then ')
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
-# Read by builders, and of no use here: where layers come from, and in which folder they are made.
-_IGNORED: Final = ("ARG", "COPY", "WORKDIR", "RUN")
+# Where an image's files come from; its other files are its base's.
+_PREFIX: Final = "/opt/octavo"
 
 
 @dataclass(slots=True)
@@ -28,9 +28,10 @@ class Recipe:
 
 
 def recipe(dockerfile: str, name: str, arguments: Mapping[str, str]) -> Recipe:
-    """Raises ValueError for an instruction that this reader does not know."""
+    """Raises ValueError for an instruction that this reader does not know, or cannot follow."""
     stages = _stages(dockerfile)
     found = Recipe(base="", config={"Env": [], "Labels": {}, "ExposedPorts": {}})
+    copied: list[str] = []
     chain = [name]
     while (parent := stages[chain[-1]][0]) in stages:
         chain.append(parent)
@@ -41,29 +42,45 @@ def recipe(dockerfile: str, name: str, arguments: Mapping[str, str]) -> Recipe:
             if instruction == "ARG":
                 key, _, default = rest.partition("=")
                 values[key] = arguments.get(key, default)
-            _apply(found.config, instruction, _substituted(rest, values))
+            elif instruction == "COPY":
+                copied.append(rest)
+            else:
+                _apply(found.config, instruction, _substituted(rest, values))
+    if copied != [f"--from={name}-files {_PREFIX} {_PREFIX}"]:
+        raise ValueError(f"images/recipe.py copies {_PREFIX} of {name}-files alone, not {copied}")
     for instruction, rest in stages[f"{name}-files"][1]:
-        if instruction == "RUN" and (call := _FILES.search(rest)):
-            condition = _CONDITION.match(rest)
-            if condition is None or arguments.get(condition["name"]):
-                found.steps.append(shlex.split(call["words"]))
+        if instruction == "RUN":
+            found.steps += _calls(rest, arguments)
     return found
+
+
+def _calls(run: str, arguments: Mapping[str, str]) -> list[list[str]]:
+    """The words of the one call of images/files.py in a RUN; none if its argument is not given."""
+    condition = _CONDITION.match(run)
+    command = run.removeprefix(condition[0]).removesuffix("; fi") if condition else run
+    call = _FILES.fullmatch(command)
+    if call is None:
+        raise ValueError(f"images/recipe.py cannot run: {run}")
+    if condition is not None and not arguments.get(condition["name"]):
+        return []
+    return [shlex.split(call["words"])]
 
 
 def _apply(config: dict[str, Any], instruction: str, rest: str) -> None:
     match instruction:
         case "ENV":
-            config["Env"] += shlex.split(rest)
+            variables = dict(word.split("=", 1) for word in [*config["Env"], *shlex.split(rest)])
+            config["Env"] = [f"{key}={value}" for key, value in variables.items()]
         case "LABEL":
             config["Labels"] |= dict(word.split("=", 1) for word in shlex.split(rest))
         case "EXPOSE":
             config["ExposedPorts"][f"{rest}/tcp"] = {}
+        case "WORKDIR":
+            config["WorkingDir"] = rest
         case "USER":
             config["User"] = rest
         case "ENTRYPOINT":
             config["Entrypoint"] = json.loads(rest)
-        case ignored if ignored in _IGNORED:
-            pass
         case unknown:
             raise ValueError(f"images/recipe.py does not know the Dockerfile's {unknown}")
 

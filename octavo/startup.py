@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shlex
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 30
 
 
+def settle_access_log(settings: ServerSettings, out: IO[str] | None = None) -> ServerSettings:
+    """On a terminal somebody wants to see what comes in; a file would fill up with it."""
+    if settings.access_log != "auto":
+        return settings
+    is_seen = _is_terminal(out or sys.stderr, settings)
+    return dataclasses.replace(settings, access_log="requests" if is_seen else "errors")
+
+
+def _is_terminal(out: IO[str], settings: ServerSettings) -> bool:
+    return out.isatty() and settings.log_format != "json"
+
+
 class StartupReporter:
     """Shows the progress of the start, and then how to use what was started."""
 
@@ -38,7 +51,7 @@ class StartupReporter:
         self._url = url
         self._settings = settings
         self._out = out or sys.stderr
-        self._is_terminal = self._out.isatty() and settings.log_format != "json"
+        self._is_terminal = _is_terminal(self._out, settings)
         self._began_at = began_at
         self._shown = -1
         self._phase = LOADING

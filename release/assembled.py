@@ -53,7 +53,7 @@ _DROPPED: Final = re.compile(
     r"etc/(apt/sources\.list|hostname|resolv\.conf)|var/(cache/apt|lib/apt/lists)/.*"
     r"|var/lib/dpkg/(?!status\.d/).*"
 )
-_PROGRAM: Final = """#!/opt/octavo/bin/python3
+_PROGRAM: Final = """#!/opt/octavo/bin/python
 import sys
 from {module} import {function}
 sys.exit({function}())
@@ -191,7 +191,7 @@ def write_archive(
         "architecture": debian.ARCHITECTURES[machine],
         "os": "linux",
         "created": "1970-01-01T00:00:00Z",
-        "config": {**read.config, "WorkingDir": "/"},
+        "config": read.config,
         "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
     }
     names = [f"{number}.tar" for number in range(len(layers))]
@@ -219,6 +219,7 @@ def _pip(packages: Path, machine: str, *what: str) -> None:
 
 def _add_programs(target: Path, packages: Path) -> None:
     """A virtual environment's own files: the interpreter is the base's."""
+    (target / "lib64").symlink_to("lib")
     (target / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
     programs = target / "bin"
     programs.mkdir()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import py_compile
+import re
+import shlex
 import sys
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +17,6 @@ from images import debian, files
 from images.archive import opened
 from images.recipe import Recipe, recipe
 from release import assembled, image_trial, wheels
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOCKERFILE = (assembled.ROOT / "Dockerfile").read_text()
 
@@ -61,6 +61,79 @@ def test_an_instruction_that_is_not_known_is_refused():
     text = "FROM ${BASE} AS x-files\nFROM ${BASE} AS x\nVOLUME /data\n"
     with pytest.raises(ValueError, match="does not know the Dockerfile's VOLUME"):
         recipe(text, "x", {})
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("RUN touch /x", "does not know the Dockerfile's RUN"),
+        ("COPY --from=x-files /opt/octavo /opt/octavo\nCOPY LICENSE /", "copies /opt/octavo of"),
+        ("CMD --help", "does not know the Dockerfile's CMD"),
+        ("", "copies /opt/octavo of"),
+    ],
+)
+def test_what_would_be_missing_from_an_assembled_image_is_refused(line: str, what: str):
+    text = f"FROM ${{BASE}} AS x-files\nFROM ${{BASE}} AS x\n{line}\n"
+    with pytest.raises(ValueError, match=what):
+        recipe(text, "x", {})
+
+
+def test_a_command_that_only_a_builder_can_run_is_refused():
+    copy = "COPY --from=x-files /opt/octavo /opt/octavo"
+    text = f"FROM ${{BASE}} AS x-files\nRUN apt-get install gcc\nFROM ${{BASE}} AS x\n{copy}\n"
+    with pytest.raises(ValueError, match="cannot run: apt-get install gcc"):
+        recipe(text, "x", {})
+
+
+def as_declared(name: str) -> dict[str, object]:
+    """What the Dockerfile declares of an image, read line by line, each stage after its base."""
+    logical = re.sub(r"(?m)^#.*\n", "", DOCKERFILE).replace("\\\n", " ")
+    stages = {
+        stage: (base, body)
+        for base, stage, body in re.findall(
+            r"FROM (\S+) AS (\S+)\n(.*?)(?=FROM |\Z)", logical, re.S
+        )
+    }
+    base, body = stages[name]
+    if base in stages:
+        body = stages[base][1] + body
+    body = body.replace("${VERSION}", "1.2.3").replace("${REVISION}", "").replace("${SOURCE}", "")
+    body = body.replace("${PATH}", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+
+    def last(instruction: str) -> str:
+        return str(re.findall(rf"(?m)^{instruction} (.*\S)\s*$", body)[-1])
+
+    def pairs(instruction: str) -> dict[str, str]:
+        lines = re.findall(rf"(?m)^{instruction} (.*)$", body)
+        return dict(word.split("=", 1) for word in shlex.split(" ".join(lines)))
+
+    return {
+        "Entrypoint": json.loads(last("ENTRYPOINT")),
+        "User": last("USER"),
+        "WorkingDir": last("WORKDIR"),
+        "ExposedPorts": {f"{last('EXPOSE')}/tcp": {}},
+        "Env": pairs("ENV"),
+        "Labels": pairs("LABEL"),
+    }
+
+
+@pytest.mark.parametrize("name", assembled.NAMES)
+def test_an_assembled_image_has_what_the_dockerfile_declares(name: str, tmp_path: Path):
+    layer = tmp_path / "layer"
+    with tarfile.open(layer, "w") as tar:
+        tar.addfile(tarfile.TarInfo("opt/octavo/pyvenv.cfg"))
+    read = recipe(DOCKERFILE, name, {"VERSION": "1.2.3", "DEMO_MODEL": "1"})
+    assembled.write_archive(read, "x86_64", [layer], f"octavo/{name}:1.2.3", tmp_path / "tar")
+    with opened(tmp_path / "tar") as image:
+        config = dict(image.config)
+    config["Env"] = dict(word.split("=", 1) for word in config["Env"])
+    assert config == as_declared(name)
+
+
+def test_a_later_variable_replaces_an_earlier_one():
+    copy = "COPY --from=x-files /opt/octavo /opt/octavo"
+    text = f"FROM ${{BASE}} AS x-files\nFROM ${{BASE}} AS x\nENV A=1 B=2\n{copy}\nENV A=3\n"
+    assert recipe(text, "x", {}).config["Env"] == ["A=3", "B=2"]
 
 
 def test_both_ways_leave_out_the_same_files():
@@ -167,3 +240,13 @@ def test_a_program_that_is_missing_says_which(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert "install the Debian package mmdebstrap" in assembled.why_not()
     assert "install qemu-user-static" in image_trial.why_not("sparc")
+
+
+def test_bytecode_that_needs_times_is_written_again(tmp_path: Path):
+    """A read-only image with other times could not use it, and would compile at each start."""
+    source = tmp_path / "module.py"
+    source.write_text("A = 1\n")
+    stale = Path(py_compile.compile(str(source), doraise=True) or "")
+    assert stale.read_bytes()[4:8] == bytes(4)
+    files.add_bytecode(tmp_path)
+    assert int.from_bytes(stale.read_bytes()[4:8], "little") == 0b01

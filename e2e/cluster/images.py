@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from e2e.cluster import cache, packages
 from e2e.cluster.errors import ClusterError
 from images import debian
+from images.archive import opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,10 +48,31 @@ def build(names: Iterable[str]) -> list[Path]:
         for name, archive in archives.items():
             if not archive.exists():
                 print(f"Building the image of {name}", file=sys.stderr)
-                _build(name, context, archive)
+                _build(name, context)
+                _push(reference(name), archive)
                 cache.forget_others(archive, f"image-{name}-*.tar")
         _forget_layers()
     return list(archives.values())
+
+
+def wheel(to: Path) -> Path:
+    """The wheel that these images are made of, in the folder `to`."""
+    archive = to / "wheel.tar"
+    with _snapshot() as context, cache.locked("images"):
+        packages.install_missing()
+        _make_bases()
+        _build("wheel", context)
+        file = to / "Containerfile"
+        file.write_text(f"FROM scratch\nCOPY --from={reference('wheel')} /dist /dist\n")
+        _buildah("bud", "--quiet", f"--file={file}", f"--tag={reference('dist')}", str(to))
+        _push(reference("dist"), archive)
+        _buildah("rmi", reference("dist"), reference("wheel"))
+    with opened(archive) as image:
+        (name,) = (name for name in image.files if name.endswith(".whl"))
+        made = to / Path(name).name
+        made.write_bytes(image.read(name))
+    archive.unlink()
+    return made
 
 
 def source_key() -> str:
@@ -105,7 +127,7 @@ def _base(argument: str) -> str:
     return f"localhost/octavo-{argument.lower().replace('_', '-')}:{debian.SUITE}-{made_with}"
 
 
-def _build(name: str, context: Path, archive: Path) -> None:
+def _build(name: str, context: Path) -> None:
     arguments = {
         **{argument: _base(argument) for argument in debian.PACKAGES},
         "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
@@ -118,7 +140,6 @@ def _build(name: str, context: Path, archive: Path) -> None:
         *(f"--build-arg={key}={value}" for key, value in arguments.items()),
         *(f"--target={name}", f"--tag={reference(name)}", str(context)),
     )
-    _push(reference(name), archive)
 
 
 def _trust_of_this_machine() -> list[str]:

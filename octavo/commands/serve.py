@@ -72,11 +72,12 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
         url = f"{'https' if settings.ssl_certfile else 'http'}://{_readable(host)}:{port}"
     from octavo.local.home import Home
     from octavo.models.servers import ServerRecord
-    from octavo.startup import StartupReporter
+    from octavo.startup import StartupReporter, settle_access_log
     from octavo_common.logs import set_up_logging
     from octavo_engine.server.run import serve
 
     set_up_logging(settings.log_format, settings.log_level)
+    settings = settle_access_log(settings)
     record = ServerRecord(Home.find(os.environ), url, config.names)
     reporter = StartupReporter(url, settings, began_at, on_ready=record.ready)
 

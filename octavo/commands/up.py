@@ -24,7 +24,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser = CommandParser(prog, "Run the whole platform on this machine.")
     parser.add_argument(
         "model", metavar="MODEL", nargs="?",
-        help="folder, .gguf file, hf://ORG/NAME, ORG/NAME, demo://NAME, or another URI",
+        help="a name of octavo list, a folder, .gguf file, ORG/NAME, demo://NAME, or another URI",
     )  # fmt: skip
     parser.add_argument(
         "-f", "--file", metavar="FILE", action="append", default=[],

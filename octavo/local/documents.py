@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from octavo.models.references import with_local_files
 from octavo.options.faults import all_faults
 from octavo_common.faults import join_faults
+from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.protocol.kubernetes import ADAPTER_KIND, KIND
 from octavo_engine.weights.gguf_parts import without_number
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 4 * 2**20
 _SUFFIXES = (".yaml", ".yml", ".json")
+_STAND_INS = {"spec.model": {"uri": "hf://org/name"}, "spec.model.uri": "hf://org/name"}
 
 # (kind, namespace, name) of Secrets and ConfigMaps → their keys and values.
 References = dict[tuple[str, str, str], dict[str, str]]
@@ -111,13 +114,18 @@ def _faults_of(body: object) -> list[str]:
     rest, fields = copy.deepcopy(body), list[str]()
 
     def is_ours(error: SpecInvalid) -> bool:
-        return any(field in str(error) or field.startswith(error.field) for field in fields)
+        return any(
+            re.search(rf"{re.escape(field)}\b", str(error))
+            or f"{field}.".startswith(f"{error.field}.")
+            for field in fields
+        )
 
     def leave_out(error: SpecInvalid) -> bool:
         if is_ours(error):
             return False
         fields.append(error.field)
-        return _leave_out(rest, error.field)
+        was_there = _leave_out(rest, error.field)
+        return _stand_in(rest, error.field) or was_there
 
     return all_faults(SpecInvalid, lambda: _parse(rest), is_ours, leave_out)
 
@@ -133,10 +141,25 @@ def _leave_out(body: Any, path: str) -> bool:
     return True
 
 
+def _stand_in(body: Any, path: str) -> bool:
+    """Gives a required field that is missing, or wrong, a value that no other field contradicts,
+    so that the search goes on. Whether it is such a field."""
+    *parents, last = path.split(".")
+    if (value := _STAND_INS.get(path)) is None:
+        return False
+    for name in parents:
+        body = body.get(name) if isinstance(body, dict) else None
+    if not isinstance(body, dict):
+        return False
+    body[last] = copy.deepcopy(value)
+    return True
+
+
 def deployment_of_model(model: str, *, replicas: int, device: str) -> LLMDeployment:
     """The LLMDeployment of `octavo up MODEL`. Raises ConfigError."""
     uri = _uri_of(model)
-    last = without_number(uri.rstrip("/").rpartition("/")[2].partition("@")[0])
+    named = uri if Path(model).expanduser().exists() else model
+    last = without_number(named.rstrip("/").rpartition("/")[2].partition("@")[0])
     name = re.sub(r"[^a-z0-9.-]+", "-", last.lower().removesuffix(".gguf"))[:40].strip("-.")
     spec = {
         "model": {"uri": uri, "servedName": name or "model"},
@@ -152,7 +175,9 @@ def deployment_of_model(model: str, *, replicas: int, device: str) -> LLMDeploym
     return parse(body, model)
 
 
-def _uri_of(model: str) -> str:
+def _uri_of(given: str) -> str:
+    """Short names and pulled models mean what they mean to `octavo serve`."""
+    model = with_local_files(EngineConfig(model=given)).model
     if model.startswith("hf://"):
         return _hub_uri(model.removeprefix("hf://"))
     if "://" in model:
@@ -162,7 +187,10 @@ def _uri_of(model: str) -> str:
         return f"file://{path.absolute()}"
     if re.fullmatch(r"[\w.-]+/[\w.@/-]+", model):
         return _hub_uri(model)
-    raise ConfigError(f"{model} is neither a file or folder here nor a model such as ORG/NAME")
+    raise ConfigError(
+        f"{model} is not in the catalogue (octavo list --all shows what is), and is neither a file "
+        "or folder here nor ORG/NAME"
+    )
 
 
 def _hub_uri(reference: str) -> str:

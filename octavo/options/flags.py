@@ -219,7 +219,8 @@ SERVER_FLAGS = (
     Flag("allow_runtime_lora_updating",
          "allow /v1/load_lora_adapter and /v1/unload_lora_adapter"),
     Flag("vllm_metrics", "expose every metric under vLLM's name too, which other tools read"),
-    Flag("access_log", "which requests get a log line"),
+    Flag("access_log", "which requests get a log line; requests: all but probes and pages; auto: "
+         "requests on a terminal, else errors"),
     Flag("log_requests", "log each request as it comes, without its text", "enable-log-requests"),
     Flag("log_outputs", "log each answer once it is done, without its text", "enable-log-outputs"),
     Flag("log_stats", "log a line of statistics every ten seconds while there is work"),
@@ -273,7 +274,11 @@ SERVER_FLAGS = (
 
 SECRET = frozenset(("api_keys", "admin_api_keys", "ssl_keyfile_password"))  # never shown
 
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+# Numbers of tokens may have units, with vLLM's meaning.
+_TOKENS = ("max_model_len", "scheduler.max_num_batched_tokens")
+_TOKEN_UNITS = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
 
 class FlagSettings:
@@ -442,10 +447,12 @@ def _scalar(flag: Flag, core: Any, text: str) -> Any:
             return float(text)
         except ValueError:
             raise ConfigError(f"must be a number; got {text!r}") from None
-    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(|[kKmMgG]i?)[bB]?", text.strip())
+    if flag.path in _TOKENS and (match := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", text.strip())):
+        return int(float(match[1]) * _TOKEN_UNITS[match[2]])
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(|[kKmMgGtT]i?)[bB]?", text.strip())
     is_size = flag.path.endswith("_bytes")
     if match is None or (not is_size and not re.fullmatch(r"-?\d+", text.strip())):
-        example = ", such as 512MiB" if is_size else ""
+        example = ", such as 512MiB" if is_size else ", such as 8k" if flag.path in _TOKENS else ""
         raise ConfigError(f"must be a whole number{example}; got {text!r}")
     return int(float(match[1]) * _SIZES[match[2].lower()]) if match[2] else int(float(match[1]))
 

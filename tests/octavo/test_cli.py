@@ -271,6 +271,18 @@ def test_print_config_gives_back_what_it_was_given(capsys, tmp_path):
     assert values(again) == values(first)
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("1M", 2**20), ("512", 512)]
+)
+def test_numbers_of_tokens_take_units_as_vllm_s_do(capsys, text, tokens):
+    assert config(capsys, "m", "--max-model-len", text)["max-model-len"] == f"{tokens}  # flag"
+
+
+def test_sizes_take_units(capsys):
+    shown = config(capsys, "m", "--kv-cache-memory-bytes", "1TiB")
+    assert shown["kv-cache-memory-bytes"] == f"{2**40}  # flag"
+
+
 def test_keys_are_never_shown(capsys, monkeypatch):
     monkeypatch.setenv("OCTAVO_API_KEY", "secret1,secret2")
     out = run(capsys, "serve", "--print-config")[1]
@@ -289,6 +301,8 @@ def test_keys_are_never_shown(capsys, monkeypatch):
         (["--max-num-seq", "1"], {}, "", "unrecognized arguments: --max-num-seq"),
         (["--prot"], {}, "", "unrecognized arguments: --prot; did you mean --port?"),
         (["--kv-cache-memory-bytes", "2furlongs"], {}, "", "such as 512MiB"),
+        (["--max-model-len", "8q"], {}, "", "must be a whole number, such as 8k; got '8q'"),
+        (["--max-num-seqs", "8k"], {}, "", "must be a whole number; got '8k'"),
         (["a", "--model", "b"], {}, "", "octavo: two models are given: a and --model b"),
         (["--max-num-seqs", "0"], {}, "", "octavo: --max-num-seqs must be at least 1; got 0"),
         (["--port", "70000"], {}, "", "octavo: --port must be between 0 and 65535; got 70000"),

@@ -9,7 +9,13 @@ import urllib.request
 
 import pytest
 
-from octavo.startup import StartupReporter, banner, example_request, kv_capacity
+from octavo.startup import (
+    StartupReporter,
+    banner,
+    example_request,
+    kv_capacity,
+    settle_access_log,
+)
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.terminal import Terminal
@@ -120,5 +126,38 @@ def test_statistics_come_every_ten_seconds_while_there_is_work(is_on):
         else:
             time.sleep(12)
         assert sum("Statistics" in line for line in terminal.screen) == int(is_on)
+    finally:
+        terminal.close()
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("given", "out", "settled"),
+    [
+        ({}, Screen(), "requests"),
+        ({}, io.StringIO(), "errors"),
+        ({"log_format": "json"}, Screen(), "errors"),
+        ({"access_log": "none"}, Screen(), "none"),
+        ({"access_log": "all"}, io.StringIO(), "all"),
+    ],
+)
+def test_only_on_a_terminal_requests_that_went_well_leave_a_line(given, out, settled):
+    assert settle_access_log(ServerSettings(**given), out).access_log == settled
+
+
+@pytest.mark.slow
+def test_a_request_is_a_line_on_a_terminal_and_a_probe_is_none():
+    terminal = Terminal(*SERVE)
+    try:
+        url = terminal.wait_for(r"API +(http://\S+)/v1")[1]
+        for path in ("/health", "/", "/v1/models"):
+            with urllib.request.urlopen(f"{url}{path}", timeout=30) as reply:
+                assert reply.status == 200
+        terminal.wait_for(r"INFO \S+ Answered .*path=/v1/models .*status=200")
+        assert sum("Answered" in line for line in terminal.screen) == 1
     finally:
         terminal.close()

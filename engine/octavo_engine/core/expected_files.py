@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.errors import ModelError
+from octavo_engine.tokenization.files import TOKENIZER_FILES, has_tokenizer
+from octavo_engine.weights.safetensors import weight_files
 
 if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
@@ -21,20 +23,35 @@ def weight_format_of(files: ModelFiles) -> str:
 
 
 def check_files(config: EngineConfig, files: ModelFiles) -> None:
-    """--load-format and --weight-format. Raises ModelError that states what the files are."""
+    """--load-format and --weight-format, and what is missing. Raises ModelError that states what
+    the files are."""
     if config.load_format not in ("auto", "dummy", files.kind):
         raise ModelError(
             f"--load-format {config.load_format} does not fit {files.reference}, which is "
-            f"{files.kind}; leave the flag out"
+            f"{files.kind}; leave it out"
         )
     found = weight_format_of(files)
     if config.weight_format not in ("auto", found):
         state = f"is {found}" if found else "is not quantized"
-        advice = "leave the flag out" if found else "--quantization int8 or int4 makes it smaller"
+        advice = "leave it out" if found else "--quantization int8 or int4 makes it smaller"
         raise ModelError(
             f"--quantization {config.weight_format} does not fit {files.reference}, which {state}; "
             f"{advice}"
         )
+    _check_complete(config, files)
+
+
+def _check_complete(config: EngineConfig, files: ModelFiles) -> None:
+    """A folder that lacks both weights and tokenizer hears of both at once. One of them is reported
+    where it is read. Raises ModelError."""
+    if files.kind != "safetensors" or config.load_format == "dummy" or config.tokenizer is not None:
+        return
+    if has_tokenizer(files.path):
+        return
+    try:
+        weight_files(files.path)
+    except ModelError as error:
+        raise ModelError(f"{error}; it has no tokenizer either: {TOKENIZER_FILES}") from None
 
 
 def check_runner(config: EngineConfig, *, pools: bool) -> None:
@@ -44,5 +61,5 @@ def check_runner(config: EngineConfig, *, pools: bool) -> None:
         purpose = "embeddings, scores or classes" if pools else "generating text"
         raise ModelError(
             f"--runner {config.runner} does not fit {config.names[0]}, which is for {purpose}; "
-            "leave the flag out"
+            "leave it out"
         )

@@ -221,8 +221,10 @@ def _finish_trace(trace: EngineTrace, exchange: Exchange, service: Service, fail
 
 def _log_access(exchange: Exchange, row: Row, which: str, began_at: float) -> None:
     """A probe that says 503 is not an error."""
-    is_error = exchange.status >= 500 and row.access != "public"
-    if which == "none" or (which == "errors" and not is_error):
+    is_request = row.access != "public"
+    is_error = exchange.status >= 500 and is_request
+    is_logged = {"all": True, "requests": is_request, "none": False}.get(which, is_error)
+    if not is_logged:
         return
     _log(logging.INFO, exchange, "Answered", duration_s=round(time.monotonic() - began_at, 6))
 

@@ -62,7 +62,8 @@ class ServerSettings:
     lora_resolvers: tuple[str, ...] = ()  # of packages, which find adapters that a request names
     allow_runtime_lora_updating: bool = False  # load and unload others while the server runs
     vllm_metrics: bool = True  # every metric also under vLLM's name, which other tools read
-    access_log: Literal["errors", "all", "none"] = "errors"
+    # auto: requests where `octavo serve` has a terminal, else errors; requests: no probes or pages
+    access_log: Literal["auto", "errors", "requests", "all", "none"] = "auto"
     log_requests: bool = False  # a line for each request that comes in, without its text
     log_outputs: bool = False  # a line for each answer that is done, without its text
     log_stats: bool = True  # a line of statistics every ten seconds while there is work

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import processors
 
 from octavo_engine.errors import ModelError
+from octavo_engine.tokenization.files import TOKENIZER_FILES, other_files
 from octavo_engine.tokenization.sentencepiece_model import parse_model
 from octavo_engine.tokenization.sentencepiece_tokenizer import sentencepiece_tokenizer
 from octavo_engine.tokenization.tiktoken_file import is_tiktoken, tiktoken_tokenizer
@@ -43,17 +44,10 @@ def other_tokenizer(folder: Path, config: Mapping[str, Any]) -> tuple[Path, toke
     """The file that was found, and its tokenizer without special tokens that only `config`,
     tokenizer_config.json, names. Raises ModelError."""
     own_class = _class(config)
-    found = [
-        folder / "tokenizer.model",
-        folder / "tiktoken.model",
-        *sorted(folder.glob("*.tiktoken")),
-    ]
-    file = next((path for path in found if path.is_file()), None)
-    if file is None:
-        raise ModelError(
-            f"{folder} has no tokenizer: neither tokenizer.json nor tokenizer.model "
-            "(SentencePiece) nor a *.tiktoken file"
-        )
+    found = other_files(folder)
+    if not found:
+        raise ModelError(f"{folder} has no tokenizer: {TOKENIZER_FILES}")
+    file = found[0]
     data = _read(file)
     if is_tiktoken(data):
         return file, tiktoken_tokenizer(data, file, own_class)

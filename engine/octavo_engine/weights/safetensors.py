@@ -93,21 +93,10 @@ class SafetensorsCheckpoint:
     @classmethod
     def open(cls, folder: Path) -> SafetensorsCheckpoint:
         """All shards the folder's index names, or its safetensors files where it has none."""
+        paths = weight_files(folder)
+        files = {path.name: SafetensorsFile(path) for path in paths}
         index = folder / INDEX_NAME
-        if not index.exists():
-            return cls([SafetensorsFile(path) for path in _plain_files(folder)], folder)
-        weight_map = _weight_map(index)
-        shards = sorted(set(weight_map.values()))
-        missing = [shard for shard in shards if not (folder / shard).is_file()]
-        if len(missing) == 1:
-            raise ModelError(f"{folder / missing[0]} is missing; {index.name} names it")
-        if missing:
-            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            raise ModelError(
-                f"{folder} lacks {len(missing)} of the {len(shards)} files that {index.name} "
-                f"names: {', '.join(missing[:5])}{more}; was the download cut off?"
-            )
-        files = {shard: SafetensorsFile(folder / shard) for shard in shards}
+        weight_map = _weight_map(index) if index.exists() else {}
         for name, shard in weight_map.items():
             if name not in files[shard].entries:
                 raise ModelError(
@@ -174,6 +163,25 @@ class SafetensorsCheckpoint:
     @property
     def total_bytes(self) -> int:
         return sum(f.entries[name].end - f.entries[name].begin for name, f in self._owner.items())
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """All shards the folder's index names, or its safetensors files where it has none. Raises
+    ModelError that names those that are missing."""
+    index = folder / INDEX_NAME
+    if not index.exists():
+        return _plain_files(folder)
+    shards = sorted(set(_weight_map(index).values()))
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if len(missing) == 1:
+        raise ModelError(f"{folder / missing[0]} is missing; {index.name} names it")
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise ModelError(
+            f"{folder} lacks {len(missing)} of the {len(shards)} files that {index.name} "
+            f"names: {', '.join(missing[:5])}{more}; was the download cut off?"
+        )
+    return [folder / shard for shard in shards]
 
 
 def _plain_files(folder: Path) -> list[Path]:

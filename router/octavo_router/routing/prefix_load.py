@@ -94,7 +94,7 @@ class PrefixLoad:
             {
                 "price_s": seconds(endpoint, request.prompt_tokens - tokens),
                 "expected_wait_s": wait_s(endpoint, request.prompt_tokens - tokens),
-                "told_work_tokens": endpoint.base_tokens,
+                "reported_work_tokens": endpoint.base_tokens,
                 "own_work_tokens": endpoint.own_tokens,
                 "uncached_tokens": max(1, request.prompt_tokens - tokens),
                 "token_s": endpoint.token_s,

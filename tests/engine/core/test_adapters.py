@@ -191,9 +191,7 @@ def test_without_the_switch_adapters_are_refused() -> None:
         llm.generate(["a"], lora_request=LoRARequest("a", 1, "/nowhere"))
     devices: tuple[Device, ...] = ("cuda", "plugin")
     for device in devices:
-        with pytest.raises(
-            ConfigError, match=f"--enable-lora is not computed by --device {device}"
-        ):
+        with pytest.raises(ConfigError, match=f"enable_lora is not computed by device {device}"):
             LLM("demo://smollm2", device=device, enable_lora=True)
 
 

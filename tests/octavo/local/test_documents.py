@@ -6,6 +6,7 @@ import pytest
 
 from octavo.local.documents import deployment_of_model, list_files, read_documents
 from octavo.local.watch import DocumentWatch
+from octavo.models.library import StoredModel
 from octavo_engine.errors import ConfigError
 
 HEAD = "apiVersion: octavo.dev/v1alpha1\nkind: LLMDeployment\n"
@@ -77,6 +78,8 @@ def test_what_cannot_be_read_names_the_place(text, says):
         ("demo://smollm2", "demo://smollm2", "smollm2"),
         ("HuggingFaceTB/SmolLM2-135M", "hf://HuggingFaceTB/SmolLM2-135M", "smollm2-135m"),
         ("hf://a/b/M.gguf@v1", "hf://a/b@v1/M.gguf", "m"),
+        ("smollm2", "demo://smollm2", "smollm2"),
+        ("Qwen3:0.6b", "hf://Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf", "qwen3-0.6b"),
         ("s3://bucket/models/Tiny_1/", "s3://bucket/models/Tiny_1/", "tiny-1"),
     ],
 )
@@ -91,8 +94,18 @@ def test_a_model_by_path(tmp_path):
     assert deployment.model.uri == f"file://{tmp_path}"
 
 
+def test_a_pulled_model_is_served_from_its_folder(tmp_path, monkeypatch):
+    stored = StoredModel("a/b", "hf://a/b", tmp_path, 1, 0.0)
+    monkeypatch.setattr("octavo.models.library.ModelLibrary.find", lambda self, name: stored)
+    deployment = deployment_of_model("a/b", replicas=1, device="cpu")
+    assert (deployment.model.uri, deployment.name) == (f"file://{tmp_path}", "b")
+
+
 def test_a_model_that_is_neither():
-    with pytest.raises(ConfigError, match="neither a file or folder here nor a model"):
+    with pytest.raises(
+        ConfigError,
+        match=r"octavo list --all shows what is.*nor ORG/NAME",
+    ):
         deployment_of_model("nothing", replicas=1, device="auto")
 
 
@@ -140,6 +153,31 @@ spec:
     for part in ("engine.device must be one of", "engine.args must be an object",
                  "replicas must be from 0", "bogus is not a field"):  # fmt: skip
         assert f") spec.{part}" in says
+
+
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        ('{ur: "demo://smollm2", digest: x}', "uri is required"),
+        ("{uri: smollm2, digest: x}", "uri must start with one of"),
+        ("{uri: 3, digest: x}", "uri must be a string"),
+    ],
+)
+def test_a_model_that_is_missing_or_wrong_hides_no_other_fault(model: str, fault: str):
+    text = f"{HEAD}metadata: {{name: one}}\nspec: {{model: {model}, replicas: many}}\n"
+    with pytest.raises(ConfigError) as caught:
+        read_documents({"a.yaml": text})
+    says = str(caught.value)
+    for part in (f"model.{fault}", "model.digest must be", "replicas must be a whole number"):
+        assert f") spec.{part}" in says, says
+    assert ("spec.model.ur is not a field" in says) == ("ur:" in model)
+    assert "did you mean uri?" in says or "ur:" not in model
+
+
+def test_a_document_without_a_model_hides_no_other_fault():
+    text = f"{HEAD}metadata: {{name: one}}\nspec: {{replicas: many}}\n"
+    with pytest.raises(ConfigError, match=r"spec.model is required.*spec.replicas must be a whole"):
+        read_documents({"a.yaml": text})
 
 
 def test_a_fault_that_leaving_one_out_would_cause_is_not_reported():

@@ -41,7 +41,7 @@ async def test_it_can_be_switched_off():
         assert (await client.get("/")).status == 404
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # of one test: while a browser is open, no other event loop runs in this thread
 def browser() -> Iterator[Any]:
     with chromium() as browser:
         yield browser
@@ -115,6 +115,10 @@ def test_it_is_accessible_and_fits_1280_pixels(browser, platform, scheme):
         page.locator("summary").click()
         assert accessibility_faults(page) == []
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 1280
+        page.locator("#why table").wait_for()
+        hidden = "() => [...document.querySelectorAll('.scroll')].filter("
+        hidden += "(each) => each.scrollWidth > each.clientWidth).map((each) => each.id)"
+        assert page.evaluate(hidden) == [], "tables that are wider than their places"
 
 
 @browser_only

@@ -127,7 +127,7 @@ def test_it_explains_itself_in_natural_units():
     first, second = details["candidates"]
     assert first["uncached_tokens"] == 320
     assert second["uncached_tokens"] == 1
-    assert first["told_work_tokens"] == 100
+    assert first["reported_work_tokens"] == 100
     assert first["expected_wait_s"] == pytest.approx(420 * 5e-4)
 
 

@@ -33,7 +33,12 @@ from octavo_engine.core.media.messages import take_pictures
 from octavo_engine.core.offline.beam_search import beam_search
 from octavo_engine.core.offline.engine import build_offline
 from octavo_engine.core.offline.lora_request import LoRARequest
-from octavo_engine.core.offline.options import check_llm_options, llm_quantization, llm_value
+from octavo_engine.core.offline.options import (
+    as_in_vllm,
+    check_llm_options,
+    llm_quantization,
+    llm_value,
+)
 from octavo_engine.core.offline.pictures import PARAM as PICTURES
 from octavo_engine.core.offline.pictures import OfflinePictures, pictures_of
 from octavo_engine.core.offline.pooling import PoolingMethods
@@ -78,6 +83,7 @@ class LLM(PoolingMethods, VLLMMethods):
 
     _closed = False
 
+    @as_in_vllm
     def __init__(
         self,
         model: str | PathLike[str] = "demo://smollm2",
@@ -121,7 +127,8 @@ class LLM(PoolingMethods, VLLMMethods):
         sim: SimConfig | None = None,
         **others: object,
     ) -> None:
-        """Names as in vLLM. Raises ConfigError or ModelError, and TypeError for unknown names.
+        """Names as in vLLM, and None is a default. Raises ConfigError or ModelError, and TypeError
+        for unknown names.
         `others` may be settings of vLLM's that ask for what is done here anyway."""
         check_llm_options(others, LLM.__init__)
         scheduler = SchedulerConfig(

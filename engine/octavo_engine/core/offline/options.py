@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import re
+from collections.abc import Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, cast
+from numbers import Integral, Real
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, cast
 
-from octavo_engine.errors import ConfigError
+from octavo_engine.config import EngineConfig
+from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.protocol.vllm_options import (
     UNSUPPORTED_OPTIONS,
     UNSUPPORTED_PYTHON,
@@ -17,9 +24,22 @@ from octavo_engine.protocol.vllm_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
     from octavo_engine.config import Quantization, WeightFormat
+
+Given = ParamSpec("Given")
+
+# By the annotation of an argument: what it may be, and that in words. All others are words.
+_KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "bool": ((bool,), "True or False"),
+    "int": ((Integral,), "a whole number"),
+    "float": ((Real,), "a number"),
+    "str": ((str,), "a string"),
+    "PathLike[str]": ((PathLike,), "a path"),
+    "Mapping[str, Any]": ((Mapping,), "a dict"),
+}
+_FIELDS: Final = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
 
 def check_llm_options(others: Mapping[str, object], init: Callable[..., None]) -> None:
@@ -34,7 +54,50 @@ def check_llm_options(others: Mapping[str, object], init: Callable[..., None]) -
             else refusal(option, value, UNSUPPORTED_OPTIONS)
         )
         if advice is not None:
-            raise ConfigError(f"LLM({name}={value!r:.60}) is not supported: {_in_python(advice)}")
+            raise ConfigError(f"LLM({name}={value!r:.60}) is not supported: {advice}")
+
+
+def as_in_vllm(init: Callable[Given, None]) -> Callable[Given, None]:
+    """None is an argument's default, as in vLLM, whose own defaults are None; wrong types are
+    refused, and what goes wrong is reported with the names of arguments."""
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(*given: Given.args, **by_name: Given.kwargs) -> None:
+        for name in [name for name in by_name if name in known and by_name[name] is None]:
+            del by_name[name]
+        _check_types(dict(zip(known, given, strict=False)) | by_name, init)
+        with _errors_in_python(init):
+            init(*given, **by_name)
+
+    return checked
+
+
+def _check_types(given: Mapping[str, object], init: Callable[..., None]) -> None:
+    """Raises ConfigError for an argument of another type than its annotation."""
+    for name, parameter in inspect.signature(init).parameters.items():
+        kinds = [_KINDS[kind] for kind in str(parameter.annotation).split(" | ") if kind in _KINDS]
+        value = given.get(name, parameter.default)
+        if not kinds or (value is None and "None" in str(parameter.annotation)):
+            continue
+        fits = any(
+            isinstance(value, types) and (types == (bool,) or not isinstance(value, bool))
+            for types, _ in kinds
+        )
+        if not fits:
+            raise ConfigError(
+                f"{name} must be {' or '.join(words for _, words in kinds)}; got {value!r:.60}"
+            )
+
+
+@contextmanager
+def _errors_in_python(init: Callable[..., None]) -> Iterator[None]:
+    """What went wrong, with the names of arguments instead of flags."""
+    try:
+        yield
+    except (ConfigError, ModelError) as error:
+        error.args = (_in_python(str(error), init), *error.args[1:])
+        raise
 
 
 def llm_value(option: str, value: Any) -> Any:
@@ -54,12 +117,22 @@ def llm_quantization(given: Quantization | WeightFormat) -> tuple[WeightFormat, 
     return "auto", cast("Quantization", llm_value("quantization", given))
 
 
-def _in_python(advice: str) -> str:
+def _in_python(advice: str, init: Callable[..., None]) -> str:
     """Flags as arguments: `--memory-fraction` is `memory_fraction`."""
-    return re.sub(r"--([a-z-]+[a-z])", lambda flag: flag[1].replace("-", "_"), advice)
+    known = inspect.signature(init).parameters
+
+    def argument(flag: re.Match[str]) -> str:
+        name = flag[1].replace("-", "_")
+        if name in known:
+            return name
+        return f"{name} of EngineConfig" if name in _FIELDS else f"`octavo serve {flag[0]}`"
+
+    return re.sub(r"(?<![\w-])--([a-z-]+[a-z])", argument, advice)
 
 
 def _hint(name: str, init: Callable[..., None]) -> str:
+    if name in _FIELDS:
+        return f"LLM.from_config(EngineConfig(model=…, {name}=…)) sets it"
     known = [each for each in inspect.signature(init).parameters if each not in ("self", "others")]
     near = get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"

@@ -210,7 +210,7 @@ def test_ctrl_c_ends_all_between_two_steps_and_leaves_it_usable():
 
 
 def test_settings_that_cannot_work_are_said_at_once():
-    with pytest.raises(ConfigError, match="--memory-fraction"):
+    with pytest.raises(ConfigError, match="memory_fraction"):
         LLM(device="sim", memory_fraction=0.0)
     with pytest.raises(ConfigError, match="simulated KV pool holds 2"):
         LLM(device="sim", sim=SimConfig(kv_blocks=2))

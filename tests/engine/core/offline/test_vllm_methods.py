@@ -77,9 +77,9 @@ def test_the_demo_model_has_sampling_defaults(llm):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quantization": "awq"}, "--quantization awq does not fit .*, which is gguf"),
-        ({"load_format": "safetensors"}, "--load-format safetensors does not fit .* is gguf"),
-        ({"runner": "pooling"}, "--runner pooling does not fit .*, which is for generating text"),
+        ({"quantization": "awq"}, "quantization awq does not fit .*, which is gguf"),
+        ({"load_format": "safetensors"}, "load_format safetensors does not fit .* is gguf"),
+        ({"runner": "pooling"}, "runner pooling does not fit .*, which is for generating text"),
     ],
 )
 def test_a_statement_about_the_files_that_is_wrong_is_refused(settings, message):
@@ -97,7 +97,7 @@ def test_a_statement_about_the_files_that_is_right_changes_nothing():
 
 
 def test_an_encoder_does_not_generate():
-    with pytest.raises(ModelError, match="--runner generate does not fit demo://minilm"):
+    with pytest.raises(ModelError, match="runner generate does not fit demo://minilm"):
         LLM("demo://minilm", runner="generate")
-    with pytest.raises(ConfigError, match="--runner"):
+    with pytest.raises(ConfigError, match="runner"):
         LLM("demo://minilm", runner="draw")  # type: ignore[arg-type]  # on purpose

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
@@ -32,8 +35,17 @@ def test_settings_that_change_nothing_are_accepted():
         ({"gpu_memory_utilization": 0.9}, "LLM(gpu_memory_utilization=0.9) is not supported: "
          "memory_fraction is the share of the memory that is free after loading"),
         ({"model_impl": "terratorch"}, "models are octavo's own or transformers'"),
-        ({"swap_space": 4}, "kv_offloading_size keeps KV blocks in the host's memory"),
+        ({"swap_space": 4}, "kv_offloading_size of EngineConfig keeps KV blocks"),
         ({"quantization": "mxfp4"}, "LLM(quantization='mxfp4') is not supported: how weights are"),
+        ({"log_config_file": "a"}, "`octavo serve --log-format` and `octavo serve --log-level`"),
+        ({"dtype": "float8"}, "dtype must be one of auto, bfloat16, float16, float32; got float8"),
+        ({"tensor_parallel_size": "2"}, "tensor_parallel_size must be a whole number; got '2'"),
+        ({"max_num_seqs": 2.5}, "max_num_seqs must be a whole number; got 2.5"),
+        ({"seed": True}, "seed must be a whole number; got True"),
+        ({"memory_fraction": "half"}, "memory_fraction must be a number; got 'half'"),
+        ({"enforce_eager": 1}, "enforce_eager must be True or False; got 1"),
+        ({"model": 3}, "model must be a string or a path; got 3"),
+        ({"speculative_config": "ngram"}, "speculative_config must be a dict; got 'ngram'"),
         ({"allowed_local_media_path": "/a"}, "give pictures as data: URLs, PIL images, bytes"),
         ({"mm_processor_kwargs": {"resample": 2}}, "this model takes none: leave it out"),
         ({"limit_mm_per_prompt": {"picture": 1}}, "takes image, video, audio; got 'picture'"),
@@ -43,6 +55,27 @@ def test_settings_that_cannot_be_had_are_one_sentence(settings, message):
     with pytest.raises(ConfigError) as caught:
         LLM(device="sim", **settings)
     assert message in str(caught.value)
+    assert not re.search("(?<!serve )--", str(caught.value)), "arguments, not flags"
+
+
+def test_none_is_the_default_of_each_argument():
+    names = inspect.signature(LLM.__init__).parameters
+    unset: dict[str, Any] = {name: None for name in names if name not in ("self", "others")}
+    with LLM(**{**unset, "device": "sim"}) as llm:
+        assert llm.info.backend.startswith("sim")
+    with pytest.raises(TypeError, match="no argument zzz"):
+        LLM(device="sim", zzz=None)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numbers: dict[str, Any] = {"max_num_seqs": np.int64(2), "memory_fraction": np.float32(0.25)}
+    with LLM(device="sim", **numbers) as llm:
+        assert llm.info.backend.startswith("sim")
+
+
+def test_a_setting_that_only_the_configuration_has_is_named_there():
+    with pytest.raises(TypeError, match=r"LLM.from_config\(EngineConfig\(model=…, stream_interval"):
+        LLM(device="sim", stream_interval=4)
 
 
 def test_an_unknown_argument_is_guessed_at():

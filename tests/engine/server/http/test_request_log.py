@@ -28,6 +28,7 @@ def lines(*flags: str) -> list[dict[str, Any]]:
             headers = {"x-request-id": "r1"}
             assert client.post("/v1/chat/completions", json=CHAT, headers=headers).is_success
             client.post("/v1/completions", json={"prompt": "more secret words", "n": "x"})
+            assert client.get("/health").is_success
         server.signal(signal.SIGTERM)
         server.wait()
     return server.lines
@@ -47,13 +48,31 @@ def test_a_request_is_logged_by_its_numbers():
     assert received["params"] == {
         "max_tokens": 3, "temperature": 0.5, "stop": "(given)", "logit_bias": "(given)",
     }  # fmt: skip
-    answered = [line for line in said if line["message"] == "Answered"]
+    answered = [
+        line for line in said if line["message"] == "Answered" and line["path"].startswith("/v1")
+    ]
     assert [(line["status"], line["path"]) for line in answered] == [
         (200, "/v1/chat/completions"), (400, "/v1/completions"),
     ]  # fmt: skip
     assert answered[0]["request_id"] == "r1" != answered[1]["request_id"]
     # The id with its quote: times and ports have such digits too.
     assert not any(word in json.dumps(said) for word in ("secret", "hidden", '"101'))
+
+
+@pytest.mark.parametrize(
+    ("which", "paths"),
+    [
+        ("requests", ["/v1/chat/completions", "/v1/completions"]),
+        ("all", ["/v1/chat/completions", "/v1/completions", "/health"]),
+        ("errors", []),
+        ("none", []),
+    ],
+)
+def test_which_requests_are_logged_is_a_setting(which: str, paths: list[str]):
+    answered = [line for line in lines("--access-log", which) if line["message"] == "Answered"]
+    own = [line["path"] for line in answered if line["path"] not in ("/ready", "/readyz")]
+    assert [path for path in own if path != "/health"] == paths[:2]
+    assert ("/health" in own) == ("/health" in paths)
 
 
 def test_at_level_debug_the_prompt_is_shown_as_far_as_allowed():
