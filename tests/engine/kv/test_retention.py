@@ -130,6 +130,7 @@ def test_one_tenant_leaves_room_for_others():
     engine.ask(make_prompt(64, first=4), ttl_s=60.0, owner="b")
     assert engine.stats.kv_blocks_retained == 8
     retained = engine.scheduler.kv.retained
+    assert retained is not None
     assert (retained.of_owner("a"), retained.of_owner("b")) == (4, 4)
     engine.clock.advance(61.0)
     assert engine.stats.kv_blocks_retained == 0
@@ -170,6 +171,29 @@ def test_what_is_worth_least_is_given_up_first():
     engine.ask(make_prompt(7 * 16, first=200))
     computed = [engine.ask(prompt) for prompt in prompts[:2] + prompts[4:]]
     assert max(computed) <= 16, "only the lowest priority and the next to end were given up"
+
+
+def test_of_one_prompt_the_end_is_given_up_first():
+    engine = Engine(max_retained_kv=1.0, max_retained_kv_per_tenant=1.0)
+    prompt = make_prompt(160)
+    engine.ask(prompt, ttl_s=60.0)
+    engine.ask(make_prompt(NUM_BLOCKS * 16 - 7 * 16, first=200))
+    assert engine.stats.retention_given_up_blocks == 3
+    assert engine.ask(prompt) == 160 - 7 * 16
+
+
+def test_what_is_found_retained_takes_no_other_memory():
+    engine = Engine()
+    engine.scheduler._admission.ratio = 0.0
+    engine.ask(PROMPT, ttl_s=60.0)
+    other = make_request(make_prompt(12 * 16, first=200), max_tokens=10)  # leaves two blocks
+    engine.scheduler.add(other)
+    engine.loop.step()
+    again = make_request([*PROMPT, 1, 2, 3], max_tokens=1)
+    engine.scheduler.add(again)
+    engine.loop.step()
+    assert again.request_id in engine.loop.reasons, "it waited for memory that it did not need"
+    engine.loop.run()
 
 
 def test_others_wait_for_memory_rather_than_take_what_is_retained():
@@ -245,6 +269,7 @@ def test_outdated_entries_do_not_pile_up():
     for _ in range(200):
         engine.ask(PROMPT, ttl_s=60.0)
     retained = engine.scheduler.kv.retained
+    assert retained is not None
     assert len(retained._by_end) < 200 and len(retained._by_worth[""]) < 200
     engine.clock.advance(61.0)
     assert engine.stats.kv_blocks_retained == 0
