@@ -64,6 +64,10 @@ class SchedulerConfig:
     max_model_len: int = 2048  # tokens in one sequence, prompt and output together
     enable_prefix_caching: bool = True
     aging_s: float = 5.0  # how long a waiting request may be passed by smaller ones
+    # Of the KV cache, what requests may retain after their end; 0: nothing.
+    max_retained_kv: float = 0.25
+    max_retained_kv_per_tenant: float = 0.25
+    max_retention_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,6 +442,15 @@ class EngineConfig:
         _check(s.max_queue >= 1, "--max-queue must be at least 1", s.max_queue)
         _check(s.queue_timeout_s > 0, "--queue-timeout must be above 0", s.queue_timeout_s)
         _check(s.max_step_ms > 0, "--max-step-ms must be above 0", s.max_step_ms)
+        _check(
+            0 <= s.max_retained_kv <= 1, "--max-retained-kv must be from 0 to 1", s.max_retained_kv
+        )
+        _check(
+            0 <= s.max_retained_kv_per_tenant <= 1,
+            "--max-retained-kv-per-tenant must be from 0 to 1",
+            s.max_retained_kv_per_tenant,
+        )
+        _check(s.max_retention_s > 0, "--max-retention-s must be above 0", s.max_retention_s)
         _check(self.max_model_len is None or self.max_model_len >= 1,
                "--max-model-len must be at least 1", self.max_model_len)  # fmt: skip
         _check(self.num_threads is None or 1 <= self.num_threads <= MAX_THREADS,

@@ -56,6 +56,16 @@ COUNTERS = (
     (names.PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the cache.", "prefix_queries"),
     (names.PREFIX_CACHE_HITS, "Prompt tokens found in the cache.", "prefix_hits"),
     (names.NUM_PREEMPTIONS, "Sequences set back for lack of KV blocks.", "preemptions"),
+    (
+        names.KV_RETENTION_REFUSED_BLOCKS,
+        "KV blocks that requests wanted to retain beyond a limit.",
+        "retention_refused_blocks",
+    ),
+    (
+        names.KV_RETENTION_GIVEN_UP_BLOCKS,
+        "Retained KV blocks that were given up before their time was over.",
+        "retention_given_up_blocks",
+    ),
     (names.CORRUPTED_REQUESTS, "Requests failed by logits that were NaN.", "nan_failures"),
     (names.GRAMMAR_CACHE_HITS, "Requests whose grammar was compiled before.", "grammar_cache_hits"),
     (names.GRAMMAR_FAILURES, "Grammars that did not compile, or not in time.", "grammar_failures"),
@@ -182,6 +192,11 @@ class MetricFamilies:
             names.NUM_QUEUED_TOKENS, "Prompt tokens not yet computed.", stats.queued_tokens
         )
         yield self.gauge(names.KV_CACHE_USAGE_PERC, "Share of KV blocks in use; 1 is full.", used)
+        yield self.gauge(
+            names.KV_RETAINED_BLOCKS,
+            "KV blocks that requests retain after their end.",
+            stats.kv_blocks_retained,
+        )
         yield self.gauge(names.STEP_SECONDS, "Duration of the last step.", stats.step_ms / 1e3)
         yield self.gauge(names.LAST_STEP_AGE_SECONDS, "Time since the last step ended.", age)
         yield self.waiting(stats)

@@ -83,8 +83,8 @@ def _make_parser(prog: str) -> CommandParser:
     )  # fmt: skip
     parser.add_argument(
         "--workload", action="append", default=[], metavar="NAME",
-        help="synthetic: multi-turn, shared-system, random, hot-prefix, bursts; may be "
-        "repeated",
+        help="synthetic: multi-turn, shared-system, random, hot-prefix, bursts, agents; may "
+        "be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--policies", default=DEFAULT_POLICIES, metavar="LIST", help=f"default: {DEFAULT_POLICIES}"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # Arrivals come at one a second on average; `Workload.at_load` sets the pace.
 MEAN_THINK_S = 5.0
+AGENT_CALLS = 43
 
 
 class Make(Protocol):
@@ -101,12 +102,42 @@ def bursts(num_requests: int, rng: Random) -> list[Arrival]:
     return arrivals
 
 
+def agents(num_requests: int, rng: Random) -> list[Arrival]:
+    """Agents of 43 calls whose context grows to about 140,000 tokens, behind instructions and tools
+    that all of them share. Tools run between calls, for `MEAN_THINK_S` on average, and every fourth
+    request is a prompt of somebody else that shares nothing."""
+    texts = Texts()
+    instructions = texts.new(20_000)
+    arrivals: list[Arrival] = []
+    now = 0.0
+    number = 0
+    while len(arrivals) < num_requests:
+        number += 1
+        now += rng.expovariate(1.0)
+        prompt: tuple[range, ...] = (instructions,)
+        after: int | None = None
+        for call in range(AGENT_CALLS):
+            if len(arrivals) == num_requests:
+                break
+            if call % 4 == 3:
+                alone = (texts.new(_length(rng, 2000)),)
+                arrivals.append(Arrival(alone, texts.new(_length(rng, 200)), now + 8 * call))
+            prompt = (*prompt, texts.new(_length(rng, 2000)))
+            answer = texts.new(_length(rng, 150))
+            delay_s = now if after is None else rng.expovariate(1 / MEAN_THINK_S)
+            arrivals.append(Arrival(prompt, answer, delay_s, after, f"agent {number}"))
+            after = len(arrivals) - 1
+            prompt = (*prompt, answer)
+    return arrivals[:num_requests]
+
+
 SYNTHETIC: dict[str, Make] = {
     "multi-turn": multi_turn,
     "shared-system": shared_system,
     "random": random_prompts,
     "hot-prefix": hot_prefix,
     "bursts": bursts,
+    "agents": agents,
 }
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.state.adapter import AdapterRef
     from octavo_engine.state.media import MediaItem, MediaSpan
+    from octavo_engine.state.retention import KVRetention
 
 _numbers = itertools.count()
 
@@ -32,6 +33,8 @@ def make_request(
     adapter: AdapterRef | None = None,
     media: tuple[MediaSpan, ...] = (),
     media_items: tuple[MediaItem, ...] = (),
+    retention: KVRetention | None = None,
+    is_prefetch: bool = False,
     **params: Any,
 ) -> EngineRequest:
     """A request. A number as prompt gives so many tokens; `params` are sampling parameters."""
@@ -50,6 +53,8 @@ def make_request(
         adapter=adapter,
         media=media,
         media_items=media_items,
+        retention=retention,
+        is_prefetch=is_prefetch,
     )
 
 

@@ -107,6 +107,28 @@ def test_a_conversation_stays_where_its_prefix_is(platform: Platform):
     assert len(where) == 1
 
 
+def test_hints_for_the_kv_cache_reach_the_engines_that_answer(platform: Platform):
+    content = prose(9, 100)
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 3, "model": "sim"}
+    control = {"type": "ephemeral", "ttl": "1h"}
+    url = platform.router.url + PATH
+    bad = httpx.post(url, json=body | {"cache_control": {"type": "ephemeral", "ttl": "x"}})
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "cache_control.ttl")
+    assert httpx.post(url, json=body | {"cache_control": control}).status_code == 200
+    ahead = body | {"prefetch": True}
+    assert httpx.post(url, json=ahead).json()["usage"]["completion_tokens"] == 0
+    lines = httpx.post(url, json=ahead | {"stream": True}).text.splitlines()
+    assert lines[-2:] == ["data: [DONE]", ""]
+    [reason] = [
+        r
+        for line in lines
+        if line.startswith("data: {")
+        for c in json.loads(line[6:])["choices"]
+        if (r := c["finish_reason"])
+    ]
+    assert reason == "length"
+
+
 def test_predicted_and_actual_hits_agree_also_where_nobody_asked_for_usage(platform: Platform):
     """The counters of a router that only relayed streams, some with and some without usage."""
     with platform.another_router() as router:

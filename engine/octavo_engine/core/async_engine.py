@@ -479,6 +479,8 @@ class AsyncEngine:
             group=submission.group,
             can_move=submission.can_move,
             kv_source=submission.kv_source,
+            retention=submission.retention,
+            is_prefetch=submission.is_prefetch,
         )
 
     async def _submit(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 class Block:
     """Sixteen token positions of KV memory: how many use it, and under which name it is cached.
 
+    `is_retained`: it may not be evicted yet (`kv.retention`).
     `parent` and `tokens` are set while it is published in a prefix cache, that of `group`; `digest`
     too if it is full, and `media` if pictures are in it.
     """
@@ -21,6 +22,7 @@ class Block:
         "digest",
         "group",
         "id",
+        "is_retained",
         "media",
         "next",
         "parent",
@@ -32,6 +34,7 @@ class Block:
     def __init__(self, block_id: int) -> None:
         self.id = block_id
         self.ref_count = 0
+        self.is_retained = False
         self.group = 0
         self.parent: bytes | None = None
         self.tokens = b""

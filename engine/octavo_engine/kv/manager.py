@@ -17,6 +17,7 @@ from octavo_engine.kv.needs import KVNeeds
 from octavo_engine.kv.pool import BlockPool
 from octavo_engine.kv.prefix_cache import CachedPrefix
 from octavo_engine.kv.residency import ResidencyLabels
+from octavo_engine.kv.retention import RetainedBlocks
 from octavo_engine.protocol.prefix_hash import (
     block_digest,
     chain_digests,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.kv.block import Block
     from octavo_engine.kv.listener import CacheListener
+    from octavo_engine.kv.retention import RetentionLimits
     from octavo_engine.kv.states import StateSnapshots
     from octavo_engine.state.sequence import Sequence
 
@@ -87,7 +89,10 @@ class KVManager:
         cache_key: bytes = b"",
         caching: bool = True,
         states: StateSnapshots | None = None,
+        retention: RetentionLimits | None = None,
     ) -> None:
+        """`retention`: how many blocks may be retained. Of no effect with windows or states, which
+        do not stay beside the blocks that are retained."""
         self.pool = BlockPool(num_blocks, len(windows))
         self.needs = KVNeeds(windows, max_step_tokens)
         self.num_groups = len(windows)
@@ -95,6 +100,10 @@ class KVManager:
         # Free blocks that are spoken for: promised ones, and one for each further holder of a block
         # in a window. Whoever shares it may be left alone with it.
         self._num_promised = 0
+        self.retained: RetainedBlocks | None = None
+        can_retain = caching and not self.has_windows and states is None
+        if retention is not None and retention.in_all and can_retain:
+            self.retained = RetainedBlocks(self.pool, retention)
         self.residency = ResidencyLabels(self.pool.cache)
         self.computing: dict[bytes, Sequence] = {}  # digest of a block to come -> its sequence
         self.pinned: list[Block] = []  # sources of this step's copies: they must survive until then
@@ -110,8 +119,9 @@ class KVManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken without breaking a promise, cached ones among them."""
-        return self.pool.num_free - self._num_promised
+        """Blocks that can be taken without breaking a promise, cached ones among them and retained
+        ones not."""
+        return self.pool.num_allocatable - self._num_promised
 
     def listen(self, listener: CacheListener) -> None:
         """Have it hear of every full block that comes into the first group's cache or leaves it."""
@@ -214,7 +224,9 @@ class KVManager:
                 self.pinned.append(prefix.source)
         for group, prefix in enumerate(match.prefixes):
             num_held = self.needs.groups[group].blocks(total - prefix.first)
-            fresh = self.pool.allocate(num_held - len(prefix.blocks), group)
+            num_fresh = num_held - len(prefix.blocks)
+            self.reclaim(num_fresh)
+            fresh = self.pool.allocate(num_fresh, group)
             held = [block.id for block in (*prefix.blocks, *fresh)]
             tables.append([GIVEN_BACK] * prefix.first + held if prefix.first else held)
             if prefix.source is not None:
@@ -230,6 +242,18 @@ class KVManager:
             self.computing.setdefault(digest, sequence)
         self.residency.reached(sequence, first, num_full)
         return copies
+
+    def reclaim(self, count: int) -> bool:
+        """Give up retained blocks until so many can be taken, for a sequence that runs alone; all
+        others are admitted with no more than is available. False if none was given up."""
+        missing = count - self.pool.num_allocatable
+        return missing > 0 and self.retained is not None and self.retained.give_up(missing) > 0
+
+    def retain(self, sequence: Sequence, num_blocks: int, now: float) -> None:
+        """Its first blocks, if its request says so; before they are given back."""
+        ask = sequence.request.retention
+        if ask is not None and self.retained is not None:
+            self.retained.retain(sequence.digests[:num_blocks], ask, now)
 
     def grow(self, sequence: Sequence) -> list[BlockGrowth]:
         """One more block in each group for its next token; nothing if too few are free."""
@@ -371,12 +395,12 @@ class KVManager:
         for needs, prefix in zip(self.needs.groups, prefixes, strict=True):
             num_blocks += needs.blocks(total - prefix.first)
             if needs.behind is None:
-                num_blocks -= sum(block.ref_count > 0 for block in prefix.blocks)
+                num_blocks -= sum(b.ref_count > 0 or b.is_retained for b in prefix.blocks)
         return num_blocks
 
     def _source_cost(self, prefixes: List[CachedPrefix]) -> int:
         return sum(
-            needs.behind is not None or prefix.source.ref_count == 0
+            needs.behind is not None or not (prefix.source.ref_count or prefix.source.is_retained)
             for needs, prefix in zip(self.needs.groups, prefixes, strict=True)
             if prefix.source is not None
         )

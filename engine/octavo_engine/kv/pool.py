@@ -16,19 +16,25 @@ class BlockPool:
     They go to whichever group of layers needs one; each group has a cache of its own.
 
     Eviction is lazy: a freed block stays published, and can be hit, until its memory is needed.
+    Retained blocks are free without being in line for that.
     """
 
     def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.caches = [PrefixCache() for _ in range(num_groups)]
         self.cache = self.caches[0]
-        self._free = FreeBlockQueue()
+        self._free, self._retained = FreeBlockQueue(), FreeBlockQueue()
         for block in self.blocks:
             self._free.append(block)
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated, cached ones among them."""
+        """Blocks without an owner, cached ones among them."""
+        return len(self._free) + len(self._retained)
+
+    @property
+    def num_allocatable(self) -> int:
+        """Free blocks that are not retained."""
         return len(self._free)
 
     def allocate(self, count: int, group: int = 0) -> list[Block]:
@@ -49,7 +55,7 @@ class BlockPool:
         """Count one more owner of each, taking free ones out of the queue."""
         for block in blocks:
             if block.ref_count == 0:
-                self._free.remove(block)
+                self._queue_of(block).remove(block)
             block.ref_count += 1
 
     def free(self, blocks: Iterable[Block]) -> None:
@@ -62,10 +68,32 @@ class BlockPool:
             if block.ref_count:
                 continue
             if block.parent is not None:
-                self._free.append(block)
+                self._queue_of(block).append(block)
             else:
                 self._free.append_left(block)  # nothing in it that could be hit: reuse it first
 
+    def retain(self, block: Block) -> None:
+        """From now on it is not reused, also while it is free."""
+        if block.ref_count == 0:
+            self._free.remove(block)
+            self._retained.append(block)
+        block.is_retained = True
+
+    def end_retention(self, block: Block) -> None:
+        """It may be reused again, as if it had been freed now."""
+        block.is_retained = False
+        if block.ref_count:
+            return
+        self._retained.remove(block)
+        if block.parent is not None:
+            self._free.append(block)
+        else:
+            self._free.append_left(block)
+
     def free_blocks(self) -> list[Block]:
-        """The free blocks in the order in which they would be reused. For checks and tests."""
-        return list(self._free)
+        """The free blocks in the order in which they would be reused, retained ones at the end.
+        For checks and tests."""
+        return [*self._free, *self._retained]
+
+    def _queue_of(self, block: Block) -> FreeBlockQueue:
+        return self._retained if block.is_retained else self._free

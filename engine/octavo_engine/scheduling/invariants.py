@@ -109,7 +109,16 @@ def check_promises(kv: KVManager, running: Iterable[Sequence]) -> None:
         promised += of_sequence
     is_windowed = [needs.behind is not None for needs in kv.needs.groups]
     promised += sum(max(0, b.ref_count - 1) for b in kv.pool.blocks if is_windowed[b.group])
-    assert kv.num_available == kv.pool.num_free - promised >= 0
+    num_retained = sum(block.is_retained and not block.ref_count for block in kv.pool.blocks)
+    assert kv.num_available == kv.pool.num_free - num_retained - promised >= 0
+    check_retained(kv)
+
+
+def check_retained(kv: KVManager) -> None:
+    """Retained blocks can be found, and are those that are counted."""
+    retained = [block for block in kv.pool.blocks if block.is_retained]
+    assert len(retained) == (0 if kv.retained is None else len(kv.retained))
+    assert all(block.digest is not None for block in retained), "a retained block has no name"
 
 
 def check_states(states: StateSnapshots, sequences: Iterable[Sequence]) -> None:

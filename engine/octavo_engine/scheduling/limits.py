@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.errors import ContextLengthExceeded, InvalidRequest
+from octavo_engine.kv.retention import RetentionLimits
 from octavo_engine.state.outputs import SequenceOutput
 
 if TYPE_CHECKING:
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
     from octavo_engine.state.outputs import FinishReason
     from octavo_engine.state.request import EngineRequest
     from octavo_engine.state.sequence import Sequence
+
+
+def retention_limits(config: SchedulerConfig, num_blocks: int) -> RetentionLimits:
+    """What the settings allow requests to retain of so many blocks."""
+    in_all = int(config.max_retained_kv * num_blocks)
+    per_owner = min(in_all, int(config.max_retained_kv_per_tenant * num_blocks))
+    return RetentionLimits(in_all, per_owner, config.max_retention_s)
 
 
 def max_num_tokens(request: EngineRequest, config: SchedulerConfig, *, kv_tokens: int) -> int:

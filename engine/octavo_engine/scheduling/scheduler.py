@@ -101,6 +101,7 @@ class Scheduler:
             cache_key=cache_key,
             caching=config.enable_prefix_caching,
             states=states,
+            retention=limits.retention_limits(config, num_blocks),
         )
         self.sequences: dict[str, Sequence] = {}  # all live ones: waiting or running
         self.waiting = WaitingQueue()
@@ -239,6 +240,8 @@ class Scheduler:
         `expire` just made, nothing else ends before the batch is planned."""
         if now is None:
             now = self.expire()
+        if self.kv.retained is not None:
+            self.kv.retained.expire(now)
         self._give_way()
         self.shares.start_step(now)
         batch, prefills = ScheduledBatch(), Prefills()
@@ -593,6 +596,8 @@ class Scheduler:
     def _grow(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
         """Give it one more block, the last in line's if need be. False if that was itself."""
         while not (grown := self.kv.grow(sequence)):
+            if len(self.running) == 1 and self.kv.reclaim(self.kv.num_groups):
+                continue
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
@@ -711,7 +716,11 @@ class Scheduler:
             if has_no_place and is_long(length, budget):
                 sequence.long_until_step = self._stats.steps + LONG_LOOK_STEPS
                 continue
-            # With nothing running all memory is free, and add() saw that it is enough.
+            if sequence.request.is_prefetch:
+                if self.tiers is None or not self.tiers.defers(sequence, match, self._step_time):
+                    self._finished.append(self._end_prefetch(sequence, match, now))
+                continue
+            # With nothing running all memory is free or retained, and add() saw that it is enough.
             if self.running and match.num_blocks + reserved + reserve > self.kv.num_available:
                 if sequence.blocked_at is None:
                     sequence.blocked_at = now
@@ -791,6 +800,17 @@ class Scheduler:
             self._stats.prefix_hits += sequence.num_cached_tokens
             self._stats.prefix_queries += sequence.num_prompt_tokens
 
+    def _end_prefetch(self, sequence: Sequence, match: PrefixMatch, now: float) -> SequenceOutput:
+        """What the tiers have of its prompt is in the pool."""
+        self.kv.retain(sequence, match.prefix.num_full, now)
+        self._leave(sequence, "length")
+        self.kv.release(sequence)
+        return SequenceOutput(
+            request_id=sequence.request_id,
+            finish_reason="length",
+            num_cached_tokens=min(match.num_tokens, sequence.num_prompt_tokens),
+        )
+
     def _is_hopeless(self, sequence: Sequence, num_tokens: int, now: float) -> bool:
         """Its deadline would pass before it is done: computing it would be waste."""
         deadline_at = sequence.request.deadline_at
@@ -865,6 +885,7 @@ class Scheduler:
             if self._speculation is not None:
                 self._speculation.finish(sequence)
         self._leave(sequence, reason)
+        self.kv.retain(sequence, sequence.num_published_blocks, self._now())
         self.kv.release(sequence)
         return SequenceOutput(request_id=sequence.request_id, finish_reason=reason)
 
@@ -909,6 +930,11 @@ class Scheduler:
         stats.prefill_tokens_per_s = 1.0 / token_s if token_s else 0.0
         stats.kv_blocks_used = stats.kv_blocks_total - self.kv.pool.num_free
         now = self._now()
+        if (retained := self.kv.retained) is not None:
+            retained.expire(now)
+            stats.kv_blocks_retained = len(retained)
+            stats.retention_refused_blocks = retained.num_refused
+            stats.retention_given_up_blocks = retained.num_given_up
         ahead = self.shares.ahead_of(None, self.waiting, self.running)
         stats.queue_wait_s = self._forecast.wait_s(self.waiting, ahead, now)
         stats.longest_wait_s = self._forecast.longest_wait_s(now) if stats.queue_wait_s else 0.0

@@ -9,6 +9,7 @@ from octavo_engine.state.audio import AudioWindow  # noqa: TC001  (msgspec reads
 from octavo_engine.state.kv_source import KVSource  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.labels import Labels  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.media import MediaItem, MediaSpan  # noqa: TC001  (msgspec reads it)
+from octavo_engine.state.retention import KVRetention  # noqa: TC001  (msgspec reads it)
 from octavo_engine.state.sampling_params import SamplingParams  # noqa: TC001  (msgspec reads it)
 
 BACKGROUND = 2**31  # a priority that no client may ask for: only what no other request needs
@@ -37,3 +38,5 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     audio: AudioWindow | None = None  # of models that read audio; the core puts it in a slot
     group: str = ""  # the client's request, where it has several sequences; else empty
     kv_source: KVSource | None = None  # the engine that computed its prompt, if one did
+    retention: KVRetention | None = None  # of its blocks, after its end
+    is_prefetch: bool = False  # nothing is computed: its blocks are brought from tiers

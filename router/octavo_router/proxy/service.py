@@ -414,7 +414,7 @@ def _for_engines(
 ) -> RequestHead:
     """With what an engine is to know of the client."""
     limits = tenant.limits
-    if limits.owner and (path.keeps or path.is_kept):
+    if limits.owner and (path.keeps or path.is_kept or path.salts):
         head = head.with_lines(f"{OWNER_HEADER}: {limits.owner}\r\n".encode())
     if facts.trusted_lines and limits.is_trusted:
         head = head.with_lines(facts.trusted_lines)

@@ -23,6 +23,7 @@ from octavo_engine.core import kv_tiers
 from octavo_engine.core.build import build_engine
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
+from octavo_engine.state.retention import KVRetention
 from octavo_engine.tiers.price import is_worth_loading
 from tests.engine.backends.driver import random_tokens
 from tests.engine.models.tiny import tiny_model
@@ -88,7 +89,17 @@ def run_some(engine, backend, prefixes, chance, turn):
     requests = []
     for _ in range(chance.randint(1, 5)):
         prompt = [*chance.choice(prefixes), *make_prompt(chance.randint(1, 40), first=turn)]
-        requests.append(make_request(prompt, max_tokens=chance.randint(1, 30), temperature=0.0))
+        retention = chance.choice(
+            [None, KVRetention(0.01), KVRetention(60.0, chance.randint(0, 9))]
+        )
+        requests.append(
+            make_request(
+                prompt,
+                max_tokens=chance.randint(1, 30),
+                temperature=0.0,
+                retention=retention,
+            )
+        )
     tokens, endings = run(engine, *requests)
     for request in requests:
         assert endings[request.request_id] == "length"
@@ -131,6 +142,25 @@ def test_the_first_repeat_after_a_restart_is_a_hit_on_disk(tmp_path, windows):
     engine, backend = make_engine(windows=windows, kv_disk_path=str(tmp_path))
     assert ask(engine, backend, prompt) == 4
     assert engine.stats().tiers.disk_hit_blocks > 0
+    engine.close()
+
+
+def test_a_prefetch_brings_blocks_back_and_computes_nothing(tmp_path):
+    prompt = make_prompt(100)
+    engine, backend = make_engine(kv_disk_path=str(tmp_path))
+    ask(engine, backend, prompt)
+    engine.close()
+    engine, backend = make_engine(kv_disk_path=str(tmp_path))
+    before = backend.num_tokens
+    ahead = make_request(prompt, is_prefetch=True, retention=KVRetention(60.0))
+    assert run(engine, ahead) == ({ahead.request_id: []}, {ahead.request_id: "length"})
+    assert backend.num_tokens == before
+    stats = engine.stats()
+    assert stats.tiers.disk_hit_blocks == stats.kv_blocks_retained == 6
+    assert stats.kv_blocks_used == 0
+    loads = stats.tiers.disk_load_seconds
+    assert ask(engine, backend, prompt) == 4
+    assert engine.stats().tiers.disk_load_seconds == loads, "it was in the pool"
     engine.close()
 
 

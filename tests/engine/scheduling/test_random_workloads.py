@@ -22,6 +22,7 @@ from octavo_engine.errors import ContextLengthExceeded, InvalidRequest, QueueFul
 from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.scheduling.scheduler import Scheduler
 from octavo_engine.scheduling.speculation import Speculation
+from octavo_engine.state.retention import KVRetention
 from tests.fakes.clock import ManualClock
 from tests.fakes.guessing import AnswerGuesser
 from tests.fakes.kv_machine import Loop, true_output
@@ -48,6 +49,8 @@ class Workload:
             aging_s=rng.choice([0.0, 0.1, 5.0]),
             max_step_ms=rng.choice([1.0, 200.0]),
             enable_prefix_caching=rng.random() < 0.85,
+            max_retained_kv=rng.choice([0.0, 0.5, 1.0]),
+            max_retained_kv_per_tenant=rng.choice([0.25, 1.0]),
         )
         self.num_blocks = rng.choice([1, 2, 4, 8, 16]) * len(windows)
         self.clock = ManualClock()
@@ -73,6 +76,14 @@ class Workload:
             stride=self.rng.choice([16, 16, 32, 48]),
         )
 
+    def maybe_retention(self) -> KVRetention | None:
+        rng = self.rng
+        if rng.random() < 0.5:
+            return None
+        session = rng.choice(["", "s", "t"])
+        ttl_s = rng.choice([0.05, 1.0, 1e6, *([0.0] if session else [])])
+        return KVRetention(ttl_s, rng.choice([0, 50, 100]), session, rng.choice(["", "o"]))
+
     def maybe_add(self) -> None:
         rng = self.rng
         tail = [rng.randrange(3) for _ in range(rng.choice([0, 0, 1, 5, 20]))]
@@ -89,6 +100,7 @@ class Workload:
             group=rng.choice(["", "", "a", "b"]),
             deadline_at=rng.choice([None, None, None, self.clock() + rng.random()]),
             prompt_logprobs=rng.choice([None, None, None, None, None, 0]),
+            retention=self.maybe_retention(),
         )
         try:
             self.loop.scheduler.add(request)

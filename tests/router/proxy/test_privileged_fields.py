@@ -194,7 +194,9 @@ async def test_what_an_engine_keeps_belongs_to_the_tenant_that_asked_for_it():
                 value for name, value in upstream.requests[-1].headers if name == "x-octavo-owner"
             ]
             owners[key] = owner
-            await client.ask(chat(), more=forged)
+            await client.ask(chat(), more=forged)  # it may retain KV blocks
+            assert upstream.requests[-1].header("x-octavo-owner") == owner
+            await client.ask({"model": "m", "input": "x"}, "/v1/embeddings", more=forged)
             assert upstream.requests[-1].header("x-octavo-owner") is None
         assert len({*owners.values(), "somebody"}) == 3
 

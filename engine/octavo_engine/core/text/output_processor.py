@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from octavo_engine.state.kv_source import KVSource
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import FinishReason, SequenceOutput, TokenLogprobs
+    from octavo_engine.state.retention import KVRetention
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
@@ -84,6 +85,8 @@ class SettledSubmission:
     group: str = ""  # the client's request, where it has several prompts; else empty
     can_move: bool = False  # a router goes on with it on another engine if this one ends it
     kv_source: KVSource | None = None  # the engine that computed its prompt, if one did
+    retention: KVRetention | None = None  # of its KV blocks, after its end
+    is_prefetch: bool = False  # nothing is computed: its blocks are brought from tiers
 
 
 class SequenceText:
@@ -480,6 +483,8 @@ class OutputProcessor:
             labels=submission.labels,
             group=submission.group,
             kv_source=submission.kv_source,
+            retention=submission.retention,
+            is_prefetch=submission.is_prefetch,
         )
 
     def _drop(self, request: TrackedRequest) -> list[str]:

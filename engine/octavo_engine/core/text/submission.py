@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from octavo_engine.state.audio import AudioWindow
     from octavo_engine.state.kv_source import KVSource
     from octavo_engine.state.labels import Labels
+    from octavo_engine.state.retention import KVRetention
     from octavo_engine.state.sampling_params import SamplingParams
 
 
@@ -37,3 +38,5 @@ class Submission:
     group: str = ""
     can_move: bool = False  # a router goes on with it on another engine if this one ends it
     kv_source: KVSource | None = None  # the engine that computed its prompt, if one did
+    retention: KVRetention | None = None  # of its KV blocks, after its end
+    is_prefetch: bool = False  # nothing is computed: its blocks are brought from tiers

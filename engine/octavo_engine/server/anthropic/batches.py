@@ -17,10 +17,10 @@ from octavo_engine.server.anthropic.paging import page_of
 from octavo_engine.server.anthropic.shapes import AnthropicError, AnthropicErrorDetail
 from octavo_engine.server.http.errors import OUR_FAULT, HttpError, unavailable
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http.owner import owner_of
 from octavo_engine.server.openai.batches.lines import CANCELLED, EXPIRED, MESSAGES_URL
 from octavo_engine.server.openai.batches.shapes import BatchObject
 from octavo_engine.server.openai.batches.shelf import BatchRecord
-from octavo_engine.server.openai.responses.store import owner_of
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     signature: str | None = None  # not looked at: reasoning is not secret
     data: str | None = None
     source: dict[str, Any] | None = None  # of an image
+    cache_control: Any = None
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
@@ -35,6 +36,7 @@ class AnthropicTool(msgspec.Struct, kw_only=True):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: Any = None
 
 
 class AnthropicToolChoice(msgspec.Struct, kw_only=True):
@@ -94,5 +96,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    cache_control: Any = None
+    session_id: str | None = None
+    prefetch: bool | None = None
     priority: int | None = None
     request_id: str | None = None

@@ -10,6 +10,7 @@ import msgspec
 
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.anthropic.bodies import ContentBlock, MessagesRequest
+from octavo_engine.server.generation.retention import ttl_of
 from octavo_engine.server.http.error_params import blame
 from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.openai.schemas import (
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 SAME = (
     "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
-    "ignore_eos", "cache_salt", "priority", "request_id", "max_tokens",
+    "ignore_eos", "cache_salt", "priority", "request_id", "max_tokens", "session_id", "prefetch",
 )  # fmt: skip
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": None, "between_tools": None, "disabled": False}
@@ -93,7 +94,27 @@ def read_turn(request: CountTokensRequest) -> MessageTurn:
         for name in SAME:
             setattr(chat, name, getattr(request, name))
         chat.stop = request.stop_sequences
+        chat.cache_control = _cache_control(request)
     return MessageTurn(chat, reader.places)
+
+
+def _cache_control(request: MessagesRequest) -> Any:
+    """The request's own; without one, the longest that any of its parts has: all of the prompt is
+    retained in any case."""
+    if request.cache_control is not None:
+        return request.cache_control
+    marked = [(f"tools[{n}]", tool.cache_control) for n, tool in enumerate(request.tools or ())]
+    contents = [("system", request.system)]
+    contents += [(f"messages[{n}].content", m.content) for n, m in enumerate(request.messages)]
+    for at, content in contents:
+        if isinstance(content, list):
+            marked += [(f"{at}[{n}]", block.cache_control) for n, block in enumerate(content)]
+    found = [
+        (ttl_of(control, f"{at}.cache_control"), control)
+        for at, control in marked
+        if control is not None
+    ]
+    return max(found, key=lambda one: one[0])[1] if found else None
 
 
 def _check_edits(management: ContextManagement | None) -> None:

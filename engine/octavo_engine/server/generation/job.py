@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.routers.route_labels import RoutedPrompt
     from octavo_engine.state.adapter import AdapterRef
     from octavo_engine.state.kv_source import KVSource
+    from octavo_engine.state.retention import KVRetention
     from octavo_engine.state.sampling_params import SamplingParams
 
     Note = Callable[[int, RequestOutput], None]
@@ -42,6 +43,8 @@ class Job:
     beams: BeamSearchParams | None = None  # the likeliest answers are searched, not sampled
     group: str = ""  # the request that this one and others are parts of; empty: a whole one
     kv_source: KVSource | None = None  # the engine that computed the prompts, if one did
+    retention: KVRetention | None = None  # of its KV blocks, after its end
+    is_prefetch: bool = False  # nothing is computed: its blocks are brought from tiers
 
     @property
     def can_move(self) -> bool:

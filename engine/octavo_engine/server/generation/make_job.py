@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from octavo_engine.core.pooling.async_pooling import check_task
 from octavo_engine.errors import (
     ContextLengthExceeded,
@@ -13,6 +15,8 @@ from octavo_engine.errors import (
 from octavo_engine.server.generation.beam_search import read_beams
 from octavo_engine.server.generation.job import Job
 from octavo_engine.server.generation.kv_transfer import read_kv_source
+from octavo_engine.server.generation.retention import read_retention
+from octavo_engine.server.http.owner import owner_of
 from octavo_engine.state.request import BACKGROUND
 
 if TYPE_CHECKING:
@@ -61,6 +65,8 @@ def make_job(
         kv_source=read_kv_source(
             getattr(request, "kv_transfer_params", None), service.engine.config.kv_transfer
         ),
+        retention=read_retention(request, owner=""),
+        is_prefetch=bool(getattr(request, "prefetch", None)),
         deadline_s=service.settings.request_timeout_s,
         beams=read_beams(
             request, params, service.engine.info.max_model_len - max(map(len, prompts))
@@ -89,6 +95,11 @@ async def with_route(exchange: Exchange, service: Service, job: Job, source: Rou
         job = dataclasses.replace(job, priority=BACKGROUND)
     if exchange.group:
         job = dataclasses.replace(job, group=exchange.group)
+    if job.retention is not None:
+        retention = msgspec.structs.replace(
+            job.retention, owner=owner_of(exchange, service.guard).hex()
+        )
+        job = dataclasses.replace(job, retention=retention)
     left_s = exchange.time_left_s(service.settings.request_timeout_s)
     if route is None and left_s is None:  # as it was made
         return job

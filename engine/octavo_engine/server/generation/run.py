@@ -178,4 +178,6 @@ def _submission(job: Job, prompt_index: int, request_id: str, *, stream: bool) -
         group=job.group,
         can_move=job.can_move,
         kv_source=job.kv_source,
+        retention=job.retention,
+        is_prefetch=job.is_prefetch,
     )

@@ -9,9 +9,9 @@ import msgspec
 from octavo_engine.server.admin.dev import read_query
 from octavo_engine.server.http.errors import unavailable
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http.owner import owner_of
 from octavo_engine.server.openai.batches import shapes
 from octavo_engine.server.openai.batches.files import cut_page, shelf_of
-from octavo_engine.server.openai.responses.store import owner_of
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from octavo_engine.server.admin.dev import read_query
 from octavo_engine.server.http.errors import HttpError
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.http.multipart import FormReader, PartBegan, boundary_of
+from octavo_engine.server.http.owner import owner_of
 from octavo_engine.server.openai.batches import shapes
 from octavo_engine.server.openai.batches.runner import check_expiry
 from octavo_engine.server.openai.batches.shelf import new_file_id
-from octavo_engine.server.openai.responses.store import owner_of
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:

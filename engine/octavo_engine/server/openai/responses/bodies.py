@@ -110,6 +110,10 @@ class ResponsesRequest(ResponseInput, kw_only=True):
     allowed_token_ids: list[int] | None = None
     structured_outputs: Any = None
     cache_salt: str | None = None
+    cache_control: Any = None
+    prompt_cache_retention: Any = None
+    session_id: str | None = None
+    prefetch: bool | None = None
     priority: int | None = None
     request_id: str | None = None
 

@@ -18,6 +18,7 @@ from octavo_engine.protocol.endpoints import PLACE_DIGITS, PLACE_HEADER
 from octavo_engine.server.generation.structured import note_validity
 from octavo_engine.server.http.errors import HttpError, internal_error, not_supported
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http.owner import owner_of
 from octavo_engine.server.openai.chat.conversation import rendered
 from octavo_engine.server.openai.chat.pictures import counted_with_pictures
 from octavo_engine.server.openai.chat.prepare import prepare_chat
@@ -28,7 +29,7 @@ from octavo_engine.server.openai.responses.bodies import InputTokensRequest, Res
 from octavo_engine.server.openai.responses.items import answer_of, listed, new_id
 from octavo_engine.server.openai.responses.log import EventLog
 from octavo_engine.server.openai.responses.request import read_turn
-from octavo_engine.server.openai.responses.store import StoredTurn, owner_of
+from octavo_engine.server.openai.responses.store import StoredTurn
 from octavo_engine.server.openai.responses.truncation import fitted
 from octavo_engine.server.routers.item_events import ItemEvents
 from octavo_engine.server.service import Service  # noqa: TC001

@@ -23,7 +23,8 @@ SAME = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens",
     "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens",
     "bad_words", "allowed_token_ids", "chat_template_kwargs", "structured_outputs", "cache_salt",
-    "priority", "request_id", "user", "parallel_tool_calls",
+    "priority", "request_id", "user", "parallel_tool_calls", "cache_control",
+    "prompt_cache_retention", "session_id", "prefetch",
 )  # fmt: skip
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 # What `include` may name. All but the logprobs belong to tools and inputs that are not here, or

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -10,15 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo_engine.protocol.endpoints import OWNER_HEADER
-from octavo_engine.server.http.auth import given_key
-
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from octavo_engine.server.http.auth import Guard
-    from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.limits import RequestLimits
     from octavo_engine.server.openai.responses.log import EventLog
     from octavo_engine.server.openai.responses.shapes import ResponseObject
@@ -95,18 +89,3 @@ class ResponseStore:
                 return
             if not stored.is_running:
                 self.drop(id_)
-
-
-def owner_of(exchange: Exchange, guard: Guard) -> bytes:
-    """Of a request, by its key and the tenant that a router names: a digest.
-
-    Behind a router all requests have the router's key. Where there is neither, all are one.
-    """
-    tenant = exchange.header(OWNER_HEADER.encode())
-    key = ""
-    if guard.keys.is_required:
-        key = given_key(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
-    elif not tenant:
-        return b""
-    whole = f"{key}\0{tenant}" if tenant else key
-    return hashlib.blake2b(whole.encode(), digest_size=16).digest()

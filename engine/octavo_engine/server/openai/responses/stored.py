@@ -11,10 +11,10 @@ from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.admin.dev import read_query
 from octavo_engine.server.http.errors import HttpError
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http.owner import owner_of
 from octavo_engine.server.openai.responses import shapes
 from octavo_engine.server.openai.responses.bodies import InputItemsQuery, ResponseQuery
 from octavo_engine.server.openai.responses.create import read_log
-from octavo_engine.server.openai.responses.store import owner_of
 from octavo_engine.server.service import Service  # noqa: TC001
 
 if TYPE_CHECKING:
