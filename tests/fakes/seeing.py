@@ -116,7 +116,39 @@ FITTING_LARGE: dict[str, Any] = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
+# As Mistral Small 3.1's is, with patches of the tiny tower.
+LINED: dict[str, Any] = {
+    "image_processor_type": "PixtralImageProcessor",
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "patch_size": {"height": 7, "width": 7},
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"longest_edge": 84},
+}
+# As LLaVA-OneVision's is, with tiles of the tiny tower.
+ANYRES: dict[str, Any] = {
+    "image_processor_type": "LlavaOnevisionImageProcessor",
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_pad": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_grid_pinpoints": [[42 * h, 42 * w] for h in (1, 2, 3) for w in (1, 2, 3)],
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 42, "width": 42},
+}
 PREPROCESSORS = {
+    "mistral3": LINED,
+    "pixtral": LINED,
+    "llava-onevision": ANYRES,
     "qwen3vl": FITTING_LARGE,
     "llava-next": PADDING,
     "internvl": FILLING,
@@ -127,6 +159,8 @@ PREPROCESSORS = {
 }
 # What chat templates write for a picture.
 MARKS = {
+    "mistral3": "[IMG]",
+    "llava-onevision": "<image> ",
     "llava-next": "<image> ",
     "internvl": "<IMG_CONTEXT>",
     "llava": "<image> ",
@@ -139,16 +173,15 @@ AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
 
 def write_seeing_model(folder: Path, name: str = "llava") -> Path:
-    """Of "llava", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl" or
-    "llava-next"."""
+    """Of "llava", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl", "llava-next",
+    "llava-onevision", "pixtral" or "mistral3"."""
     from safetensors.torch import save_file
 
     model = seeing_model(name)
     if name == "qwen2.5vl":  # all else is equal
         name = "qwen2vl"
     preprocessor = PREPROCESSORS[name]
-    if name == "qwen3vl":
-        name = "qwen2vl"
+    name = {"qwen3vl": "qwen2vl", "pixtral": "mistral3"}.get(name, name)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.tensors, folder / "model.safetensors")
     tokenizer(name).save(str(folder / "tokenizer.json"))
@@ -165,10 +198,11 @@ def tokenizer(name: str) -> Tokenizer:
     """Words; with SmolVLM the tokens around tiles; with both others those of runs of newlines."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    if name == "llava-next":
+    if name in ("llava-next", "llava-onevision"):
         name = "llava"
     runs = ["\n" * count for count in range(1, 7)]
     special = {
+        "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
         "internvl": ["<IMG_CONTEXT>", "<img>", "</img>"],
         "llava": ["<image>"],
         "smolvlm": ["<image>", *AROUND_TILES],
@@ -176,6 +210,7 @@ def tokenizer(name: str) -> Tokenizer:
         "qwen2vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"],
     }[name]
     words = {
+        "mistral3": WORDS,
         "llava": WORDS,
         "smolvlm": (*WORDS, *runs[:2], *AROUND_TILES),
         "gemma3": (*WORDS, *runs),

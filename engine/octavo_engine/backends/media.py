@@ -97,7 +97,8 @@ def tiles_of(item: MediaItem, config: MediaConfig) -> list[MediaItem]:
     if grid is None:
         return [item]
     shape = (item.height, item.width)
-    if (grid.rows, grid.columns) not in config.grids or shape != (grid.num_tiles * side, side):
+    known = (*config.grids, (0, 0)) if config.most_tiles else config.grids
+    if (grid.rows, grid.columns) not in known or shape != (grid.num_tiles * side, side):
         raise ValueError(f"{shape} pixels are not the tiles of a picture that is read")
     count = 3 * side * side
     return [
@@ -116,12 +117,27 @@ def put_together(
     if grid is None:
         return rows[0]
     assert newline is not None, "families that put tiles together have one"
+    if not grid.rows:
+        return np.concatenate((rows[0], newline[None]))
     side = math.isqrt(len(rows[0]))
     parts = np.stack(rows[1:]).reshape(grid.rows, grid.columns, side, side, -1)
     whole = parts.transpose(0, 2, 1, 3, 4).reshape(grid.rows * side, grid.columns * side, -1)
     kept = whole[grid.top : grid.top + grid.height, grid.left : grid.left + grid.width]
-    lines = np.concatenate((kept, np.broadcast_to(newline, (grid.height, 1, len(newline)))), 1)
+    if (grid.shrunk_height, grid.shrunk_width) != (grid.height, grid.width):
+        kept = _shrunk(kept, grid.shrunk_height, grid.shrunk_width)
+    lines = np.concatenate((kept, np.broadcast_to(newline, (len(kept), 1, len(newline)))), 1)
     return np.concatenate((rows[0], lines.reshape(-1, len(newline))))
+
+
+def _shrunk(rows: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
+    """Lines of rows, as those nearest to each place in fewer of them say, in between if need be."""
+    for axis, count in enumerate((height, width)):
+        own = rows.shape[axis]
+        centres = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * np.float32(own / count)
+        former, latter, share = _taps(np.maximum(centres - np.float32(0.5), 0), own)
+        by = share[:, None, None] if axis == 0 else share[:, None]
+        rows = rows.take(former, axis) * (1 - by) + rows.take(latter, axis) * by
+    return rows
 
 
 def num_patches(item: MediaItem, config: MediaConfig) -> int:
@@ -178,7 +194,9 @@ def with_positions(
     side = vision.positions_side
     lines, columns = _grid(item, config)
     table = square.reshape(side, side, vision.hidden_size)
-    (above, below, down), (left, right, along) = (_taps(count, side) for count in (lines, columns))
+    (above, below, down), (left, right, along) = (
+        _taps(_between(count, side), side) for count in (lines, columns)
+    )
     at = np.zeros((lines, columns, vision.hidden_size), np.float32)
     for line, by_line in ((above, 1 - down), (below, down)):
         for column, by_column in ((left, 1 - along), (right, along)):
@@ -188,14 +206,19 @@ def with_positions(
     return np.concatenate((rows, grouped.reshape(len(rows), -1)), 1)
 
 
-def _taps(
-    count: int, side: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """For each of `count` places between the first and the last of `side`: the two that it is
-    between, and how far it is from the former."""
-    source = (
-        np.arange(count, dtype=np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
+def _between(count: int, side: int) -> NDArray[np.float32]:
+    """`count` places between the first and the last of `side`."""
+    return np.asarray(
+        np.arange(count, dtype=np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1)),
+        np.float32,
     )
+
+
+def _taps(
+    source: NDArray[np.float32], side: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """For each place among `side`: the two that it is between, and how far it is from the
+    former."""
     former = np.floor(source).astype(np.int64)
     return former, np.minimum(former + 1, side - 1), (source - former).astype(np.float32)
 

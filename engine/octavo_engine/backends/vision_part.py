@@ -39,6 +39,20 @@ _RULES = (
     (re.compile(r"^encoder\.layer\.(\d+)\.attention\."), r"vision.layers.\1.self_attn."),
     (re.compile(r"^encoder\.layer\."), "vision.layers."),
     (re.compile(r"^layernorm\."), "vision.post_norm."),
+    # Of Pixtral.
+    (re.compile(r"^patch_conv\."), "vision.patches."),
+    (re.compile(r"^ln_pre\."), "vision.pre_norm."),
+    (
+        re.compile(r"^transformer\.layers\.(\d+)\.attention_norm\."),
+        r"vision.layers.\1.layer_norm1.",
+    ),
+    (re.compile(r"^transformer\.layers\.(\d+)\.ffn_norm\."), r"vision.layers.\1.layer_norm2."),
+    (
+        re.compile(r"^transformer\.layers\.(\d+)\.attention\.o_proj\."),
+        r"vision.layers.\1.self_attn.out_proj.",
+    ),
+    (re.compile(r"^transformer\.layers\.(\d+)\.attention\."), r"vision.layers.\1.self_attn."),
+    (re.compile(r"^transformer\.layers\.(\d+)\.feed_forward\."), r"vision.layers.\1.mlp."),
     # Of Qwen2-VL.
     (re.compile(r"^patch_embed\.proj\."), "vision.patches."),
     (re.compile(r"^merger\.ln_q\."), "vision.post_norm."),
@@ -63,6 +77,10 @@ _PROJECTOR = re.compile(
 _GEMMA3_PROJECTOR = {
     "mm_soft_emb_norm.weight": "projector.norm.weight",
     "mm_input_projection_weight": "projector.linear_1.weight",  # [inputs, outputs]
+}
+_MISTRAL3_PROJECTOR = {
+    "norm.weight": "vision.post_norm.weight",
+    "patch_merger.merging_layer.weight": "projector.merge.weight",
 }
 _LAYER = re.compile(r"^vision\.layers\.(\d+)\.")
 _ATTENTION = re.compile(r"^vision\.layers\.\d+\.self_attn\.(q|k|v|out)_proj\.(weight|bias)$")
@@ -112,6 +130,8 @@ class VisionPart:
         if name == "projector.linear_1.weight" and self._is_gemma3:
             stored = self._checkpoint.read(stored_name, shape[::-1])
             return _replaced(stored, name, to_float32(stored).T)
+        if name == "projector.merge.weight":
+            return self._merge(name, stored_name, shape)
         attention = _ATTENTION.match(name)
         if attention is not None and (
             self._config.head_columns != self._config.head_dim or ".qkv." in stored_name
@@ -134,6 +154,12 @@ class VisionPart:
             bias = self._stored_names.get("vision.patches.bias", "vision.patches.bias")
             values[0] -= to_float32(self._checkpoint.read(bias, shape[1:]))
         return _replaced(stored, _POSITIONS, values)
+
+    def _merge(self, name: str, stored_name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """It is stored for patches whose columns lie side by side, column by column."""
+        stored = self._checkpoint.read(stored_name, shape)
+        by_column = to_float32(stored).reshape(shape[0], self._config.hidden_size, -1)
+        return _replaced(stored, name, by_column.transpose(0, 2, 1).reshape(shape))
 
     def _padded(
         self, name: str, stored_name: str, shape: tuple[int, ...], role: str, kind: str
@@ -186,8 +212,9 @@ def _our_name(name: str) -> str | None:
     if name in ("model.image_newline", "image_newline"):
         return "projector.newline"
     own = name.removeprefix("model.").removeprefix("multi_modal_projector.")
-    if own in _GEMMA3_PROJECTOR and own != name:
-        return _GEMMA3_PROJECTOR[own]
+    for projector in (_GEMMA3_PROJECTOR, _MISTRAL3_PROJECTOR):
+        if own in projector and "multi_modal_projector." in name:
+            return projector[own]
     if met := _PROJECTOR.match(name):
         part = "norm" if met[1] == "layer_norm" else met[1] or "linear_1"
         return f"projector.{part}.{met[2]}"

@@ -38,6 +38,16 @@ def places_of(spans: List[MediaSpan], start: int, end: int) -> NDArray[np.int32]
     return places
 
 
+def rows_between(span: MediaSpan, first: int, end: int) -> NDArray[np.int64]:
+    """Of tokens [first, end) of a sequence, which are the picture's: the row that each reads, or
+    -1 where it is text behind a line."""
+    index = np.arange(first - span.first, end - span.first)
+    if not span.line_rows:
+        return index
+    line, column = np.divmod(index, span.line_rows + 1)
+    return np.where(column < span.line_rows, index - line, -1)
+
+
 class Encoded(NamedTuple):
     """What came of a step's picture."""
 
@@ -108,11 +118,15 @@ class MediaRows:
                 if first >= last:
                     continue
                 rows = self._rows[span.digest]
-                assert len(rows) == span.length, "as many rows as placeholders"
-                parts.append(rows[first - span.first : last - span.first])
-                count = last - first
-                input_rows[at + first : at + last] = np.arange(num_rows, num_rows + count)
-                num_rows += count
+                assert len(rows) == span.num_rows, "as many rows as placeholders"
+                where = rows_between(span, first, last)
+                is_row = where >= 0
+                read = where[is_row]
+                parts.append(rows[read[0] : read[-1] + 1] if len(read) else rows[:0])
+                input_rows[at + first : at + last][is_row] = np.arange(
+                    num_rows, num_rows + len(read)
+                )
+                num_rows += len(read)
                 if span.is_two_way:
                     assert last == span.end, "a chunk ends inside a picture whose rows see it all"
                     seen_to = np.zeros_like(input_rows) if seen_to is None else seen_to

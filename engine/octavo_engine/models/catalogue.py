@@ -158,7 +158,7 @@ CATALOGUE = (
     FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
     FamilyEntry("LFM2 MoE", ("Lfm2MoeForCausalLM",), "LiquidAI/LFM2-8B-A1B", limits=_RECURRENT),
     FamilyEntry(
-        "LLaVA 1.5",
+        "LLaVA 1.5, Pixtral",
         ("LlavaForConditionalGeneration",),
         "llava-hf/llava-1.5-7b-hf",
     ),
@@ -166,6 +166,11 @@ CATALOGUE = (
         "LLaVA-NeXT (1.6)",
         ("LlavaNextForConditionalGeneration",),
         "llava-hf/llava-v1.6-mistral-7b-hf",
+    ),
+    FamilyEntry(
+        "LLaVA-OneVision",
+        ("LlavaOnevisionForConditionalGeneration",),
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
     ),
     FamilyEntry("Llama 1 to 3", ("LlamaForCausalLM",), "meta-llama/Llama-3.2-1B-Instruct"),
     FamilyEntry(
@@ -180,6 +185,11 @@ CATALOGUE = (
     ),
     FamilyEntry("MiniCPM 1, 2", ("MiniCPMForCausalLM",), "openbmb/MiniCPM-2B-sft-bf16", "Granite"),
     FamilyEntry("Ministral", ("MinistralForCausalLM",), "mistralai/Ministral-8B-Instruct-2410"),
+    FamilyEntry(
+        "Mistral Small 3.1, 3.2",
+        ("Mistral3ForConditionalGeneration",),
+        "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
+    ),
     FamilyEntry("Mistral", ("MistralForCausalLM",), "mistralai/Mistral-7B-Instruct-v0.3"),
     FamilyEntry("Mixtral", ("MixtralForCausalLM",), "mistralai/Mixtral-8x7B-Instruct-v0.1"),
     FamilyEntry(

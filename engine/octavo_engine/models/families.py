@@ -184,6 +184,7 @@ _INSIDE = {
     "qwen3": "Qwen3ForCausalLM",
 }
 _LLAVA_TEXT = Family(inside=_INSIDE)
+_MISTRAL3_TEXT = Family(inside={"mistral": _INSIDE["mistral"]})
 _INTERNVL_TEXT = Family(inside={"qwen2": _INSIDE["qwen2"], **_INSIDE})
 _SMOLVLM_TEXT = Family(
     inside={"llama": "LlamaForCausalLM"},
@@ -1294,7 +1295,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "LlavaForConditionalGeneration": _LLAVA_TEXT,
         "LlavaNextForConditionalGeneration": _LLAVA_TEXT,
+        "LlavaOnevisionForConditionalGeneration": _INTERNVL_TEXT,
         "Qwen3VLForConditionalGeneration": _QWEN3_VL,
+        "Mistral3ForConditionalGeneration": _MISTRAL3_TEXT,
         "InternVLForConditionalGeneration": _INTERNVL_TEXT,
         "Idefics3ForConditionalGeneration": _SMOLVLM_TEXT,
         "SmolVLMForConditionalGeneration": _SMOLVLM_TEXT,

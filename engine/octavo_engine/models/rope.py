@@ -52,12 +52,15 @@ def make_rope(config: RopeConfig, max_model_len: int) -> Rope:
     return replace(turned, sections=config.sections, is_interleaved=config.is_interleaved)
 
 
-def axial_rope(theta: float, head_dim: int) -> Rope:
-    """Of patches: half of the pairs turn by the line that a patch is in, half by its column."""
+def axial_rope(theta: float, head_dim: int, *, alternates: bool = False) -> Rope:
+    """Of patches: half of the pairs turn by the line that a patch is in, half by its column. Both
+    have the same frequencies, or take turns at those of a whole head."""
     num_pairs = head_dim // 4
-    config = RopeConfig(theta=theta, rotary_dim=2 * num_pairs, max_positions=1)
-    half = _inverse(_powers(config))
-    return Rope(np.concatenate([half, half]), sections=(0, num_pairs, num_pairs))
+    rotary_dim = (4 if alternates else 2) * num_pairs
+    config = RopeConfig(theta=theta, rotary_dim=rotary_dim, max_positions=1)
+    inverse = _inverse(_powers(config))
+    by_axis = [inverse[0::2], inverse[1::2]] if alternates else [inverse, inverse]
+    return Rope(np.concatenate(by_axis), sections=(0, num_pairs, num_pairs))
 
 
 def _turned(config: RopeConfig, max_model_len: int) -> Rope:

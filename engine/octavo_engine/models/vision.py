@@ -1,5 +1,5 @@
-"""Vision towers (CLIP, SigLIP, InternViT, Qwen-VL's), and the projectors that make rows for a
-language model of theirs.
+"""Vision towers (CLIP, SigLIP, InternViT, Qwen-VL's, Pixtral's), and the projectors that make rows
+for a language model of theirs.
 
 x ── norm ── qkv ── attention ── o ──(+)── norm ── fc1 ── activation ── fc2 ──(+)── x
  └───────────────────────────────────┘ └──────────────────────────────────────┘
@@ -23,12 +23,14 @@ QK_NORM_EPS = 1e-6
 class TowerNorm:
     """A layer norm with weight and bias, or an RMS norm."""
 
-    def __init__(self, config: VisionConfig, loader: Loader, name: str) -> None:
+    def __init__(
+        self, config: VisionConfig, loader: Loader, name: str, eps: float | None = None
+    ) -> None:
         self.weight = loader.vector(f"{name}.weight", config.hidden_size)
         self.bias = None
         if not config.has_rms_norms:
             self.bias = loader.vector(f"{name}.bias", config.hidden_size)
-        self.eps = config.norm_eps
+        self.eps = config.norm_eps if eps is None else eps
 
     def forward(self, ops: VisionOps, x: Value) -> Value:
         if self.bias is None:
@@ -51,7 +53,9 @@ class VisionTower:
                 "vision.positions", config.num_tokens, config.hidden_size
             )
         else:
-            self.rope = axial_rope(config.rope_theta, config.head_dim)
+            self.rope = axial_rope(
+                config.rope_theta, config.head_dim, alternates=config.rope_alternates
+            )
         self.stretched = (
             None  # positions of a square, which a step brings as its picture needs them
         )
@@ -65,9 +69,9 @@ class VisionTower:
         self.layers = [
             VisionLayer(config, loader, index, self.rope) for index in range(config.num_layers)
         ]
-        self.post_norm = (
-            TowerNorm(config, loader, "vision.post_norm") if config.has_post_norm else None
-        )
+        self.post_norm = None
+        if config.has_post_norm:
+            self.post_norm = TowerNorm(config, loader, "vision.post_norm", config.post_norm_eps)
 
     def forward(self, ops: VisionOps) -> Value:
         x = ops.linear(ops.input(self.config.patch_columns), self.patches)
@@ -98,16 +102,17 @@ class VisionLayer:
             q_norm, k_norm = (
                 loader.vector(f"{prefix}.self_attn.{name}_norm.weight", inner) for name in "qk"
             )
-        self.output = loader.linear(f"{prefix}.self_attn.out_proj", inner, size, bias=True)
+        bias = config.linear_bias
+        self.output = loader.linear(f"{prefix}.self_attn.out_proj", inner, size, bias=bias)
         self.mlp_norm = TowerNorm(config, loader, f"{prefix}.layer_norm2")
         wide, self.is_gated = config.intermediate_size, config.is_gated
         if config.is_gated:
             names = [f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")]
-            self.up = loader.linear(names, size, [wide, wide], bias=True)
-            self.down = loader.linear(f"{prefix}.mlp.down_proj", wide, size, bias=True)
+            self.up = loader.linear(names, size, [wide, wide], bias=bias)
+            self.down = loader.linear(f"{prefix}.mlp.down_proj", wide, size, bias=bias)
         else:
-            self.up = loader.linear(f"{prefix}.mlp.fc1", size, wide, bias=True)
-            self.down = loader.linear(f"{prefix}.mlp.fc2", wide, size, bias=True)
+            self.up = loader.linear(f"{prefix}.mlp.fc1", size, wide, bias=bias)
+            self.down = loader.linear(f"{prefix}.mlp.fc2", wide, size, bias=bias)
         self.activation = config.activation
         self.spec = AttentionSpec(
             layer=0,  # what is not kept can share its place
@@ -152,7 +157,11 @@ class MediaProjector:
             self.norm_bias = loader.vector(f"{name}.norm.bias", self.columns)
         self.activation = config.projector_activation
         inner = self.columns if config.family == "qwen2_vl" else size
-        self.first = loader.linear(f"{name}.linear_1", self.columns, inner, bias=bias)
+        self.merge, merged = None, self.columns
+        if config.merges:
+            merged = config.vision.hidden_size
+            self.merge = loader.linear(f"{name}.merge", self.columns, merged, bias=False)
+        self.first = loader.linear(f"{name}.linear_1", merged, inner, bias=bias)
         self.newline = None  # the row behind each line of tiles that are put together
         if config.grids:
             self.newline = loader.vector("projector.newline", size)
@@ -166,6 +175,8 @@ class MediaProjector:
             x = ops.layer_norm(x, self.norm, self.norm_bias, self.norm_eps)
         elif self.norm is not None:
             x = ops.rms_norm(x, self.norm, self.norm_eps)
+        if self.merge is not None:
+            x = ops.linear(x, self.merge)
         x = ops.linear(x, self.first)
         if self.second is None:
             return x

@@ -19,26 +19,32 @@ from octavo_engine.models.families import FAMILIES
 from octavo_engine.models.fields import ConfigFields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from octavo_engine.ops import Activation
     from octavo_engine.state.media import MediaItem
 
-ImageFamily = Literal["llava", "idefics3", "gemma3", "qwen2_vl", "internvl", "llava_next"]
+ImageFamily = Literal[
+    "llava", "llava_next", "llava_onevision", "idefics3", "gemma3", "qwen2_vl", "internvl",
+    "pixtral",
+]  # fmt: skip
 TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
 
 HEAD_MULTIPLE = 16  # columns of a panel of weights, of which a head is made up
 MAX_PATCHES = 5120  # of a picture whose size a tower leaves as it is: a million pixels of Qwen2-VL
 MAX_IMAGE_SIZE = 4096  # pixels of a side that a tower reads at once
+MOST_MORE = 1.1  # of a side, with which rows of several tiles are left as they are
 MAX_TILES = 40  # into which a picture may be cut
 # Model classes that see, and the language models that may be inside them.
 _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
     {
         "LlavaForConditionalGeneration": "llava",
         "LlavaNextForConditionalGeneration": "llava_next",
+        "LlavaOnevisionForConditionalGeneration": "llava_onevision",
         "Idefics3ForConditionalGeneration": "idefics3",
         "SmolVLMForConditionalGeneration": "idefics3",
         "Gemma3ForConditionalGeneration": "gemma3",
+        "Mistral3ForConditionalGeneration": "pixtral",
         "InternVLForConditionalGeneration": "internvl",
         "Qwen2VLForConditionalGeneration": "qwen2_vl",
         "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
@@ -65,6 +71,11 @@ _SIGLIP = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
+_ONEVISION = {
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "image_token_index": 151_646,
+}
 _INTERNVL = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -74,6 +85,15 @@ _INTERNVL = {
     "patch_size": 14,
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-6,
+}
+_PIXTRAL = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
 }
 _QWEN2_VL = {
     "depth": 32,
@@ -99,8 +119,8 @@ _QWEN2_5_VL = {
     "fullatt_block_indexes": (7, 15, 23, 31),
 }
 
-
 _NEXT_GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))  # rows and columns
+_ONEVISION_GRIDS = tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7))
 
 _QWEN3_VL = {
     "depth": 27,
@@ -135,12 +155,16 @@ class VisionConfig:
     qkv_bias: bool = True
     has_qk_norms: bool = False  # RMS norms of all heads' queries, and of their keys, together
     has_layer_scale: bool = False  # what a layer adds is multiplied by a vector, column by column
+    linear_bias: bool = True  # of what is behind attention, and of the MLP
     rope_theta: float | None = None  # patches know by a rope where they are, not by a table
+    # Lines and columns turn by every other frequency of one list; else both by a list of half.
+    rope_alternates: bool = False
     # Or by both: a square of so many on a side, which is stretched over the picture.
     positions_side: int = 0
     deep_layers: tuple[int, ...] = ()  # whose outputs the language model reads besides
     num_frames: int = 1  # of a film that a patch covers; a picture stands still in them
     has_rms_norms: bool = False
+    post_norm_eps: float | None = None  # where it is another one
     is_gated: bool = False  # an MLP's activation multiplies the other half of what goes in
     # Patches see windows of so many on a side, all but in these layers. 0: they see all.
     window: int = 0
@@ -197,15 +221,21 @@ class MediaConfig:
     shuffle: int = 1  # patches of a square of that side become one row
     pool: int = 1  # the mean of a square of that side becomes one row
     keeps_class: bool = False
+    merges: bool = False  # what becomes one row goes through a matrix of its own before
+    ends_lines: bool = False  # a token of the text stands behind each line of rows
     projector_norm: Literal["none", "rms", "layer"] = "none"  # before it
     projector_norm_eps: float = 1e-6
     # Tokens before and behind a tile's rows; the first is what a rendered prompt has of a picture.
     # None: there it has `token_id`.
     edges: tuple[int, int] | None = None
     is_two_way: bool = False  # rows of a tile see each other, the later ones too
+    has_axes: bool = False  # the language model's rope turns by lines and columns of rows
     # Rows and columns of tiles of which one picture may be made, in the order of preference where
     # several suit it as well. Empty: each tile has a place of its own in the prompt.
     grids: tuple[tuple[int, int], ...] = ()
+    # Rows of so many tiles, and a tenth more on a side: what tiles of a grid make together is
+    # shrunk to that if there are more. 0: never.
+    most_tiles: int = 0
 
     @property
     def row_columns(self) -> int:
@@ -221,7 +251,10 @@ class MediaConfig:
     def num_rows(self) -> int:
         """Of what is encoded as one, at most."""
         side = self.vision.side if self.grids else 0
-        more = (rows * side * (columns * side + 1) for rows, columns in self.grids)
+        most = math.ceil(MOST_MORE**2 * self.most_tiles * side**2) or MAX_TILES * side**2
+        more = (
+            min(rows * side * columns * side, most) + rows * side for rows, columns in self.grids
+        )
         return self.tile_rows + max(more, default=0)
 
     @property
@@ -231,19 +264,19 @@ class MediaConfig:
             return self.vision.num_tokens // self.shuffle**2
         return (self.vision.side // (self.shuffle * self.pool)) ** 2 + self.keeps_class
 
-    def grid_of(self, height: int, width: int) -> tuple[int, int] | None:
-        """Lines and columns of the rows of a tile of so many pixels, where tokens know theirs."""
+    def lines_of(self, item: MediaItem) -> tuple[int, int] | None:
+        """Lines of a tile's rows, and rows in each, where tiles have sizes of their own."""
         if self.vision.image_size:
             return None
         pixels = self.vision.patch_size * self.shuffle
-        return height // pixels, width // pixels
+        return item.height // pixels, item.width // pixels
 
     def rows_of(self, item: MediaItem) -> int:
         """As many as the encoder makes of it."""
         if item.tiles is not None:
             return self.tile_rows + item.tiles.num_kept
-        grid = self.grid_of(item.height, item.width)
-        return self.tile_rows if grid is None else grid[0] * grid[1]
+        lines = self.lines_of(item)
+        return self.tile_rows if lines is None else lines[0] * lines[1]
 
     @property
     def projector_columns(self) -> int:
@@ -257,6 +290,8 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
     family = _FAMILIES.get(names[0]) if isinstance(names, list) and names else None
     if family is None:
         return None
+    if family == "llava_onevision":
+        fields = ConfigFields(config, defaults=_ONEVISION)
     if family == "qwen2_vl":
         if names == ["Qwen3VLForConditionalGeneration"]:
             return _read_qwen3_vl(fields)
@@ -268,10 +303,12 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
         raise fields.error("vision_config", "must be an object")
     text_fields = ConfigFields(
         text if isinstance(text, dict) else {},
-        defaults={"hidden_size": 2304 if family == "gemma3" else 4096},
+        defaults={"hidden_size": 2304 if family == "gemma3" else 4096, "rms_norm_eps": 1e-6},
         path="config.json: text_config",
     )
     text_size = text_fields.integer("hidden_size", maximum=MAX_WIDTH)
+    if family == "pixtral":
+        return _read_mistral3(fields, vision, text_fields)
     if family == "gemma3":
         media = _read_gemma3(fields, vision, text_size)
         window = text_fields.raw("sliding_window")
@@ -280,7 +317,7 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
         return media
     read = {
         "llava": _read_llava, "llava_next": _read_llava_next, "idefics3": _read_idefics3,
-        "internvl": _read_internvl,
+        "llava_onevision": _read_llava_onevision, "internvl": _read_internvl,
     }[family]  # fmt: skip
     return read(fields, vision, text_size)
 
@@ -295,34 +332,141 @@ def _read_llava(fields: ConfigFields, vision: dict[str, Any], text_size: int) ->
         raise fields.error("vision_feature_select_strategy", "must be default or full")
     token = "image_token_index" if fields.raw("image_token_id") is None else "image_token_id"
     kind = vision.get("model_type")
+    if kind == "pixtral":
+        return _read_pixtral(fields, vision, text_size)
     if kind not in ("clip_vision_model", "siglip_vision_model"):
-        raise fields.error("vision_config", "must be of model_type clip_vision_model or siglip")
+        raise fields.error(
+            "vision_config", "model_type must be clip_vision_model, siglip_vision_model or pixtral"
+        )
     is_clip = kind == "clip_vision_model"
     if strategy == "default" and not is_clip:
         raise fields.error("vision_feature_select_strategy", "must be full for a SigLIP tower")
     tower = _read_tower(vision, is_clip=is_clip, layers_less=-1 - layer, has_post_norm=False)
-    activation = fields.optional_text("projector_hidden_act") or "gelu"
-    if activation not in ACTIVATIONS:
-        raise fields.error("projector_hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
     return MediaConfig(
         family="llava",
         vision=tower,
         token_id=fields.integer(token, minimum=0, maximum=MAX_VOCABULARY),
         text_size=text_size,
-        projector_activation=ACTIVATIONS[activation],
+        projector_activation=_projector_activation(fields),
         projector_bias=fields.raw("multimodal_projector_bias") is not False,
         keeps_class=is_clip and strategy == "full",
     )
+
+
+def _read_pixtral(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
+    if fields.raw("vision_feature_select_strategy") not in (None, "full"):
+        raise fields.error("vision_feature_select_strategy", "must be full for a Pixtral tower")
+    return MediaConfig(
+        family="pixtral",
+        vision=_read_pixtral_tower(fields, ConfigFields(
+            vision, defaults=_PIXTRAL, path="config.json: vision_config"
+        )),
+        token_id=_image_token(fields, 10),
+        text_size=text_size,
+        projector_activation=_projector_activation(fields),
+        projector_bias=fields.raw("multimodal_projector_bias") is not False,
+        ends_lines=True,
+    )  # fmt: skip
+
+
+def _read_mistral3(fields: ConfigFields, vision: dict[str, Any], text: ConfigFields) -> MediaConfig:
+    """The norm before its projector is of patches, as if it were the tower's last."""
+    tower = _read_pixtral_tower(
+        fields, ConfigFields(vision, defaults=_PIXTRAL, path="config.json: vision_config")
+    )
+    return MediaConfig(
+        family="pixtral",
+        vision=replace(tower, has_post_norm=True, post_norm_eps=text.positive("rms_norm_eps")),
+        token_id=_image_token(fields, 10),
+        text_size=text.integer("hidden_size", maximum=MAX_WIDTH),
+        projector_activation=_projector_activation(fields),
+        projector_bias=fields.boolean("multimodal_projector_bias"),
+        shuffle=fields.optional_integer("spatial_merge_size", maximum=16) or 2,
+        merges=True,
+        ends_lines=True,
+    )
+
+
+def _read_pixtral_tower(fields: ConfigFields, own: ConfigFields) -> VisionConfig:
+    """`own`: of the tower, `fields`: of the model."""
+    if own.raw("model_type") not in (None, "pixtral"):
+        raise own.error("model_type", "must be pixtral")
+    layer = fields.raw("vision_feature_layer")
+    if layer not in (None, -1):
+        raise fields.error("vision_feature_layer", "must be -1 for a Pixtral tower")
+    size = own.integer("hidden_size", maximum=MAX_WIDTH)
+    heads = own.integer("num_attention_heads", maximum=MAX_HEADS)
+    if size % (4 * heads):
+        raise own.error("hidden_size", f"must be a multiple of 4 x {heads} heads")
+    activation = own.text("hidden_act")
+    if activation not in ACTIVATIONS:
+        raise own.error("hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
+    rope = own.section("rope_parameters") or own
+    return VisionConfig(
+        hidden_size=size,
+        intermediate_size=own.integer("intermediate_size", maximum=MAX_WIDTH),
+        num_layers=own.integer("num_hidden_layers", maximum=MAX_LAYERS),
+        num_heads=heads,
+        image_size=0,
+        patch_size=own.integer("patch_size", maximum=MAX_IMAGE_SIZE),
+        activation=ACTIVATIONS[activation],
+        norm_eps=1e-5,
+        has_class=False,
+        has_pre_norm=True,
+        has_post_norm=False,
+        patch_bias=False,
+        qkv_bias=False,
+        linear_bias=False,
+        rope_theta=rope.optional_positive("rope_theta") or 10_000.0,
+        rope_alternates=True,
+        has_rms_norms=True,
+        is_gated=True,
+    )
+
+
+def _image_token(fields: ConfigFields, default: int) -> int:
+    for name in ("image_token_id", "image_token_index"):
+        if fields.raw(name) is not None:
+            return fields.integer(name, minimum=0, maximum=MAX_VOCABULARY)
+    return default
+
+
+def _projector_activation(fields: ConfigFields) -> Activation:
+    activation = fields.optional_text("projector_hidden_act") or "gelu"
+    if activation not in ACTIVATIONS:
+        raise fields.error("projector_hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[activation]
 
 
 def _read_llava_next(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
     media = _read_llava(fields, vision, text_size)
     if media.keeps_class:
         raise fields.error("vision_feature_select_strategy", "must be default")
-    side = media.vision.image_size
+    grids = _read_grids(fields, media.vision.image_size, _NEXT_GRIDS)
+    return replace(media, family="llava_next", grids=grids)
+
+
+def _read_llava_onevision(
+    fields: ConfigFields, vision: dict[str, Any], text_size: int
+) -> MediaConfig:
+    media = _read_llava(fields, vision, text_size)
+    if media.vision.has_class:
+        raise fields.error("vision_config", "model_type must be siglip_vision_model")
+    ratio = fields.optional_text("vision_aspect_ratio") or "anyres_max_9"
+    most = ratio.removeprefix("anyres_max_")
+    if most == ratio or not most.isdecimal() or not 1 <= int(most) <= MAX_TILES:
+        raise fields.error("vision_aspect_ratio", f"must be anyres_max_1 to anyres_max_{MAX_TILES}")
+    grids = _read_grids(fields, media.vision.image_size, _ONEVISION_GRIDS)
+    return replace(media, family="llava_onevision", grids=grids, most_tiles=int(most))
+
+
+def _read_grids(
+    fields: ConfigFields, side: int, default: Iterable[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """Rows and columns of tiles of so many pixels."""
     sizes = fields.raw("image_grid_pinpoints")
     if sizes is None:
-        sizes = [(h * side, w * side) for h, w in _NEXT_GRIDS]
+        sizes = [(h * side, w * side) for h, w in default]
     is_list = isinstance(sizes, list) and bool(sizes)
     if not is_list or not all(
         isinstance(size, list | tuple)
@@ -336,8 +480,7 @@ def _read_llava_next(fields: ConfigFields, vision: dict[str, Any], text_size: in
             f"must be a list of heights and widths of whole tiles of {side} pixels, fewer than "
             f"{MAX_TILES}",
         )
-    grids = tuple((height // side, width // side) for height, width in sizes)
-    return replace(media, family="llava_next", grids=grids)
+    return tuple((height // side, width // side) for height, width in sizes)
 
 
 def _read_idefics3(fields: ConfigFields, vision: dict[str, Any], text_size: int) -> MediaConfig:
@@ -390,16 +533,13 @@ def _read_internvl(fields: ConfigFields, vision: dict[str, Any], text_size: int)
     shuffle = round(1 / ratio)
     if shuffle * ratio != 1.0 or tower.side % shuffle:
         raise fields.error("downsample_ratio", f"must divide {tower.side} patches")
-    activation = fields.optional_text("projector_hidden_act") or "gelu"
-    if activation not in ACTIVATIONS:
-        raise fields.error("projector_hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
     return MediaConfig(
         family="internvl",
         vision=tower,
         token_id=fields.optional_integer("image_token_id", minimum=0, maximum=MAX_VOCABULARY)
         or 151_667,
         text_size=text_size,
-        projector_activation=ACTIVATIONS[activation],
+        projector_activation=_projector_activation(fields),
         projector_bias=True,
         projector_norm="layer",
         projector_norm_eps=1e-5,
@@ -484,6 +624,7 @@ def _read_qwen2_vl(fields: ConfigFields, *, is_windowed: bool) -> MediaConfig:
         text_size=vision.integer(out, maximum=MAX_WIDTH),
         projector_bias=True,
         shuffle=merge,
+        has_axes=True,
     )
 
 
@@ -540,6 +681,7 @@ def _read_qwen3_vl(fields: ConfigFields) -> MediaConfig:
         text_size=vision.integer("out_hidden_size", maximum=MAX_WIDTH),
         projector_bias=True,
         shuffle=vision.integer("spatial_merge_size", maximum=16),
+        has_axes=True,
     )
 
 

@@ -16,6 +16,13 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
     is_two_way: bool = False
     # Lines and columns of its tokens, of models whose ropes turn by these.
     grid: tuple[int, int] | None = None
+    # Rows in a line, where a token of the text stands behind each line. 0: all are rows.
+    line_rows: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """That the encoder makes of it."""
+        return self.length - self.length // (self.line_rows + 1) if self.line_rows else self.length
 
     @property
     def end(self) -> int:
@@ -30,7 +37,8 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
 
 class TileGrid(msgspec.Struct, frozen=True, array_like=True):
     """How tiles become one picture: the whole of it, small, comes first, then its parts line by
-    line. Of the parts' rows, put together, a rectangle is kept, with one row behind each line."""
+    line. Of the parts' rows, put together, a rectangle is kept, with one row behind each line. A
+    picture without parts has one such row."""
 
     rows: int  # of tiles
     columns: int
@@ -38,6 +46,9 @@ class TileGrid(msgspec.Struct, frozen=True, array_like=True):
     left: int
     height: int
     width: int
+    # To which the rectangle is shrunk; as large as it is, where that is not.
+    shrunk_height: int
+    shrunk_width: int
 
     @property
     def num_tiles(self) -> int:
@@ -46,7 +57,7 @@ class TileGrid(msgspec.Struct, frozen=True, array_like=True):
     @property
     def num_kept(self) -> int:
         """Rows of the rectangle, and those behind its lines."""
-        return self.height * (self.width + 1)
+        return self.shrunk_height * (self.shrunk_width + 1)
 
 
 class MediaItem(msgspec.Struct, frozen=True):

@@ -13,15 +13,22 @@ from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.model_runner.media_rows import places_of
-from octavo_engine.state.media import MediaItem
+from octavo_engine.model_runner.media_rows import places_of, rows_between
+from octavo_engine.state.media import MediaItem, TileGrid
 from tests.engine.backends.tolerance import (
     BF16_AGAINST_FLOAT32,
     BF16_AGAINST_ROUNDED_REFERENCE,
     FLOAT32,
     error,
 )
-from tests.engine.models.tiny_seeing import SEEING, patches_of, prompt_of, seeing_model, tile
+from tests.engine.models.tiny_seeing import (
+    SEEING,
+    normalised,
+    patches_of,
+    prompt_of,
+    seeing_model,
+    tile,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,8 +71,9 @@ def all_logits(
     rows, place = [], 0
     for span in spans:
         rows.append(encoded[span.digest])
-        step.input_rows[span.first : span.end] = np.arange(place, place + span.length)
-        place += span.length
+        where = rows_between(span, span.first, span.end)
+        step.input_rows[span.first : span.end] = np.where(where >= 0, place + where, -1)
+        place += span.num_rows
         if span.is_two_way:
             step.seen_to = np.zeros(count, np.int32) if step.seen_to is None else step.seen_to
             step.seen_to[span.first : span.end] = span.end
@@ -90,7 +98,8 @@ def test_logits_are_those_of_transformers(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llava", "idefics3", "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl"]
+    "name",
+    ["llava", "idefics3", "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl", "mistral3"],
 )
 def test_bf16_is_as_close_as_it_is_for_text(name: str) -> None:
     tokens, spans, items = example(name)
@@ -117,6 +126,44 @@ def test_rows_of_pictures_of_any_size_are_those_of_transformers(
         output = model.reference.model.visual(patches, grid_thw=grids)
         more = getattr(output, "deepstack_features", None) or []
         truth = torch.cat([output.pooler_output, *more], dim=1).numpy()
+    for backend in (
+        model.backend("torch"), model.backend("f32"), model.backend("f32", num_threads=3)
+    ):  # fmt: skip
+        assert backend.media is not None
+        np.testing.assert_allclose(backend.media.encode(item), truth, **FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", ["torch", "f32"])
+def test_pictures_that_are_a_tile_each_end_with_the_row_of_a_line(dtype: str) -> None:
+    model = seeing_model("llava-onevision")
+    media = model.media
+    pair = [
+        MediaItem(t.digest, t.height, t.width, t.pixels, mean=t.mean, std=t.std,
+                  tiles=TileGrid(0, 0, 0, 0, 1, 0, 1, 0))
+        for t in (tile(seeing_model("llava-siglip").media, seed) for seed in (1, 2))
+    ]  # fmt: skip
+    tokens, spans, items = prompt_of(media, [5, 6], pair[0], [11], pair[1], [20, 21])
+    assert [span.length for span in spans] == [37, 37]
+    truth = model.logits(tokens, list(items), [(42, 42), (42, 42)])
+    found = all_logits(model.backend(dtype), tokens, spans, items)
+    np.testing.assert_allclose(found, truth, **FLOAT32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pixtral", "mistral3"])
+@pytest.mark.parametrize("size", [(14, 28), (14, 700), (280, 294), (322, 350)])
+def test_rows_of_pixtral_are_those_of_transformers_whatever_the_size(
+    name: str, size: tuple[int, int]
+) -> None:
+    model = seeing_model(name)
+    pixels = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8).tobytes()
+    item = MediaItem(bytes(16), *size, pixels, mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2))
+    with torch.inference_mode():
+        output = model.reference.model.get_image_features(
+            pixel_values=torch.from_numpy(normalised(item))[None],
+            image_sizes=torch.tensor([size]), vision_feature_layer=-1,
+        )  # fmt: skip
+        truth = torch.cat(list(output.pooler_output)).numpy()
     for backend in (
         model.backend("torch"), model.backend("f32"), model.backend("f32", num_threads=3)
     ):  # fmt: skip
@@ -185,7 +232,7 @@ def test_segments_that_are_no_parts_of_the_step_are_refused(
         backend.media._run(backend.media._tower, rows, np.zeros((3, 4), np.int32), segments)
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen3vl"])
+@pytest.mark.parametrize("name", ["llava", "qwen3vl", "mistral3"])
 def test_fusion_changes_no_bit(name: str) -> None:
     tokens, spans, items = example(name)
     model = seeing_model(name)

@@ -16,10 +16,11 @@ from octavo_engine.core.build import media_limits
 from octavo_engine.core.engine import Engine
 from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.executor.uni import UniExecutor
-from octavo_engine.model_runner.media_rows import places_of
+from octavo_engine.model_runner.media_rows import places_of, rows_between
 from octavo_engine.scheduling.media import MediaLimits
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 from octavo_engine.state.batch import ScheduledBatch
+from octavo_engine.state.media import MediaSpan
 from octavo_engine.state.request import BACKGROUND
 from tests.engine.models.tiny_seeing import patches_of, prompt_of, seeing_model, tile
 from tests.fakes.requests import make_request
@@ -391,6 +392,46 @@ def test_places_are_those_of_transformers():
             np.testing.assert_array_equal(found, truth[:, 0, start:end].numpy())
 
 
+# ── pictures with tokens of the text behind each line ──
+
+LINED = seeing_model("mistral3").media
+LINES = [tile(LINED, seed) for seed in range(3)]
+LINED_QUESTION = (TEXT, LINES[0], [8, 9], LINES[1], [10, 11, 12])
+
+
+def lined(*parts: Any) -> EngineRequest:
+    return ask(*parts, media=LINED)
+
+
+def lined_alone(*parts: Any) -> tuple[list[int], list[float]]:
+    return Rig(name="mistral3", caching=False).run(lined(*parts))[0]
+
+
+@pytest.mark.parametrize("max_tokens", [5, 6, 7, 16, 37])
+def test_chunks_may_end_before_or_behind_a_token_that_ends_a_line(max_tokens):
+    rig = Rig(name="mistral3", max_tokens=max_tokens)
+    others = [([4] * 30, LINES[2], [3]), ([7] * 5, LINES[1]), ([4, 5, 6],)]
+    said = rig.run(lined(*LINED_QUESTION), *[lined(*other) for other in others])
+    assert said == [lined_alone(*LINED_QUESTION), *[lined_alone(*other) for other in others]]
+
+
+@pytest.mark.parametrize("num_before", range(1, 17))
+def test_a_hit_that_ends_inside_a_picture_finds_its_line(num_before):
+    rig = Rig(name="mistral3", max_tokens=7)
+    text = [5] * num_before
+    rig.run(lined(text, LINES[0], [7] * 20))
+    question = (text, LINES[0], [9, 8])
+    assert rig.run(lined(*question)) == [lined_alone(*question)]
+
+
+def test_rows_are_those_of_their_lines():
+    span = MediaSpan(bytes(16), 10, 12, line_rows=3)
+    assert span.num_rows == 9
+    assert rows_between(span, 10, 22).tolist() == [0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1]
+    assert rows_between(span, 12, 15).tolist() == [2, -1, 3]
+    assert rows_between(span, 13, 14).tolist() == [-1]
+
+
 # ── pictures in parts, beside sequences that decode ──
 
 
@@ -593,7 +634,18 @@ def test_sleep_gives_up_what_is_under_way():
 
 
 @pytest.mark.parametrize(
-    "name", ["llava", "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl", "llava-next"]
+    "name",
+    [
+        "llava",
+        "gemma3",
+        "qwen2vl",
+        "qwen2.5vl",
+        "qwen3vl",
+        "internvl",
+        "llava-next",
+        "mistral3",
+        "llava-onevision",
+    ],
 )
 def test_two_pictures_in_parts_one_after_the_other(name: str):
     media = seeing_model(name).media

@@ -52,11 +52,12 @@ _TOWER = {
     "image_size": 42,
     "patch_size": 7,
 }
-BEGIN, END = 91, 92  # around a picture of Gemma 3
+BEGIN, END = 91, 92  # around a picture of Gemma 3; behind a line of Pixtral, and the last one
 SEEING = (
     "llava", "llava-full", "llava-siglip", "llava-qwen2", "llava-mistral", "llava-next",
     "idefics3", "smolvlm",
     "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl", "internvl-rms",
+    "pixtral", "mistral3", "llava-onevision",
 )  # fmt: skip
 
 
@@ -104,12 +105,18 @@ class SeeingModel:
         if self.media.family == "qwen2_vl":
             pixels, grids = patches_of(items)
             options = {"image_grid_thw": grids, "mm_token_type_ids": types}
+        elif self.media.family == "pixtral":
+            options = {"image_sizes": torch.tensor([(i.height, i.width) for i in items])}
+            pixels = in_one_size(items)
         else:
             tiles = [tile for item in items for tile in tiles_of(item, self.media)]
             pixels = torch.from_numpy(np.stack([normalised(tile) for tile in tiles]))
         if self.media.grids:
             sizes = [ORIGINALS[item.digest] for item in items] if sizes is None else sizes
             options = {"image_sizes": torch.tensor(sizes)}
+        if self.media.most_tiles:
+            is_cut = items[0].tiles is not None and items[0].tiles.rows > 0
+            options["batch_num_images"] = torch.tensor([1] * len(items) if is_cut else [len(items)])
         if self.media.family == "idefics3":
             pixels = pixels[None]
         if self.media.is_two_way:
@@ -127,6 +134,15 @@ def normalised(item: MediaItem) -> NDArray[np.float32]:
     values = (scaled - np.array(item.mean, np.float32)) / np.array(item.std, np.float32)
     by_colour: NDArray[np.float32] = np.ascontiguousarray(values.transpose(2, 0, 1), np.float32)
     return by_colour
+
+
+def in_one_size(items: list[MediaItem]) -> torch.Tensor:
+    """With zeros at the right and below."""
+    height, width = (max(getattr(i, side) for i in items) for side in ("height", "width"))
+    pixels = torch.zeros(len(items), 3, height, width)
+    for index, item in enumerate(items):
+        pixels[index, :, : item.height, : item.width] = torch.from_numpy(normalised(item))
+    return pixels
 
 
 def patches_of(items: list[MediaItem]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,15 +164,16 @@ SIZES = ((42, 56), (28, 14), (56, 42))
 
 
 ORIGINALS: dict[bytes, tuple[int, int]] = {}  # height and width of pictures that were cut
-ORIGINAL_SIZES = ((80, 60), (60, 200), (50, 50))
+ORIGINAL_SIZES = ((80, 60), (60, 200), (50, 50), (120, 125))
 
 
 def _cut_picture(media: MediaConfig, seed: int) -> MediaItem:
     size = ORIGINAL_SIZES[seed % len(ORIGINAL_SIZES)]
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
     side = media.vision.image_size
+    shape = PadToTiles(media.grids)
     spec = PictureSpec(
-        media=media, shape=PadToTiles(media.grids), size=(side, side), resample=3, scale=1 / 255,
+        media=media, shape=shape, size=(side, side), resample=3, scale=1 / 255,
         mean=(0.5, 0.4, 0.3), std=(0.25, 0.3, 0.2),
     )  # fmt: skip
     (item,) = prepare_image(Image.fromarray(pixels), spec).tiles
@@ -185,14 +202,17 @@ def prompt_of(
         if isinstance(part, list):
             tokens += part
             continue
-        num_rows = media.rows_of(part)
+        lines, ids = media.lines_of(part), [media.token_id] * media.rows_of(part)
+        line_rows = lines[1] if lines and media.ends_lines else 0
+        if lines and line_rows:
+            ids = [*([*ids[:line_rows], BEGIN] * lines[0])[:-1], END]
         spans.append(
             MediaSpan(
-                part.digest, len(tokens), num_rows, is_two_way=media.is_two_way,
-                grid=media.grid_of(part.height, part.width),
+                part.digest, len(tokens), len(ids), is_two_way=media.is_two_way,
+                grid=lines if media.has_axes else None, line_rows=line_rows,
             )
         )  # fmt: skip
-        tokens += [media.token_id] * num_rows
+        tokens += ids
         items[part.digest] = part
     return tokens, tuple(spans), tuple(items.values())
 
@@ -229,6 +249,8 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
     text = getattr(transformers, f"{kind}Config")(**_TEXT)
     if name.startswith("internvl"):
         return transformers.InternVLForConditionalGeneration, _internvl(transformers, name)
+    if name in ("pixtral", "mistral3"):
+        return _pixtral(transformers, name)
     if name == "llava-next":
         side = _TOWER["image_size"]
         config = transformers.LlavaNextConfig(
@@ -240,6 +262,8 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
             ],
         )
         return transformers.LlavaNextForConditionalGeneration, config
+    if name == "llava-onevision":
+        return _llava_onevision(transformers)
     if name.startswith("llava"):
         is_siglip = name == "llava-siglip"
         kind = "SiglipVisionConfig" if is_siglip else "CLIPVisionConfig"
@@ -299,6 +323,38 @@ def _internvl(transformers: Any, name: str) -> Any:
         image_token_id=PLACEHOLDER,
         tie_word_embeddings=False,
     )
+
+
+def _llava_onevision(transformers: Any) -> tuple[Any, Any]:
+    """At most two tiles' rows, so that pictures of three and more are shrunk."""
+    side = _TOWER["image_size"]
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=transformers.SiglipVisionConfig(**_TOWER, vision_use_head=False),
+        text_config=transformers.Qwen2Config(**_TEXT),
+        image_token_index=PLACEHOLDER,
+        video_token_index=VOCABULARY - 1,
+        image_grid_pinpoints=[[h * side, w * side] for h in (1, 2, 3) for w in (1, 2, 3)],
+        vision_aspect_ratio="anyres_max_2",
+    )
+    return transformers.LlavaOnevisionForConditionalGeneration, config
+
+
+def _pixtral(transformers: Any, name: str) -> tuple[Any, Any]:
+    vision = {
+        "hidden_size": 96, "intermediate_size": 84, "num_hidden_layers": 2, "patch_size": 7,
+        "num_attention_heads": 4, "image_size": 140, "hidden_act": "silu", "model_type": "pixtral",
+    }  # fmt: skip
+    prefix = "Mistral3" if name == "mistral3" else "Llava"
+    own = {} if name == "mistral3" else {"vision_feature_select_strategy": "full"}
+    config = getattr(transformers, f"{prefix}Config")(
+        vision_config=transformers.PixtralVisionConfig(**vision),
+        text_config=transformers.MistralConfig(**_TEXT, rms_norm_eps=1e-4, sliding_window=None),
+        image_token_index=PLACEHOLDER,
+        vision_feature_layer=-1,
+        tie_word_embeddings=False,
+        **own,
+    )
+    return getattr(transformers, f"{prefix}ForConditionalGeneration"), config
 
 
 def _qwen2_vl(transformers: Any) -> Any:

@@ -130,3 +130,41 @@ def test_a_full_disk_names_the_file_and_how_to_go_on():
         "octavo: --output-file /dev/full: No space left on device; free some space, "
         "and go on with --resume"
     )
+
+
+@pytest.mark.slow
+def test_a_line_of_a_batch_takes_a_picture(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from tests.engine.models.tiny_seeing import seeing_model
+    from tests.fakes.seeing import data_url, encoded, write_seeing_model
+
+    folder = write_seeing_model(tmp_path / "llava")
+    red = data_url(encoded(Image.new("RGB", (80, 60), "red")))
+    parts = [
+        {"type": "text", "text": "what"},
+        {"type": "image_url", "image_url": {"url": red}},
+    ]
+    broken = [parts[0], {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(
+        "".join(
+            line(name, "/v1/chat/completions", messages=[{"role": "user", "content": content}],
+                 max_tokens=3)
+            for name, content in (("text", parts[:1]), ("seen", parts), ("broken", broken))
+        )
+    )  # fmt: skip
+    command = [sys.executable, "-m", "octavo.cli", "run-batch", str(folder), "--device", "cpu",
+               "-i", str(source), "-o", str(target)]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=environment()
+    )
+    answers = {
+        answer["custom_id"]: answer["response"]
+        for answer in map(json.loads, target.read_text().splitlines())
+    }
+    assert {name: answer["status_code"] for name, answer in answers.items()} == {
+        "text": 200, "seen": 200, "broken": 400
+    }, done.stderr  # fmt: skip
+    counts = [answers[name]["body"]["usage"]["prompt_tokens"] for name in ("text", "seen")]
+    assert counts[1] - counts[0] == seeing_model("llava").media.num_rows

@@ -19,10 +19,12 @@ import numpy as np
 from octavo_engine.core.media.spec import (
     MAX_EDGE,
     FillTiles,
+    FitEdge,
     FitPixels,
     PadToTiles,
     SplitIntoTiles,
 )
+from octavo_engine.models.vision_config import MOST_MORE
 from octavo_engine.state.media import MediaItem, TileGrid
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from octavo_engine.core.media.spec import CropToTile, PictureSpec
+    from octavo_engine.models.vision_config import MediaConfig
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 40_000_000  # of a picture, decoded or resized
@@ -81,7 +84,7 @@ def prepare_image(image: Image.Image, spec: PictureSpec) -> PreparedPicture:
         return _padded(image, spec, spec.shape)
     if isinstance(spec.shape, FillTiles):
         return _filled(image, spec, spec.shape)
-    if isinstance(spec.shape, FitPixels):
+    if isinstance(spec.shape, FitPixels | FitEdge):
         height, width = _fitting_size(*image.size, spec.shape)
         vision = spec.media.vision
         if height * width > vision.num_tokens * vision.patch_size**2:
@@ -126,6 +129,9 @@ def _filled(image: Image.Image, spec: PictureSpec, shape: FillTiles) -> Prepared
 
 def _padded(image: Image.Image, spec: PictureSpec, shape: PadToTiles) -> PreparedPicture:
     side = spec.size[0]
+    if not shape.grids:
+        square = np.asarray(_resized(_square(image, spec), side, side, spec), np.uint8)
+        return PreparedPicture((_tile(square, spec, TileGrid(0, 0, 0, 0, 1, 0, 1, 0)),))
     rows, columns = _largest_grid(*image.size, side, shape.grids)
     height, width = _size_inside(*image.size, rows * side, columns * side)
     full = np.zeros((rows * side, columns * side, 3), np.uint8)
@@ -134,7 +140,7 @@ def _padded(image: Image.Image, spec: PictureSpec, shape: PadToTiles) -> Prepare
         _resized(image, height, width, spec), np.uint8
     )
     small = np.asarray(_resized(image, side, side, spec), np.uint8)
-    kept = _kept(*image.size, rows, columns, spec.media.vision.side)
+    kept = _kept(*image.size, rows, columns, spec.media)
     return PreparedPicture((_tile(np.concatenate([small, *_cut(full, side)]), spec, kept),))
 
 
@@ -160,15 +166,38 @@ def _size_inside(width: int, height: int, most_height: int, most_width: int) -> 
     return most_height, min(ceil(width * by_height), most_width)
 
 
-def _kept(width: int, height: int, rows: int, columns: int, side: int) -> TileGrid:
+def _square(image: Image.Image, spec: PictureSpec) -> Image.Image:
+    """In the middle of the mean colour."""
+    from PIL import Image
+
+    width, height = image.size
+    if width == height:
+        return image
+    side = max(width, height)
+    if side * side > MAX_PIXELS:
+        raise BadPicture(f"has {width} x {height} pixels, too narrow to be made a square; crop it")
+    red, green, blue = (int(255 * mean) for mean in spec.mean)
+    square = Image.new("RGB", (side, side), (red, green, blue))
+    square.paste(image, ((side - width) // 2, (side - height) // 2))
+    return square
+
+
+def _kept(width: int, height: int, rows: int, columns: int, media: MediaConfig) -> TileGrid:
     """Patches of the picture, without those of its black edges, in the model's own rounding."""
+    side = media.vision.side
     all_lines, all_columns = rows * side, columns * side
     top = left = 0
     if width / height > all_columns / all_lines:
         top = (all_lines - int(round(height * (all_columns / width), 7))) // 2
     else:
         left = (all_columns - int(round(width * (all_lines / height), 7))) // 2
-    return TileGrid(rows, columns, top, left, all_lines - 2 * top, all_columns - 2 * left)
+    lines, in_line = all_lines - 2 * top, all_columns - 2 * left
+    shrunk = lines, in_line
+    if media.most_tiles:
+        ratio = sqrt(lines * in_line / (media.most_tiles * side**2))
+        if ratio > MOST_MORE:
+            shrunk = int(lines // ratio), int(in_line // ratio)
+    return TileGrid(rows, columns, top, left, lines, in_line, *shrunk)
 
 
 def _best_grid(width: int, height: int, side: int, shape: FillTiles) -> tuple[int, int]:
@@ -195,8 +224,14 @@ def _cut(pixels: NDArray[np.uint8], side: int) -> list[NDArray[np.uint8]]:
     ]
 
 
-def _fitting_size(width: int, height: int, shape: FitPixels) -> tuple[int, int]:
-    """Height and width in whole factors, as the models' own processor rounds them."""
+def _fitting_size(width: int, height: int, shape: FitPixels | FitEdge) -> tuple[int, int]:
+    """Height and width in whole factors, as the models' own processors round them."""
+    if isinstance(shape, FitEdge):
+        ratio = max(height / shape.longest_edge, width / shape.longest_edge)
+        if ratio > 1:
+            height, width = floor(height / ratio), floor(width / ratio)
+        lines, columns = (max(ceil(side / shape.factor), 1) for side in (height, width))
+        return lines * shape.factor, columns * shape.factor
     if max(width, height) > MAX_RATIO * min(width, height):
         raise BadPicture(
             f"has {width} x {height} pixels; a side may be {MAX_RATIO} times as long as the other "
@@ -337,5 +372,5 @@ def _digest(
     """Of the pixels and of all that makes rows of them."""
     numbers = struct.pack("<2q7d", height, width, spec.scale, *spec.mean, *spec.std)
     if tiles is not None:
-        numbers += struct.pack("<6q", *msgspec.structs.astuple(tiles))
+        numbers += struct.pack("<8q", *msgspec.structs.astuple(tiles))
     return hashlib.blake2b(VERSION + numbers + pixels, digest_size=16).digest()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _FAKE, _IMAGE, _WHOLE = "<fake_token_around_image>", "<image>", "<global-img>"  # of Idefics 3
 _BEFORE, _BEHIND = "<img>", "</img>"  # of InternVL
+_LINE_END, _PICTURE_END = "[IMG_BREAK]", "[IMG_END]"  # of Pixtral, behind lines of rows
 _NEWLINES = 2  # before and behind a picture of Gemma 3
 
 
@@ -45,8 +46,11 @@ class PictureTokens:
         self.placeholder = media.token_id if media.edges is None else media.edges[0]
         self._tokenizer = tokenizer
         self._ends: tuple[int, int] | None = None  # around all tiles of a picture
+        self._line_ends: tuple[int, int] | None = None  # behind each line, and behind the last
         if media.family == "internvl":
             self._ends = self._only(_BEFORE), self._only(_BEHIND)
+        if media.ends_lines:
+            self._line_ends = self._only(_LINE_END), self._only(_PICTURE_END)
         if media.family != "idefics3":
             return
         fake = self._encoded(_FAKE)
@@ -72,6 +76,21 @@ class PictureTokens:
         if picture.rows:
             text += "\n"
         return self._encoded(f"{text}{_FAKE}{_WHOLE}{_IMAGE}{_FAKE}")
+
+    def of_tile(self, tile: MediaItem, first: int) -> tuple[list[int], MediaSpan]:
+        """Its rows from token `first` of a prompt on, with what stands behind each line."""
+        media, token = self.media, self.media.token_id
+        lines = media.lines_of(tile)
+        ids = [token] * media.rows_of(tile)
+        if self._line_ends is not None and lines is not None:
+            line_end, end = self._line_ends
+            ids = [*([*[token] * lines[1], line_end] * lines[0])[:-1], end]
+        span = MediaSpan(
+            tile.digest, first, len(ids), is_two_way=media.is_two_way,
+            grid=lines if media.has_axes else None,
+            line_rows=lines[1] if media.ends_lines and lines else 0,
+        )  # fmt: skip
+        return ids, span
 
     def with_newlines(self, ids: Sequence[int]) -> list[int]:
         """The prompt with the newlines that stand around pictures. They become one token with those
@@ -102,7 +121,7 @@ class PictureTokens:
     def _only(self, token: str) -> int:
         ids = self._encoded(token)
         if len(ids) != 1 or self._tokenizer.token_name(ids[0]) != token:
-            raise ModelError(f"the tokenizer must have the token {token}, which is around pictures")
+            raise ModelError(f"the tokenizer must have the token {token}, which pictures need")
         return ids[0]
 
     def _encoded(self, text: str) -> list[int]:
@@ -137,15 +156,9 @@ def expand(
             if inner != tokens.media.token_id:
                 expanded.append(inner)
                 continue
-            tile, first_row = next(tiles), len(expanded)
-            num_rows = tokens.media.rows_of(tile)
-            spans.append(
-                MediaSpan(
-                    tile.digest, first_row, num_rows, is_two_way=tokens.media.is_two_way,
-                    grid=tokens.media.grid_of(tile.height, tile.width),
-                )
-            )  # fmt: skip
-            expanded += [inner] * num_rows
+            rows, span = tokens.of_tile(next(tiles), len(expanded))
+            spans.append(span)
+            expanded += rows
         places.append(PicturePlace(first, len(expanded), token))
     unique = {tile.digest: tile for picture in pictures for tile in picture.tiles}
     return expanded, PromptMedia(tuple(spans), tuple(unique.values()), tuple(places))

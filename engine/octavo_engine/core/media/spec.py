@@ -28,8 +28,10 @@ _PIXELS = (
 # What --mm-processor-kwargs may replace, by family: fields that make the pixels.
 _OVERRIDABLE = {
     "qwen2_vl": tuple(sorted(("max_pixels", "min_pixels", *_PIXELS))),
+    "pixtral": _PIXELS,
     "llava": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
     "llava_next": tuple(sorted(("crop_size", "do_center_crop", *_PIXELS))),
+    "llava_onevision": _PIXELS,
     "gemma3": _PIXELS,
     "idefics3": tuple(sorted(("do_image_splitting", "max_image_size", *_PIXELS))),
     "internvl": tuple(sorted(("crop_to_patches", "max_patches", "min_patches", *_PIXELS))),
@@ -68,6 +70,8 @@ class PadToTiles:
     cut; the whole picture, small, comes before. All are encoded as one."""
 
     grids: tuple[tuple[int, int], ...]  # rows and columns
+    # In a prompt with several pictures each is one tile, with the mean colour around it.
+    only_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,16 @@ class FitPixels:
     most: int
 
 
-Shape: TypeAlias = CropToTile | SplitIntoTiles | FillTiles | PadToTiles | FitPixels
+@dataclass(frozen=True, slots=True)
+class FitEdge:
+    """One tile of each picture, of nearly its own shape: made smaller where its longest edge is
+    above this, and stretched to sides of whole `factor`s."""
+
+    factor: int
+    longest_edge: int
+
+
+Shape: TypeAlias = CropToTile | SplitIntoTiles | FillTiles | PadToTiles | FitPixels | FitEdge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +102,17 @@ class PictureSpec:
 
     media: MediaConfig
     shape: Shape
-    size: tuple[int, int]  # height and width of a tile; of FitPixels it says nothing
+    size: tuple[int, int]  # height and width of a tile; of FitPixels and FitEdge it says nothing
     resample: int  # as Pillow counts its filters
     scale: float
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+
+    def among(self, num_pictures: int) -> PictureSpec:
+        """How a picture is prepared in a prompt of so many."""
+        if num_pictures < 2 or not isinstance(self.shape, PadToTiles) or not self.shape.only_alone:
+            return self
+        return replace(self, shape=PadToTiles(()))
 
 
 def read_picture_spec(
@@ -114,6 +133,8 @@ def read_picture_spec(
     values |= given
     if media.family == "qwen2_vl":
         return _read_qwen2_vl(values, media, given)
+    if media.family == "pixtral":
+        return _read_pixtral(values, media, is_given="size" in given)
     return _READERS[media.family](values, media)
 
 
@@ -179,13 +200,32 @@ def _read_llava_next(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
     side = media.vision.image_size
     if spec.shape not in (CropToTile(side), CropToTile(None)):
         raise ModelError(f"preprocessor_config.json: size must be {side}, as the tower's")
+    _check_grids(values, media)
+    return replace(spec, shape=PadToTiles(media.grids))
+
+
+def _read_llava_onevision(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
+    side = media.vision.image_size
+    edge, size = _sizes(values.get("size"), "shortest_edge", fallback=(side, side))
+    if edge is not None and not isinstance(values["size"], int):
+        raise ModelError("preprocessor_config.json: size must have height and width")
+    if values.get("do_center_crop"):
+        raise ModelError("preprocessor_config.json: do_center_crop must be false")
+    _check_grids(values, media)
+    return _with_numbers(
+        values, media, PadToTiles(media.grids, only_alone=True), size, resample=_BICUBIC,
+        mean=_CLIP_MEAN, std=_CLIP_STD,
+    )  # fmt: skip
+
+
+def _check_grids(values: dict[str, Any], media: MediaConfig) -> None:
+    side = media.vision.image_size
     sizes = values.get("image_grid_pinpoints")
     own = [[rows * side, columns * side] for rows, columns in media.grids]
     if sizes is not None and [list(size) for size in sizes] != own:
         raise ModelError(
             "preprocessor_config.json: image_grid_pinpoints must be those of config.json"
         )
-    return replace(spec, shape=PadToTiles(media.grids))
 
 
 def _read_idefics3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
@@ -236,6 +276,7 @@ def _read_gemma3(values: dict[str, Any], media: MediaConfig) -> PictureSpec:
 _READERS = {
     "llava": _read_clip,
     "llava_next": _read_llava_next,
+    "llava_onevision": _read_llava_onevision,
     "idefics3": _read_idefics3,
     "internvl": _read_internvl,
     "gemma3": _read_gemma3,
@@ -273,6 +314,23 @@ def _read_qwen2_vl(
     return _with_numbers(
         values, media, shape, (0, 0), resample=_BICUBIC, mean=_CLIP_MEAN, std=_CLIP_STD
     )
+
+
+def _read_pixtral(values: dict[str, Any], media: MediaConfig, *, is_given: bool) -> PictureSpec:
+    """A file's `longest_edge` is lowered to what the tower reads here of a square; one that is
+    given is not. Its `patch_size` is the processor's own business, and is not read."""
+    vision = media.vision
+    factor = vision.patch_size * media.shuffle
+    edge, _ = _sizes(values.get("size"), "longest_edge", default=1024)
+    if edge is None:
+        raise ModelError("preprocessor_config.json: size must have a longest_edge")
+    most = math.isqrt(vision.num_tokens) * vision.patch_size // factor * factor
+    if is_given and edge > most:
+        raise ModelError(f"size: longest_edge must be at most {most}; got {edge}")
+    return _with_numbers(
+        values, media, FitEdge(factor, min(edge, most)), (0, 0), resample=_BICUBIC,
+        mean=_CLIP_MEAN, std=_CLIP_STD,
+    )  # fmt: skip
 
 
 def _pixels(values: dict[str, Any], name: str, in_size: str, default: int) -> int:

@@ -46,8 +46,8 @@ class PictureWorkers:
         self._timeout_s = timeout_s
         self._pool: ProcessPoolExecutor | None = None
 
-    async def prepare(self, data: bytes, param: str) -> PreparedPicture:
-        """Raises RequestError that names `param`."""
+    async def prepare(self, data: bytes, param: str, *, num_pictures: int = 1) -> PreparedPicture:
+        """`num_pictures`: in its prompt. Raises RequestError that names `param`."""
         if find_spec("PIL") is None:
             raise RequestError(
                 f"{param}: this server cannot decode pictures; its operator must run: "
@@ -60,7 +60,7 @@ class PictureWorkers:
         started = time.monotonic()
         self.num_waiting += 1
         try:
-            result = await self._run(data, param)
+            result = await self._run(data, param, self.spec.among(num_pictures))
         finally:
             self.num_waiting -= 1
             self.seconds += time.monotonic() - started
@@ -78,7 +78,7 @@ class PictureWorkers:
         for process in processes:
             process.kill()
 
-    async def _run(self, data: bytes, param: str) -> PreparationResult:
+    async def _run(self, data: bytes, param: str, spec: PictureSpec) -> PreparationResult:
         pool = self._pool
         if pool is None:
             # Spawned: the server has threads, which a fork would copy in the middle of their work.
@@ -88,7 +88,7 @@ class PictureWorkers:
                 initializer=_limit_memory,
                 initargs=(WORKER_BYTES,),
             )
-        work = asyncio.get_running_loop().run_in_executor(pool, prepare, data, self.spec)
+        work = asyncio.get_running_loop().run_in_executor(pool, prepare, data, spec)
         try:
             return await _within(work, self._timeout_s)
         except TimeoutError:

@@ -64,8 +64,9 @@ class OfflinePictures:
                 f"{self._max_images} in one prompt",
                 param=PARAM,
             )
+        spec = self._spec.among(len(pictures))
         prepared = [
-            _prepared(f"{PARAM}['image'][{number}]", picture, self._spec)
+            _prepared(f"{PARAM}['image'][{number}]", picture, spec)
             for number, picture in enumerate(pictures)
         ]
         return expand(token_ids, prepared, self._tokens, param="prompt")

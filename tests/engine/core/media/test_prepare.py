@@ -21,9 +21,11 @@ from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 from octavo_engine.weights.source import resolve_model
 from tests.engine.models.tiny_seeing import BEGIN, END, PLACEHOLDER, normalised, seeing_model
 from tests.fakes.seeing import (
+    ANYRES,
     FILLING,
     FITTING,
     FITTING_LARGE,
+    LINED,
     PADDING,
     PREPROCESSOR,
     SPLITTING,
@@ -404,7 +406,7 @@ def test_settings_of_internvl_that_cannot_be_applied_are_refused(
 
 def test_a_tokenizer_without_the_tokens_around_pictures_of_internvl_is_refused() -> None:
     words = TextTokenizer(tokenizer("llava"), where="test")
-    with pytest.raises(ModelError, match="must have the token <img>, which is around pictures"):
+    with pytest.raises(ModelError, match="must have the token <img>, which pictures need"):
         PictureTokens(seeing_model("internvl").media, words)
 
 
@@ -510,6 +512,169 @@ def test_sizes_that_qwen2_vls_tower_does_not_read_are_refused_or_lowered() -> No
         assert message in str(caught.value)
     with pytest.raises(ModelError, match="patch_size must be 7, as the tower's"):
         qwen2_vl_spec(patch_size=14)
+
+
+@pytest.mark.parametrize("name", ["mistral3", "pixtral"])
+@pytest.mark.parametrize("overrides", [{}, {"size": {"longest_edge": 50}, "resample": 2}])
+def test_lines_of_pixtral_are_those_of_transformers(
+    tmp_path: Path, name: str, overrides: dict[str, Any]
+) -> None:
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    values = {k: v for k, v in LINED.items() if k != "image_processor_type"} | overrides
+    merge = 2 if name == "mistral3" else 1
+    processor: Any = PixtralImageProcessorPil(**values)
+    spec = made_spec(tmp_path, name, **overrides)
+    words = TextTokenizer(tokenizer("mistral3"), where="test")
+    prompt = "user [IMG] what [IMG]"
+    for size, other in zip(FITTING_SIZES, FITTING_SIZES[1:] + FITTING_SIZES[:1], strict=True):
+        images = [noise(*size), noise(*other)]
+        if min(*size, *other) * 84 < max(*size, *other):
+            continue  # the library makes nothing of one of them
+        truth = processor(images, patch_size=7 * merge)
+        prepared = [prepare(encoded(image), spec).picture for image in images]
+        pictures = [picture for picture in prepared if picture is not None]
+        ids, media = expand(words.encode(prompt), pictures, PictureTokens(spec.media, words))
+        lines = [(h // (7 * merge), w // (7 * merge)) for h, w in truth["image_sizes"]]
+        first, second = (  # [IMG_BREAK] behind each line, [IMG_END] behind the last
+            [*([*[PLACEHOLDER] * width, BEGIN] * height)[:-1], END] for height, width in lines
+        )
+        assert ids == [1, *first, 4, *second]
+        for index, picture in enumerate(pictures):
+            found = normalised(picture.tiles[0])
+            padded = np.asarray(truth["pixel_values"][index])
+            np.testing.assert_array_equal(found, padded[:, : found.shape[1], : found.shape[2]])
+        for span, place in zip(media.spans, media.places, strict=True):
+            assert (span.first, span.end) == (place.first, place.end)
+            assert ids[span.first : span.end].count(PLACEHOLDER) == span.num_rows
+            assert ids[span.end - 1] == END and span.grid is None
+
+
+def test_a_narrow_picture_is_a_line_of_pixtral(tmp_path: Path) -> None:
+    tile = only_tile(encoded(noise(5000, 30)), made_spec(tmp_path, "mistral3"))
+    assert (tile.height, tile.width) == (14, 84)
+
+
+def test_edges_that_pixtrals_tower_does_not_read_are_refused_or_lowered(tmp_path: Path) -> None:
+    from octavo_engine.core.media.spec import FitEdge, _read_pixtral
+
+    media, most = seeing_model("mistral3").media, 70 * 7
+    large = {"size": {"longest_edge": 1540}}
+    assert _read_pixtral(LINED | large, media, is_given=False).shape == FitEdge(14, most)
+    with pytest.raises(ModelError, match=f"longest_edge must be at most {most}; got 1540"):
+        _read_pixtral(LINED | large, media, is_given=True)
+    with pytest.raises(ModelError, match="size must have a longest_edge"):
+        _read_pixtral(LINED | {"size": {"height": 42, "width": 42}}, media, is_given=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("", {"vision_feature_layer": -2}, "must be -1 for a Pixtral tower"),
+        ("", {"projector_hidden_act": "sine"}, "projector_hidden_act must be one of"),
+        ("vision_config", {"hidden_size": 90}, "must be a multiple of 4 x 4 heads"),
+        ("vision_config", {"model_type": "clip_vision_model"}, "model_type must be pixtral"),
+        ("vision_config", {"hidden_act": "quick_gelu"}, "hidden_act must be one of"),
+    ],
+)
+def test_parts_of_mistral_3_that_do_not_fit_are_refused(
+    part: str, changes: dict[str, Any], message: str
+) -> None:
+    config = seeing_model("mistral3").config
+    config = config | ({part: config[part] | changes} if part else changes)
+    with pytest.raises(ModelError, match=message):
+        read_media_config(config)
+
+
+def without_torchvision(processor: Any, **attributes: Any) -> Any:
+    """A processor whose constructor needs that library, for what it says of tokens."""
+    made = object.__new__(processor)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def onevision_processors() -> tuple[Any, Any]:
+    """Of pixels and of tokens."""
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+        LlavaOnevisionImageProcessorPil,
+    )
+    from transformers.models.llava_onevision.processing_llava_onevision import (
+        LlavaOnevisionProcessor,
+    )
+
+    values = {k: v for k, v in ANYRES.items() if k != "image_processor_type"}
+    pixels = LlavaOnevisionImageProcessorPil(**values)
+    tokens = without_torchvision(
+        LlavaOnevisionProcessor, num_image_tokens=36, vision_feature_select_strategy="full",
+        vision_aspect_ratio="anyres_max_2", image_token="<image>", image_processor=pixels,
+    )  # fmt: skip
+    return pixels, tokens
+
+
+def test_tiles_of_llava_onevision_are_those_of_transformers(tmp_path: Path) -> None:
+    processor, tokens = onevision_processors()
+    spec = made_spec(tmp_path, "llava-onevision")
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    counts, are_shrunk = set(), set()
+    for size in [*SPLIT_SIZES, (500, 2), (85, 84), (84, 200)]:
+        image = noise(*size)
+        truth = processor([[image]])
+        picture = prepare(encoded(image), spec.among(1)).picture
+        assert picture is not None
+        ids, media = expand(
+            words.encode("user <image> what"), [picture], PictureTokens(spec.media, words)
+        )
+        count = tokens.replace_image_token(truth, 0).count("<image>")
+        assert ids == [1, *[PLACEHOLDER] * count, 4]
+        (item,) = picture.tiles
+        assert item.tiles is not None
+        found = np.stack([normalised(tile) for tile in tiles_of(item, spec.media)])
+        np.testing.assert_array_equal(found, np.asarray(truth["pixel_values"][0]))
+        assert len(media.spans) == 1 and media.spans[0].length == len(ids) - 2
+        assert media.spans[0].length <= spec.media.num_rows
+        counts.add(len(found))
+        are_shrunk.add(item.tiles.shrunk_height != item.tiles.height)
+    assert {2, 4, 5, 7, 10} <= counts and are_shrunk == {True, False}
+
+
+def test_several_pictures_of_llava_onevision_are_a_tile_each(tmp_path: Path) -> None:
+    processor, tokens = onevision_processors()
+    spec = made_spec(tmp_path, "llava-onevision")
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    prompt = "user <image> what <image>"
+    for sizes in ([(80, 60), (30, 100)], [(1, 1), (640, 480)], [(42, 42), (1, 900)]):
+        images = [noise(*size) for size in sizes]
+        truth = processor([images])
+        prepared = [prepare(encoded(image), spec.among(2)).picture for image in images]
+        pictures = [picture for picture in prepared if picture is not None]
+        ids, _ = expand(words.encode(prompt), pictures, PictureTokens(spec.media, words))
+        first, second = (tokens.replace_image_token(truth, i).count("<image>") for i in (0, 1))
+        assert ids == [1, *[PLACEHOLDER] * first, 4, *[PLACEHOLDER] * second]
+        found = [normalised(t) for p in pictures for t in tiles_of(p.tiles[0], spec.media)]
+        wanted = np.asarray(truth["pixel_values"]).reshape(2, 3, 42, 42)
+        np.testing.assert_array_equal(np.stack(found), wanted)
+
+
+def test_settings_of_llava_onevision_that_are_not_computed_are_refused(tmp_path: Path) -> None:
+    from octavo_engine.core.media.spec import _read_llava_onevision
+
+    config = seeing_model("llava-onevision").config
+    for changes, message in (
+        ({"vision_aspect_ratio": "anyres"}, "must be anyres_max_1 to anyres_max_40"),
+        ({"vision_feature_select_strategy": "default"}, "must be full for a SigLIP tower"),
+        ({"image_grid_pinpoints": [[84, 80]]}, "whole tiles of 42 pixels"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            read_media_config(config | changes)
+    media = seeing_model("llava-onevision").media
+    for values, message in (
+        ({"do_center_crop": True}, "do_center_crop must be false"),
+        ({"size": {"shortest_edge": 42}}, "size must have height and width"),
+        ({"image_grid_pinpoints": [[42, 42]]}, "must be those of config.json"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            _read_llava_onevision(ANYRES | values, media)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,8 @@ async def with_pictures(
     budget = ByteBudget(limits.max_body_bytes)  # what a request could bring itself
 
     async def prepared(field: str, url: str) -> PreparedPicture:
-        return await workers.prepare(await sources.read(url, field, budget), field)
+        data = await sources.read(url, field, budget)
+        return await workers.prepare(data, field, num_pictures=len(urls))
 
     pictures = await all_of(prepared(*each) for each in urls)
     expanded, media = expand(ids, pictures, workers.tokens)

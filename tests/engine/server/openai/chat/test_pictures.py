@@ -256,6 +256,41 @@ def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(
         rig.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mistral3", "llava-onevision"])
+def test_pictures_of_other_forms_are_computed_as_transformers_does(
+    tmp_path: Path, name: str
+) -> None:
+    """Lines that end with tokens of the text; a picture alone that is cut, and two that are not."""
+    rig = Rig(write_seeing_model(tmp_path / name, name))
+    try:
+        workers = rig.engine.pictures
+        assert workers is not None
+        tall = encoded(Image.new("RGB", (40, 120), "green"))
+        for files in ((tall,), (RED, tall)):
+            spec = workers.spec.among(len(files))
+            prepared = [prepare(data, spec).picture for data in files]
+            tiles = [tile for picture in prepared if picture for tile in picture.tiles]
+            tokens = [1]
+            for tile in tiles:
+                tokens += workers.tokens.of_tile(tile, len(tokens))[0]
+            tokens += [4, 5, 2]
+            parts = text("what colour"), *[picture(data) for data in files]
+            answer = rig.chat(*parts)
+            assert answer["usage"]["prompt_tokens"] == len(tokens)
+            sizes = [(120, 40)] if len(files) == 1 else [(60, 80), (120, 40)]
+            for said in logprobs(answer):
+                row = seeing_model(name).logits(tokens, tiles, sizes)[-1].astype(np.float64)
+                assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+                tokens.append(int(row.argmax()))
+            again = rig.chat(*parts)
+            assert logprobs(again) == logprobs(answer)
+            cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached == again["usage"]["prompt_tokens"] - 1
+    finally:
+        rig.close()
+
+
 def test_a_model_that_may_hold_no_picture_has_no_tower(tmp_path: Path) -> None:
     folder = write_seeing_model(tmp_path / "gemma3", "gemma3")
     rig = Rig(folder, {"limit_mm_per_prompt": "image=0"})
