@@ -60,7 +60,7 @@ class Scale:
     header_s: float = 10.0  # after which who drips is sent away
 
 
-FULL = Scale(num_slow=20_000, num_crowds=3, rate=500.0, seconds=20.0, storm_s=5.0, work_s=0.05,
+FULL = Scale(num_slow=20_000, num_crowds=4, rate=500.0, seconds=20.0, storm_s=5.0, work_s=0.05,
              header_s=60.0)  # fmt: skip
 QUICK = Scale(num_slow=300, num_crowds=1, rate=100.0, seconds=2.0, storm_s=1.0, work_s=0.05)
 
