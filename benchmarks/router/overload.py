@@ -270,7 +270,9 @@ async def overload(scale: Scale, core: set[int] | None = None) -> Verdict:
         await once.run(scale.seconds)
         done = sum(engine.num_done for engine in engines)
         thrice = Load(router.port, 3 * capacity, seed=1)
+        used_s = stand.cpu_s(router.pid)
         await thrice.run(scale.seconds)
+        used_s = stand.cpu_s(router.pid) - used_s
         done = sum(engine.num_done for engine in engines) - done
     served = [one for one in thrice.endings if one.status == 200]
     refused = [one for one in thrice.endings if one.status != 200]
@@ -287,6 +289,7 @@ async def overload(scale: Scale, core: set[int] | None = None) -> Verdict:
         "refused a second": len(refused) / scale.seconds,
         "p50 of a refusal, ms": percentile(refused_ms, 50),
         "p99 of a refusal, ms": percentile(refused_ms, 99),
+        "router's processor time for a request, ms": 1e3 * used_s / max(len(thrice.endings), 1),
         "engines' work that nobody got, %": 100.0 * (1.0 - len(served) / max(done, 1)),
         "without any answer": once.num_lost + thrice.num_lost,
     }
