@@ -1,14 +1,14 @@
 """Engines are killed at random times under a hundred live requests: what their clients get of it.
 
     python -m benchmarks.faults.kills [--kills N] [--clients N] [--model MODEL] [--with FEATURE]...
-                                      [--simulated] [--seconds S] [--json FILE]
+                                      [--how HOW]... [--simulated] [--seconds S] [--json FILE]
 
 Two engines behind a router, all of them processes; with `--simulated` they have the real scheduler
 and no forward pass, which takes little of a processor. Requests are of every kind that can be
 resumed or repeated: chat, completions, responses and messages, whole and streamed, greedy and
 seeded, with tools, a JSON schema, several choices, log-probabilities and stop strings. Each answer
 is compared with the one that an engine gave before anything was killed: the same text, calls,
-log-probabilities, finish reasons and usage, once. How an engine is lost, at random:
+log-probabilities, finish reasons and usage, once. How an engine is lost, at random, or by `--how`:
 
 all     it is killed with all its processes
 core    only its core is killed
@@ -91,6 +91,7 @@ class Setup:
     features: tuple[str, ...] = ()
     seconds: float = 3600.0  # no further kill after that
     is_simulated: bool = False
+    hows: tuple[str, ...] = HOWS
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -129,7 +130,8 @@ class Engine:
 
     @property
     def hows(self) -> tuple[str, ...]:
-        return tuple(how for how in HOWS if how != "memory" or self.group is not None)
+        hows = self.setup.hows
+        return tuple(how for how in hows if how != "memory" or self.group is not None)
 
     def _flags(self) -> list[str]:
         features, folder = self.setup.features, self.folder
@@ -281,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default=default.model)
     parser.add_argument("--seed", type=int, default=default.seed, metavar="N")
     parser.add_argument("--with", dest="features", action="append", choices=FEATURES, default=[])
+    parser.add_argument("--how", dest="hows", action="append", choices=HOWS, help="default: all")
     parser.add_argument("--simulated", action="store_true", help="engines without a forward pass")
     parser.add_argument("--seconds", type=float, default=default.seconds, metavar="S")
     parser.add_argument("--json", metavar="FILE", help="write what was seen there as well")
@@ -288,8 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_cleanly_on_sigterm()
     features = tuple(sorted(set(args.features)))
     setup = Setup(
-        args.model, args.kills, args.clients, args.seed, features, args.seconds, args.simulated
-    )
+        args.model, args.kills, args.clients, args.seed, features, args.seconds, args.simulated,
+        tuple(args.hows or HOWS),
+    )  # fmt: skip
     return run(setup).report(args.json)
 
 

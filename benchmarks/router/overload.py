@@ -60,7 +60,7 @@ class Scale:
     header_s: float = 10.0  # after which who drips is sent away
 
 
-FULL = Scale(num_slow=20_000, num_crowds=3, rate=500.0, seconds=20.0, storm_s=5.0, work_s=0.05,
+FULL = Scale(num_slow=20_000, num_crowds=4, rate=500.0, seconds=20.0, storm_s=5.0, work_s=0.05,
              header_s=60.0)  # fmt: skip
 QUICK = Scale(num_slow=300, num_crowds=1, rate=100.0, seconds=2.0, storm_s=1.0, work_s=0.05)
 
@@ -270,7 +270,9 @@ async def overload(scale: Scale, core: set[int] | None = None) -> Verdict:
         await once.run(scale.seconds)
         done = sum(engine.num_done for engine in engines)
         thrice = Load(router.port, 3 * capacity, seed=1)
+        used_s = stand.cpu_s(router.pid)
         await thrice.run(scale.seconds)
+        used_s = stand.cpu_s(router.pid) - used_s
         done = sum(engine.num_done for engine in engines) - done
     served = [one for one in thrice.endings if one.status == 200]
     refused = [one for one in thrice.endings if one.status != 200]
@@ -287,6 +289,7 @@ async def overload(scale: Scale, core: set[int] | None = None) -> Verdict:
         "refused a second": len(refused) / scale.seconds,
         "p50 of a refusal, ms": percentile(refused_ms, 50),
         "p99 of a refusal, ms": percentile(refused_ms, 99),
+        "router's processor time for a request, ms": 1e3 * used_s / max(len(thrice.endings), 1),
         "engines' work that nobody got, %": 100.0 * (1.0 - len(served) / max(done, 1)),
         "without any answer": once.num_lost + thrice.num_lost,
     }

@@ -25,6 +25,7 @@ POINTS: Final = {
     "core.outputs": "the core has computed a step, and said nothing of it",
     "core.sent": "the core has sent a step's tokens",
     "server.request": "the engine's server has a request, and has done nothing with it",
+    "server.text": "a thread of the engine's server is about to read a long text",
     "server.events": "the engine's server is about to write events to a connection",
     "router.connected": "the router is about to send a request to an engine",
     "router.sent": "the router has sent a request to an engine",

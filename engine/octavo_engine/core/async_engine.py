@@ -40,7 +40,7 @@ from octavo_engine.state.adapter import AdapterRef
 from octavo_engine.state.outputs import EngineStats, ProfileWritten
 from octavo_engine.state.request import BACKGROUND
 from octavo_engine.state.sampling_params import RequestOutputKind
-from octavo_engine.tokenization.threads import off_loop
+from octavo_engine.tokenization.threads import hung_text, off_loop
 from octavo_engine.tokenization.tokenizer import check_length, check_vocab, ends_of_text
 
 if TYPE_CHECKING:
@@ -163,6 +163,8 @@ class AsyncEngine:
             )
         if health.state == "ready" and self._draining:
             return CoreHealth("draining", "the server is shutting down")
+        if health.state == "ready" and (hang := hung_text()):
+            return CoreHealth("stalled", hang)
         return health
 
     async def deliver(self, submission: Submission, sink: OutputSink[RequestOutput]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Protocol
 
 from uvicorn.config import Config
@@ -22,7 +24,7 @@ from octavo_engine.server.http.tls import TlsFiles
 from octavo_engine.server.openai.batches.shelf import FileStore
 from octavo_engine.server.openai.batches.storage import Storage
 from octavo_engine.server.served_adapters import parse_modules
-from octavo_engine.tokenization.threads import return_freed_memory
+from octavo_engine.tokenization.threads import hung_text, return_freed_memory
 from octavo_engine.tracing import make_tracing
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ LAST_WRITES_S = 5.0  # for answers that were complete when the drain ended
 PROGRESS_INTERVAL_S = 0.1
 LOOP_TICK_S = 1.0
 LOOP_DUMP_S = 4.0  # of standing still: the stacks are logged
+TEXT_LOOK_S = 0.5  # between two looks at the threads that read texts
 
 
 class LifecycleObserver(Protocol):
@@ -87,7 +90,8 @@ async def serve(
     with _signals(stop, reloader):
         reloading = asyncio.create_task(reloader.run(), name="octavo-reload")
         watching = asyncio.create_task(_watch_loop(), name="octavo-loop-watch")
-        helpers = [reloading, watching]
+        texts = asyncio.create_task(_watch_texts(service), name="octavo-text-watch")
+        helpers = [reloading, watching, texts]
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
         try:
             if await _load(engine, observer, stop, service, modules):
@@ -117,6 +121,20 @@ async def _watch_loop() -> None:
     watched = logging.getLogger("octavo.server.loop")
     async with LoopWatch(watched, tick_s=LOOP_TICK_S, dump_s=LOOP_DUMP_S):
         await asyncio.Event().wait()
+
+
+async def _watch_texts(service: Service) -> None:
+    """Until it is cancelled. Where a text hangs, routers are sent away, so that they send nothing
+    here; `health` says why, and once for each hang the log has the stacks."""
+    before = ""
+    while True:
+        await asyncio.sleep(TEXT_LOOK_S)
+        hang = hung_text()
+        if hang and not before:
+            logger.error("Reading a text hangs: %s; the stacks of all threads follow", hang)
+            faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
+            service.hub.on_lost()
+        before = hang
 
 
 def make_server(

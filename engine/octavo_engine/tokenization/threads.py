@@ -1,5 +1,10 @@
 """Where long texts are read, so that no stream waits for them: short ones at once, longer ones in a
-thread, the longest one after the other in a thread of low priority."""
+thread, the longest one after the other in a thread of low priority.
+
+No thread can be ended from outside. So each read is noted while it lasts, and `hung_text` says when
+one takes far longer than a text of its length may: the server then counts as stalled, and whoever
+supervises it starts it again. The threads are daemons: a hung one does not keep the process.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,27 @@ import ctypes
 import os
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
+
+from octavo_common import failpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 T = TypeVar("T")
 
 INLINE_CHARS = 4096  # the event loop itself reads as many: in less than a millisecond
 LONG_CHARS = 1 << 16  # some twenty milliseconds; texts above it leave the others their cores
 LARGE_BLOCK_BYTES = 1 << 18  # such blocks of memory are no part of the heap
+HANGS_AFTER_S = 3.0  # a text that is read for longer hangs, unless it is long:
+S_PER_CHAR = 30e-6  # that may take so much for each, a hundred times what it takes on a free core
+_NUM_THREADS = 4  # for texts that are not the longest
 _NICENESS = 10
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of glibc's <malloc.h>
 
@@ -31,8 +44,13 @@ async def off_loop(work: Callable[[], T], num_chars: int) -> T:
     if num_chars <= INLINE_CHARS:
         return work()
     if num_chars <= LONG_CHARS:
-        return await asyncio.to_thread(work)
-    return await asyncio.get_running_loop().run_in_executor(_long_texts(), _tidily, work)
+        return await asyncio.wrap_future(_texts().submit(work, num_chars))
+    return await asyncio.wrap_future(_long_texts().submit(lambda: _tidily(work), num_chars))
+
+
+def hung_text() -> str:
+    """Why a text counts as hung; empty if none does. While it hangs, its thread is lost."""
+    return _under_way.hang()
 
 
 def give_memory_back() -> None:
@@ -57,9 +75,80 @@ def _tidily(work: Callable[[], T]) -> T:
         give_memory_back()
 
 
+class TextReads:
+    """The reads under way. Threads note their own; anyone may judge."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._reads: dict[int, tuple[float, int]] = {}  # by thread: since when, characters
+
+    def read(self, work: Callable[[], T], num_chars: int) -> T:
+        thread = threading.get_ident()
+        self._reads[thread] = (self._now(), num_chars)
+        try:
+            if failpoints.IS_ON:
+                failpoints.hit("server.text")
+            return work()
+        finally:
+            del self._reads[thread]
+
+    def hang(self) -> str:
+        now = self._now()
+        for since, num_chars in tuple(self._reads.values()):
+            if now - since > max(HANGS_AFTER_S, S_PER_CHAR * num_chars):
+                return f"a text of {num_chars} characters has been read for {now - since:.1f} s"
+        return ""
+
+
+class TextThreads:
+    """Daemon threads that take texts from one queue, started as texts come. Those of the standard
+    library would hold up the end of the process."""
+
+    def __init__(self, name: str, num_threads: int, prepare: Callable[[], None]) -> None:
+        self._name = name
+        self._num_threads = num_threads
+        self._prepare = prepare
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any], int]] = SimpleQueue()
+        self._num_started = 0
+
+    def submit(self, work: Callable[[], T], num_chars: int) -> Future[T]:
+        """From one thread."""
+        future: Future[T] = Future()
+        self._queue.put((future, work, num_chars))
+        if self._num_started < self._num_threads:
+            name = f"{self._name}-{self._num_started}"
+            self._num_started += 1
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        self._prepare()
+        while True:
+            self._do(*self._queue.get())
+
+    @staticmethod
+    def _do(future: Future[Any], work: Callable[[], Any], num_chars: int) -> None:
+        if not future.set_running_or_notify_cancel():
+            return  # its client has gone
+        try:
+            result = _under_way.read(work, num_chars)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+_under_way = TextReads()
+
+
 @cache
-def _long_texts() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="octavo-text", initializer=_yield_to_others)
+def _texts() -> TextThreads:
+    return TextThreads("octavo-texts", _NUM_THREADS, lambda: None)
+
+
+@cache
+def _long_texts() -> TextThreads:
+    return TextThreads("octavo-text", 1, _yield_to_others)
 
 
 def _yield_to_others() -> None:
