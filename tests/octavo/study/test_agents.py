@@ -5,6 +5,7 @@ contexts that there is room for.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_four_engines_find_95_percent_of_what_one_without_limits_finds():
 
 def test_an_agent_makes_43_calls_up_to_140_000_tokens():
     arrivals = synthetic("agents", 600, seed=2).arrivals
-    sessions = {}
+    sessions: dict[str, list[Any]] = {}
     for arrival in arrivals:
         if arrival.session:
             sessions.setdefault(arrival.session, []).append(arrival)
