@@ -7,7 +7,6 @@ import json
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,7 @@ from octavo_engine.weights.json_file import read_json_object
 from octavo_engine.weights.safetensors import READABLE, SafetensorsFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -240,20 +239,14 @@ def _digest(file: SafetensorsFile, scaling: _Scaling) -> str:
     each thread."""
     settings = [scaling.rank, scaling.alpha, scaling.is_rslora, [*scaling.ranks.items()],
                 [*scaling.alphas.items()]]  # fmt: skip
-    digest = hashlib.sha256(json.dumps(settings).encode() + b"\0")
-    names = sorted(file.entries)
+    entries = [
+        [name, entry.dtype, entry.shape, entry.begin, entry.end]
+        for name, entry in sorted(file.entries.items())
+    ]
+    digest = hashlib.sha256(json.dumps([settings, entries]).encode() + b"\0")
+    size = len(file.body) // _QUARTERS + 1
+    quarters = [file.body[i * size : (i + 1) * size] for i in range(_QUARTERS)]
     with ThreadPoolExecutor(_QUARTERS) as pool:
-        for quarter in pool.map(
-            partial(_digest_of, file), (names[i::_QUARTERS] for i in range(_QUARTERS))
-        ):
-            digest.update(quarter)
+        for part in pool.map(lambda quarter: hashlib.sha256(quarter.data).digest(), quarters):
+            digest.update(part)
     return digest.hexdigest()[:32]
-
-
-def _digest_of(file: SafetensorsFile, names: Iterable[str]) -> bytes:
-    digest = hashlib.sha256()
-    for name in names:
-        entry = file.entries[name]
-        digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
-        digest.update(file.data(name).data)
-    return digest.digest()

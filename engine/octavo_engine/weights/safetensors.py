@@ -67,12 +67,12 @@ class SafetensorsFile:
                 f"{path} is truncated: the header has {header_bytes} bytes, the file only {size}"
             )
         self.entries = _entries(path, data[8 : 8 + header_bytes].tobytes())
-        self._body = data[8 + header_bytes :]
-        _check_layout(path, self.entries, len(self._body))
+        self.body = data[8 + header_bytes :]  # all tensors' bytes
+        _check_layout(path, self.entries, len(self.body))
 
     def data(self, name: str) -> NDArray[np.uint8]:
         entry = self.entries[name]
-        return self._body[entry.begin : entry.end]
+        return self.body[entry.begin : entry.end]
 
 
 class SafetensorsCheckpoint:
