@@ -17,8 +17,9 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from octavo_common import failpoints
 
@@ -33,6 +34,7 @@ LONG_CHARS = 1 << 16  # some twenty milliseconds; texts above it leave the other
 LARGE_BLOCK_BYTES = 1 << 18  # such blocks of memory are no part of the heap
 HANGS_AFTER_S = 3.0  # a text that is read for longer hangs, unless it is long:
 S_PER_CHAR = 30e-6  # that may take so much for each, a hundred times what it takes on a free core
+LEAST_SHARE = 0.25  # of a core: a thread that computes with less is kept waiting, not hung
 _NUM_THREADS = 4  # for texts that are not the longest
 _NICENESS = 10
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of glibc's <malloc.h>
@@ -75,16 +77,28 @@ def _tidily(work: Callable[[], T]) -> T:
         give_memory_back()
 
 
+class ThreadTime(NamedTuple):
+    """As Linux counts it."""
+
+    computes: bool  # or waits for a processor to do so
+    used_s: float
+
+
 class TextReads:
     """The reads under way. Threads note their own; anyone may judge."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = time.monotonic,
+        time_of: Callable[[int], ThreadTime | None] | None = None,
+    ) -> None:
         self._now = now
-        self._reads: dict[int, tuple[float, int]] = {}  # by thread: since when, characters
+        self._time_of = time_of or thread_time
+        self._reads: dict[int, _Read] = {}  # by thread
 
     def read(self, work: Callable[[], T], num_chars: int) -> T:
-        thread = threading.get_ident()
-        self._reads[thread] = (self._now(), num_chars)
+        thread = threading.get_native_id()
+        self._reads[thread] = _Read(self._now(), self._time_of(thread), num_chars)
         try:
             if failpoints.IS_ON:
                 failpoints.hit("server.text")
@@ -94,10 +108,36 @@ class TextReads:
 
     def hang(self) -> str:
         now = self._now()
-        for since, num_chars in tuple(self._reads.values()):
-            if now - since > max(HANGS_AFTER_S, S_PER_CHAR * num_chars):
-                return f"a text of {num_chars} characters has been read for {now - since:.1f} s"
+        for thread, read in tuple(self._reads.items()):
+            limit_s = max(HANGS_AFTER_S, S_PER_CHAR * read.num_chars)
+            took_s = now - read.since
+            if took_s > limit_s and not self._is_starved(thread, read, LEAST_SHARE * limit_s):
+                return f"a text of {read.num_chars} characters has been read for {took_s:.1f} s"
         return ""
+
+    def _is_starved(self, thread: int, read: _Read, least_s: float) -> bool:
+        """It would go on, but others have the processors."""
+        time_now = self._time_of(thread)
+        if time_now is None or read.time is None:
+            return False
+        return time_now.computes and time_now.used_s - read.time.used_s < least_s
+
+
+class _Read(NamedTuple):
+    since: float
+    time: ThreadTime | None  # of its thread, then
+    num_chars: int
+
+
+def thread_time(thread: int) -> ThreadTime | None:
+    """Of a thread of this process, by its native id. None where the system does not say."""
+    try:
+        stat = Path(f"/proc/self/task/{thread}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # behind its name
+    ticks = int(fields[11]) + int(fields[12])
+    return ThreadTime(fields[0] == "R", ticks / os.sysconf("SC_CLK_TCK"))
 
 
 class TextThreads:

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -15,8 +16,10 @@ from octavo_engine.tokenization.threads import (
     LONG_CHARS,
     S_PER_CHAR,
     TextReads,
+    ThreadTime,
     hung_text,
     off_loop,
+    thread_time,
 )
 
 PATIENCE_S = 30.0
@@ -36,7 +39,7 @@ class Clock:
 )
 def test_a_text_hangs_when_it_takes_longer_than_its_length_explains(num_chars, allowed_s):
     clock = Clock()
-    reads = TextReads(clock)
+    reads = TextReads(clock, lambda _: None)
     seen = []
 
     def work() -> None:
@@ -49,6 +52,38 @@ def test_a_text_hangs_when_it_takes_longer_than_its_length_explains(num_chars, a
     assert seen[2] == f"a text of {num_chars} characters has been read for {allowed_s + 0.1:.1f} s"
     assert reads.hang() == ""  # it has ended after all
     assert allowed_s == pytest.approx(max(HANGS_AFTER_S, S_PER_CHAR * num_chars), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("computes", "used_s", "hangs"),
+    [(True, 0.1, False), (True, HANGS_AFTER_S / 2, True), (False, 0.1, True)],
+    ids=["others have the processors", "it computes on and on", "it waits for something"],
+)
+def test_a_thread_that_gets_no_processor_does_not_hang(computes, used_s, hangs):
+    clock = Clock()
+    times = iter([ThreadTime(True, 7.0), ThreadTime(computes, 7.0 + used_s)])
+    reads = TextReads(clock, lambda _: next(times))
+    seen = []
+
+    def work() -> None:
+        clock.now += HANGS_AFTER_S + 1.0
+        seen.append(bool(reads.hang()))
+
+    reads.read(work, INLINE_CHARS + 1)
+    assert seen == [hangs]
+
+
+def test_a_threads_time_is_what_it_has_computed():
+    thread = threading.get_native_id()
+    before = thread_time(thread)
+    end = time.thread_time() + 0.1
+    while time.thread_time() < end:
+        pass
+    after = thread_time(thread)
+    assert before is not None and after is not None
+    assert after.computes
+    assert 0.05 < after.used_s - before.used_s < 0.3
+    assert thread_time(-1) is None
 
 
 def test_a_read_that_fails_is_over():
