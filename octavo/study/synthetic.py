@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,20 +32,12 @@ def multi_turn(num_requests: int, rng: Random) -> list[Arrival]:
     texts = Texts()
     systems = [texts.new(500) for _ in range(8)]
     arrivals: list[Arrival] = []
-    now = 0.0
-    number = 0
-    while len(arrivals) < num_requests:
-        number += 1
-        now += rng.expovariate(1.0)
-        prompt: tuple[range, ...] = (rng.choice(systems),)
-        after: int | None = None
+    for session in _sessions("conversation", arrivals, rng):
+        session.prompt = (rng.choice(systems),)
         for _ in range(min(rng.randint(2, 10), num_requests - len(arrivals))):
-            prompt = (*prompt, texts.new(_length(rng, 400)))
-            answer = texts.new(_length(rng, 200))
-            delay_s = now if after is None else rng.expovariate(1 / MEAN_THINK_S)
-            arrivals.append(Arrival(prompt, answer, delay_s, after, f"conversation {number}"))
-            after = len(arrivals) - 1
-            prompt = (*prompt, answer)
+            session.call(texts.new(_length(rng, 400)), texts.new(_length(rng, 200)))
+        if len(arrivals) == num_requests:
+            break
     return arrivals
 
 
@@ -109,26 +102,43 @@ def agents(num_requests: int, rng: Random) -> list[Arrival]:
     texts = Texts()
     instructions = texts.new(20_000)
     arrivals: list[Arrival] = []
-    now = 0.0
-    number = 0
-    while len(arrivals) < num_requests:
-        number += 1
-        now += rng.expovariate(1.0)
-        prompt: tuple[range, ...] = (instructions,)
-        after: int | None = None
+    for session in _sessions("agent", arrivals, rng):
+        session.prompt = (instructions,)
         for call in range(AGENT_CALLS):
-            if len(arrivals) == num_requests:
-                break
             if call % 4 == 3:
                 alone = (texts.new(_length(rng, 2000)),)
-                arrivals.append(Arrival(alone, texts.new(_length(rng, 200)), now + 8 * call))
-            prompt = (*prompt, texts.new(_length(rng, 2000)))
-            answer = texts.new(_length(rng, 150))
-            delay_s = now if after is None else rng.expovariate(1 / MEAN_THINK_S)
-            arrivals.append(Arrival(prompt, answer, delay_s, after, f"agent {number}"))
-            after = len(arrivals) - 1
-            prompt = (*prompt, answer)
-    return arrivals[:num_requests]
+                at = session.started_at + 8 * call
+                arrivals.append(Arrival(alone, texts.new(_length(rng, 200)), at))
+            session.call(texts.new(_length(rng, 2000)), texts.new(_length(rng, 150)))
+            if len(arrivals) >= num_requests:
+                return arrivals[:num_requests]
+    return arrivals
+
+
+class _Session:
+    """Calls that follow each other, each behind all before it."""
+
+    def __init__(self, name: str, started_at: float, arrivals: list[Arrival], rng: Random) -> None:
+        self.prompt: tuple[range, ...] = ()  # of the next call
+        self.started_at = started_at
+        self._name, self._arrivals, self._rng = name, arrivals, rng
+        self._after: int | None = None
+
+    def call(self, text: range, answer: range) -> None:
+        is_first = self._after is None
+        delay_s = self.started_at if is_first else self._rng.expovariate(1 / MEAN_THINK_S)
+        prompt = (*self.prompt, text)
+        self._arrivals.append(Arrival(prompt, answer, delay_s, self._after, self._name))
+        self._after = len(self._arrivals) - 1
+        self.prompt = (*prompt, answer)
+
+
+def _sessions(kind: str, arrivals: list[Arrival], rng: Random) -> Iterator[_Session]:
+    """One a second on average, without an end."""
+    now = 0.0
+    for number in count(1):
+        now += rng.expovariate(1.0)
+        yield _Session(f"{kind} {number}", now, arrivals, rng)
 
 
 SYNTHETIC: dict[str, Make] = {

@@ -45,9 +45,10 @@ class Gemma3n:
         ]
         self.layers: list[Gemma3nLayer] = []
         for index in range(config.num_layers):
-            source = config.layers[index].reads
-            attention = None if source is None else self.layers[source].attention
-            self.layers.append(Gemma3nLayer(config, loader, index, ropes, attention))
+            read = config.layers[index].reads
+            source = None if read is None else self.layers[read].attention
+            attention = SharingAttention(config, loader, index, ropes, source)
+            self.layers.append(Gemma3nLayer(config, loader, index, attention))
         self.norm = loader.vector("model.norm.weight", size)
         self.head = OutputHead(config, loader, self.embedding)
 
@@ -104,12 +105,7 @@ class Gemma3nLayer:
     """Predicts all streams, computes the active one, corrects all by what came of it."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        loader: Loader,
-        index: int,
-        ropes: Ropes,
-        source: SharingAttention | None,
+        self, config: ModelConfig, loader: Loader, index: int, attention: SharingAttention
     ) -> None:
         prefix, size = f"model.layers.{index}", config.hidden_size
 
@@ -119,7 +115,7 @@ class Gemma3nLayer:
         self.eps = config.norm_eps
         self.exchange = StreamExchange(config, loader, index)
         self.before_attention = norm("input_layernorm")
-        self.attention = SharingAttention(config, loader, index, ropes, source)
+        self.attention = attention
         self.after_attention = norm("post_attention_layernorm")
         self.before_mlp = norm("pre_feedforward_layernorm")
         self.mlp = SparseMlp(config, loader, index)
@@ -196,13 +192,9 @@ class SharingAttention:
     where they lie a second time, the same bits: so a cache's memory is that layer's alone."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        loader: Loader,
-        index: int,
-        ropes: Ropes,
+        self, config: ModelConfig, loader: Loader, index: int, ropes: Ropes,
         source: SharingAttention | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         prefix = f"model.layers.{index}.self_attn"
         size, dim, bias = config.hidden_size, config.head_dim, config.qkv_bias
         self.q_size, self.kv_size = config.num_heads * dim, config.num_kv_heads * dim
