@@ -11,8 +11,6 @@ tokens: medians and 99th percentiles, and what pictures make of the latter.
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import sys
 import tempfile
 import threading
@@ -23,7 +21,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port, warn_if_busy
+from benchmarks.servers import (
+    Server,
+    end_cleanly_on_sigterm,
+    free_port,
+    streamed_chat,
+    warn_if_busy,
+)
 from benchmarks.vision_model import data_url, first_token_s, text_part
 from benchmarks.vision_pictures import render, scenes
 
@@ -38,20 +42,10 @@ def stream(port: int, number: int, num_tokens: int, times: list[float]) -> None:
     """One text; the moments of its tokens are added to `times`."""
     body = {
         "messages": [{"role": "user", "content": f"{number}: tell a long story."}],
-        "max_tokens": num_tokens, "min_tokens": num_tokens, "ignore_eos": True, "stream": True,
-        "temperature": 0,
+        "max_tokens": num_tokens, "min_tokens": num_tokens, "ignore_eos": True,
     }  # fmt: skip
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    connection.request(
-        "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-    )
-    response = connection.getresponse()
-    if response.status != 200:
-        raise SystemExit(f"The server answered {response.status}: {response.read(500)!r}")
-    while line := response.readline():
-        if line.startswith(b"data: {"):
-            times.append(time.perf_counter())
-    connection.close()
+    with streamed_chat(port, body) as lines:
+        times.extend(time.perf_counter() for line in lines if line.startswith(b"data: {"))
 
 
 def gaps(moments: Sequence[float], *, after: float = 0.0, before: float = np.inf) -> list[float]:

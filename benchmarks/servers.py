@@ -5,6 +5,8 @@ Each is a session of its own, so that whatever it starts stops with it.
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import socket
@@ -13,15 +15,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from octavo_common.process_tree import cpu_seconds, process_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 STOP_WITHIN_S = 20.0
 BUSY = 1.0  # load average before anything was started
@@ -153,6 +155,23 @@ def warn_if_busy() -> None:
             " runs, not how fast",
             file=sys.stderr, flush=True,
         )  # fmt: skip
+
+
+@contextmanager
+def streamed_chat(port: int, body: Mapping[str, Any]) -> Iterator[Iterator[bytes]]:
+    """The lines of an answer, over a new connection. Raises SystemExit if there is none."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    try:
+        headers = {"Content-Type": "application/json"}
+        text = json.dumps({**body, "stream": True, "temperature": 0})
+        connection.request("POST", "/v1/chat/completions", text, headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise SystemExit(f"The server answered {response.status}: {response.read(500)!r}")
+        yield iter(response.readline, b"")
+        response.read()
+    finally:
+        connection.close()
 
 
 def free_port() -> int:

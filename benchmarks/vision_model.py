@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import http.client
 import io
 import json
 import statistics
@@ -36,7 +35,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.peers.models import write_safetensors
-from benchmarks.servers import Server, free_port
+from benchmarks.servers import Server, free_port, streamed_chat
 from benchmarks.vision_pictures import (
     DIGITS,
     NAMES,
@@ -454,26 +453,13 @@ def data_url(picture: Image.Image) -> str:
 
 
 def first_token_s(port: int, content: list[Any]) -> float:
-    """Over a new connection, as a stream."""
-    body = {
-        "messages": [{"role": "user", "content": content}], "max_tokens": 2, "temperature": 0,
-        "stream": True,
-    }  # fmt: skip
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
     started = time.perf_counter()
-    connection.request(
-        "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-    )
-    response = connection.getresponse()
-    if response.status != 200:
-        raise SystemExit(f"The server answered {response.status}: {response.read(500)!r}")
-    while line := response.readline():
-        if b'"content":"' in line and b'"content":""' not in line:
-            break
-    seconds = time.perf_counter() - started
-    response.read()
-    connection.close()
-    return seconds
+    with streamed_chat(port, body) as lines:
+        for line in lines:
+            if b'"content":"' in line and b'"content":""' not in line:
+                break
+        return time.perf_counter() - started
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.errors import EngineDead
 from octavo_engine.state.grammar import GrammarSpec
 from octavo_engine.state.sampling_params import SamplingParams
+from tests.engine.models.tiny import tiny_model
 from tests.fakes.generate import generate
 from tests.fakes.process import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
 
     from octavo_engine.core.async_engine import AsyncEngine
     from octavo_engine.core.offline.llm import LLM
@@ -41,6 +44,21 @@ CODE = SamplingParams(
 )
 PROMPT = "The capital of France is a city that many people want to see, and its name is"
 ENDLESS = SamplingParams(max_tokens=1900, ignore_eos=True)
+
+
+def tiny_config(folder: Path, name: str, **changes: Any) -> EngineConfig:
+    """A tiny model of random weights, whose files are written into the folder."""
+    (folder / "config.json").write_text(json.dumps(tiny_model(name).config))
+    config = EngineConfig(
+        model=str(folder),
+        device="cpu",
+        load_format="dummy",
+        max_model_len=320,
+        num_threads=2,
+        kv_cache_memory_bytes=8 << 20,
+        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=96),
+    )
+    return config.replace(**changes)
 
 
 def workers_of(process: psutil.Process | None = None) -> list[psutil.Process]:

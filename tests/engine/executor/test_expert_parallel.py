@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from octavo_engine.config import EngineConfig, SchedulerConfig
+from octavo_engine.config import EngineConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.build_core import build_core
 from octavo_engine.core.connect import choose_connect, connect_cores
@@ -18,7 +18,7 @@ from octavo_engine.core.process import wire
 from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import ConfigError, OctavoError, WorkerLost
 from tests.engine.models.tiny import tiny_model
-from tests.fakes.rank_processes import started_by, until, workers_of
+from tests.fakes.rank_processes import started_by, tiny_config, until, workers_of
 from tests.fakes.requests import make_prompt, make_request
 
 if TYPE_CHECKING:
@@ -30,19 +30,7 @@ if TYPE_CHECKING:
 
 
 def config_of(folder: Path, name: str, **changes: Any) -> EngineConfig:
-    """A tiny model of random weights."""
-    (folder / "config.json").write_text(json.dumps(tiny_model(name).config))
-    config = EngineConfig(
-        model=str(folder),
-        device="cpu",
-        load_format="dummy",
-        max_model_len=320,
-        num_threads=2,
-        kv_cache_memory_bytes=8 << 20,
-        enable_expert_parallel=True,
-        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=96),
-    )
-    return config.replace(**changes)
+    return tiny_config(folder, name, **{"enable_expert_parallel": True} | changes)
 
 
 def add_requests(engine: Engine | CoreGroup, count: int = 8) -> None:

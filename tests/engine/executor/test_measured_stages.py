@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from octavo_engine.backends.native.stages import StagePlace
-from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.executor.measured_stages import measure_layer, settle_partition
 from octavo_engine.weights.source import ModelFiles, resolve_model
 from tests.engine.models.tiny import tiny_model
-from tests.fakes.rank_processes import CONFIG
+from tests.fakes.rank_processes import CONFIG, tiny_config
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from octavo_engine.config import EngineConfig
 
 MEASURED = CONFIG.replace(pipeline_parallel_size=2, pipeline_layer_partition="measured")
 
@@ -49,16 +49,8 @@ def test_a_split_by_hand_and_none_stay() -> None:
 @pytest.mark.parametrize("name", ["qwen3-moe", "qwen3-next", "gemma3", "deepseek-v3"])
 def test_layers_of_each_kind_can_be_measured(name: str, tmp_path: Path) -> None:
     """Recurrent states, windows, latent vectors, experts."""
-    (tmp_path / "config.json").write_text(json.dumps(tiny_model(name).config))
-    config = EngineConfig(
-        model=str(tmp_path),
-        device="cpu",
-        load_format="dummy",
-        max_model_len=320,
-        num_threads=2,
-        pipeline_parallel_size=2,
-        pipeline_layer_partition="measured",
-        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=96),
+    config = tiny_config(
+        tmp_path, name, pipeline_parallel_size=2, pipeline_layer_partition="measured"
     )
     files = resolve_model(config.model)
     split = settle_partition(config, files).pipeline_layer_partition

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.offline.llm import LLM
@@ -19,7 +17,6 @@ from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import ConfigError, WorkerLost
 from octavo_engine.executor.leader import PipelineLeader, start_ranks
 from octavo_engine.weights.source import resolve_model
-from tests.engine.models.tiny import tiny_model
 from tests.fakes.rank_processes import (
     CONFIG,
     GREEDY,
@@ -30,6 +27,7 @@ from tests.fakes.rank_processes import (
     served,
     serves,
     six_streams,
+    tiny_config,
     until,
     workers_of,
 )
@@ -86,16 +84,7 @@ def test_answers_are_those_of_one_process(size: int, options: dict[str, Any]) ->
 )
 def test_families_over_processes(name: str, tmp_path: Path) -> None:
     """Recurrent states with snapshots, windows, latent vectors, experts; random weights."""
-    (tmp_path / "config.json").write_text(json.dumps(tiny_model(name).config))
-    config = EngineConfig(
-        model=str(tmp_path),
-        device="cpu",
-        load_format="dummy",
-        max_model_len=320,
-        num_threads=2,
-        kv_cache_memory_bytes=8 << 20,
-        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=96),
-    )
+    config = tiny_config(tmp_path, name)
     found = []
     for size in (1, 2):
         engine, _ = build_engine(config.replace(pipeline_parallel_size=size))
