@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Those that want the cluster for themselves come before the shared installation, its end last.
-FIRST = ("test_images.py", "test_cluster.py", "test_manifests.py", "test_newcomer.py")
+FIRST = (
+    "test_bare_machine.py",
+    "test_images.py",
+    "test_cluster.py",
+    "test_manifests.py",
+    "test_newcomer.py",
+)
 LAST = ("test_upgrade.py", "test_secrets.py", "test_production.py")
 
 

@@ -86,7 +86,7 @@ def run(root: Path, command: str, log: Path) -> None:
 @pytest.mark.timeout(3 * MOST_SECONDS)
 def test_readme_leads_from_a_bare_file_system_to_an_answer(bare: Path, tmp_path: Path) -> None:
     install, demo = (
-        line.partition("  #")[0] for line in fenced(cache.ROOT / "README.md", BEFORE)[:2]
+        line.partition(" #")[0] for line in fenced(cache.ROOT / "README.md", BEFORE)[:2]
     )
     assert shlex.split(install)[:3] == ["sudo", "apt-get", "install"]
     assert demo == "make demo"
