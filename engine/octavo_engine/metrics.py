@@ -164,6 +164,8 @@ class MetricsSnapshot:
     kv_cache_dtype: str = "auto"
     is_sleeping: bool = False
     max_loras: int = 0  # adapters that can take part in a step; 0: there are none
+    mm_pending: int = 0  # pictures that are decoded, or wait for it
+    mm_preprocess_s: float = 0.0
 
 
 class MetricFamilies:
@@ -472,6 +474,16 @@ class EngineMetrics:
             names.CPU_SECONDS, "Processor time of all processes.", {(): snapshot.cpu_s}
         )
         own = self._own
+        yield own.gauge(
+            names.MM_PREPROCESS_PENDING,
+            "Pictures that are decoded, or wait for it.",
+            snapshot.mm_pending,
+        )
+        yield own.counter(
+            names.MM_PREPROCESS_SECONDS,
+            "Time that pictures took to be decoded, waiting included.",
+            {(): snapshot.mm_preprocess_s},
+        )
         yield own.one_hot(names.ENGINE_STATE, "the state the engine is in", "state",
                           ENGINE_STATES, snapshot.state)  # fmt: skip
         yield own.one_hot(names.ENGINE_SLEEP_STATE, "whether the engine sleeps", "sleep_state",

@@ -20,6 +20,7 @@ MODEL_LOAD_SECONDS = "octavo_model_load_seconds"
 KV_RETAINED_BLOCKS = "octavo_kv_retained_blocks"
 KV_TIER_BLOCKS = "octavo_kv_tier_blocks"
 NUM_HTTP_REQUESTS_IN_FLIGHT = "octavo_num_http_requests_in_flight"
+MM_PREPROCESS_PENDING = "octavo_mm_preprocess_pending"
 
 # counters: the text format adds _total
 CPU_SECONDS = "octavo_cpu_seconds"
@@ -52,6 +53,7 @@ KV_TIER_FAILURES = "octavo_kv_tier_failures"
 MM_CACHE_QUERIES = "octavo_mm_cache_queries"
 MM_CACHE_HITS = "octavo_mm_cache_hits"
 MM_ENCODE_SECONDS = "octavo_mm_encode_seconds"
+MM_PREPROCESS_SECONDS = "octavo_mm_preprocess_seconds"
 
 # histograms
 TIME_TO_FIRST_TOKEN_SECONDS = "octavo_time_to_first_token_seconds"

@@ -80,12 +80,15 @@ class Service:
         if health.state != "loading":
             info = optional(lambda: self.engine.info)
             load_s = info.load_seconds if info is not None else 0.0
+        pictures = optional(lambda: self.engine.pictures)
         return MetricsSnapshot(
             stats=stats, state=state, load_s=load_s, cpu_s=cpu_seconds(os.getpid()),
             block_size=BLOCK_SIZE,
             kv_cache_dtype=config.kv_cache_dtype,
             is_sleeping=self.admission.is_sleeping,
             max_loras=config.max_loras if config.enable_lora else 0,
+            mm_pending=0 if pictures is None else pictures.num_waiting,
+            mm_preprocess_s=0.0 if pictures is None else pictures.seconds,
         )  # fmt: skip
 
 

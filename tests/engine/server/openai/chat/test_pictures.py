@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -50,6 +52,14 @@ class Rig:
         answer = self.runner.run(post(self._app, path, json.dumps(body).encode()))
         value: dict[str, Any] = answer.json()
         return answer.status, value
+
+    def get(self, path: str) -> httpx.Response:
+        async def answer() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+                return await client.get(path)
+
+        return self.runner.run(answer())
 
     def chat(self, *parts: Any, **fields: Any) -> dict[str, Any]:
         body = {"messages": [{"role": "user", "content": list(parts)}], **OPTIONS, **fields}
@@ -338,6 +348,19 @@ def test_tokenize_counts_pictures(rig: Rig) -> None:
     assert status == 200
     assert answer["count"] == NUM_ROWS + 3
     assert answer["tokens"].count(PLACEHOLDER) == NUM_ROWS
+
+
+def test_metrics_have_the_time_that_pictures_took_to_be_decoded(rig: Rig) -> None:
+    def taken_s() -> float:
+        page = rig.get("/metrics").text
+        assert re.search(r"^octavo_mm_preprocess_pending\{.*\} 0\.0$", page, re.M)
+        found = re.search(r"^octavo_mm_preprocess_seconds_total\{.*\} (\S+)$", page, re.M)
+        assert found is not None, page
+        return float(found[1])
+
+    before = taken_s()
+    rig.chat(picture(RED), text("what"))
+    assert taken_s() > before
 
 
 def test_a_text_that_spells_the_placeholder_is_text(rig: Rig) -> None:
