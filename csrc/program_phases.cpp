@@ -226,8 +226,7 @@ void Program::prepare_own_heads(const cpu::AttentionArgs& args, int64_t num_toke
 bool Program::completes_head(const cpu::AttentionArgs& args, int64_t unit, int worker) {
     const int64_t per_head = args.kv.head_dim / cpu::kPanelRows;
     const int64_t num_kv_heads = args.kv.num_kv_heads;
-    const Range own =
-        split((args.head_units() + num_kv_heads) * per_head, worker, team_.num_threads());
+    const Range own = split(args.qkv.cols / cpu::kPanelRows, worker, team_.num_threads());
     const auto panels_of = [&](int64_t head) {
         const int64_t first = std::max(own.begin, head * per_head);
         return std::max<int64_t>(0, std::min(own.end, (head + 1) * per_head) - first);
