@@ -43,11 +43,10 @@ def is_stage(process):
 
 params = SamplingParams(temperature=1.0, seed=5, max_tokens=24, ignore_eos=True, logprobs=2)
 config = CONFIG.replace(pipeline_parallel_size=2, distributed_executor_backend="ray", num_threads=1)
-before = {p.pid for p in psutil.process_iter() if is_stage(p)}
 with LLM.from_config(config) as llm:
     answers = [one.outputs[0] for one in llm.generate([PROMPT, "Once"], params, use_tqdm=False)]
     print(json.dumps([[a.token_ids, a.text] for a in answers]), flush=True)
-    for stage in [p for p in psutil.process_iter() if is_stage(p) and p.pid not in before]:
+    for stage in filter(is_stage, psutil.Process().children(recursive=True)):
         stage.kill()
     try:
         llm.generate(PROMPT, params, use_tqdm=False)

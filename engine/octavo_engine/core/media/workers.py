@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import os
 import resource
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -85,7 +87,7 @@ class PictureWorkers:
             pool = self._pool = ProcessPoolExecutor(
                 NUM_WORKERS,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=_limit_memory,
+                initializer=_begin,
                 initargs=(WORKER_BYTES,),
             )
         work = asyncio.get_running_loop().run_in_executor(pool, prepare, data, spec)
@@ -112,5 +114,14 @@ async def _within(work: asyncio.Future[PreparationResult], seconds: float) -> Pr
     raise TimeoutError
 
 
-def _limit_memory(num_bytes: int) -> None:
+def _begin(num_bytes: int) -> None:
+    """In a worker: its memory has a limit, and it ends with the server, however that ends."""
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "it was spawned"
+    parent.join()
+    os._exit(1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from octavo_engine.core.media.prepare import FORMATS
@@ -15,6 +18,7 @@ from octavo_engine.core.media.workers import NUM_WORKERS, PictureWorkers
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 from tests.engine.core.media.test_prepare import mutated, noise, spec
+from tests.fakes.process import environment
 from tests.fakes.seeing import encoded, tokenizer
 
 MAX_WORKER_MIB = 700  # one picture of 40 megapixels, decoded and in RGB
@@ -80,3 +84,39 @@ def test_a_pause_of_the_whole_process_is_no_pictures_fault() -> None:
         asyncio.run(scene())
     finally:
         workers.close()
+
+
+SERVER = """
+import asyncio, sys
+from octavo_engine.core.media.prompt import PictureTokens
+from octavo_engine.core.media.workers import PictureWorkers
+from octavo_engine.tokenization.text_tokenizer import TextTokenizer
+from tests.engine.core.media.test_prepare import noise, spec
+from tests.fakes.process import environment
+from tests.fakes.seeing import encoded, tokenizer
+
+async def scene():
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    workers = PictureWorkers(spec(), PictureTokens(spec().media, words))
+    await workers.prepare(encoded(noise(70, 50), "PNG"), "picture")
+    print(*workers._pool._processes, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(scene())
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_server_that_is_killed() -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        started = [psutil.Process(int(pid)) for pid in server.stdout.readline().split()]
+        assert started
+    finally:
+        server.kill()
+        server.wait()
+    server.stdout.close()  # which the workers have as well
+    assert not psutil.wait_procs(started, timeout=30)[1]
