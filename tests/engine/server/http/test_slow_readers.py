@@ -42,7 +42,8 @@ def unread_stream(server: ServeProcess, max_tokens: int) -> socket.socket:
 
 
 def test_others_are_served_while_a_stream_is_not_read():
-    flags = ("--max-num-seqs", "1", "--max-model-len", "8192", "--sim-step-base-ms", "1")
+    flags = ("--max-num-seqs", "1", "--max-model-len", "8192", "--sim-step-base-ms", "1",
+             "--write-timeout", "600")  # fmt: skip
     with (
         serving(*flags) as server,
         server.client() as client,
