@@ -324,6 +324,18 @@ class MetricFamilies:
             family.add_metric([*self._labels.values(), known], float(known == now))
         return family
 
+    def pictures(self, snapshot: MetricsSnapshot) -> Iterator[Metric]:
+        yield self.gauge(
+            names.MM_PREPROCESS_PENDING,
+            "Pictures that are decoded, or wait for it.",
+            snapshot.mm_pending,
+        )
+        yield self.counter(
+            names.MM_PREPROCESS_SECONDS,
+            "Time that pictures took to be decoded, waiting included.",
+            {(): snapshot.mm_preprocess_s},
+        )
+
     def waiting(self, stats: EngineStats) -> Metric:
         family = GaugeMetricFamily(
             names.NUM_REQUESTS_WAITING_BY_REASON,
@@ -474,16 +486,7 @@ class EngineMetrics:
             names.CPU_SECONDS, "Processor time of all processes.", {(): snapshot.cpu_s}
         )
         own = self._own
-        yield own.gauge(
-            names.MM_PREPROCESS_PENDING,
-            "Pictures that are decoded, or wait for it.",
-            snapshot.mm_pending,
-        )
-        yield own.counter(
-            names.MM_PREPROCESS_SECONDS,
-            "Time that pictures took to be decoded, waiting included.",
-            {(): snapshot.mm_preprocess_s},
-        )
+        yield from own.pictures(snapshot)
         yield own.one_hot(names.ENGINE_STATE, "the state the engine is in", "state",
                           ENGINE_STATES, snapshot.state)  # fmt: skip
         yield own.one_hot(names.ENGINE_SLEEP_STATE, "whether the engine sleeps", "sleep_state",
