@@ -18,6 +18,7 @@ from octavo_engine.grammar.normal import (
     structural_tag_spec,
 )
 from octavo_engine.state.grammar import GrammarSpec
+from octavo_engine.tokenization.threads import give_memory_back
 from tests.fakes.grammar_rig import CHOICE, CHOICES, Rig
 
 # As no request makes it: what no grammar enforces is found out before.
@@ -225,6 +226,7 @@ def test_the_cache_keeps_to_its_bytes() -> None:
 def test_the_cache_counts_what_a_grammar_took_where_that_is_more_than_its_text() -> None:
     rig = Rig(settings=CompilerSettings(deadline_s=60.0))
     text = '{"type": "integer", "multipleOf": 99991}'  # an automaton of so many states
+    give_memory_back()  # of tests before, in which the automaton would find room
     rig.add(GrammarSpec(kind="json_schema", text=text), max_tokens=1)
     rig.run()
     assert rig.grammars.compiler.cached_bytes > 10 << 20
