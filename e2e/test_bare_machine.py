@@ -30,7 +30,7 @@ MOST_SECONDS = 900  # on a busy machine; README says what it takes on an idle on
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[Path]:
-    """Its root. The clone is in /root/octavo."""
+    """Its root. The clone is in /octavo."""
     if reason := packages.why_not():
         pytest.skip(reason)
     packages.install_missing()
@@ -43,7 +43,7 @@ def bare(tmp_path: Path) -> Iterator[Path]:
     for name in OF_THE_NETWORK:
         if (Path("/") / name).exists():
             shutil.copyfile(Path("/") / name, root / name)
-    clone = root / "root" / "octavo"
+    clone = root / "octavo"
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", cache.ROOT, clone], check=True)
     yield root
     shutil.rmtree(root)
@@ -54,7 +54,7 @@ def typed(root: Path, command: str, log: Path) -> Iterator[subprocess.Popen[byte
     """A command in the clone, with processes and mounts of its own, which end with it."""
     mounts = (
         "mount -t proc proc $0/proc && mount --rbind /dev $0/dev && mount --bind /sys $0/sys && "
-        'exec chroot $0 /bin/sh -ec "cd /root/octavo; $1"'
+        'exec chroot $0 /bin/sh -ec "cd /octavo; $1"'
     )
     environment = {
         **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},

@@ -171,8 +171,8 @@ class StreamExchange:
         """By what the layer made of the active stream; all but the first get the layer's own
         embedding of the token besides."""
         weights = ops.linear(self._routed(ops, x), self.correction)
-        news = ops.add(x, self.active(ops, predicted), scale=-1.0)
-        s = ops.add(predicted, ops.mix(news, weights, 1, offset=1.0))
+        change = ops.add(x, self.active(ops, predicted), scale=-1.0)
+        s = ops.add(predicted, ops.mix(change, weights, 1, offset=1.0))
         h = self.active(ops, s)
         h = h if self.scale is None else ops.scale_columns(h, self.scale)
         h = ops.multiply(own, ops.linear(h, self.gate), self.activation)

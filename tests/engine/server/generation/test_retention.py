@@ -27,7 +27,7 @@ CHAT = [{"role": "user", "content": PROMPT}]
 EPHEMERAL = {"type": "ephemeral"}
 
 
-def asked(**fields: Any) -> KVRetention | None:
+def retention_of(**fields: Any) -> KVRetention | None:
     return read_retention(CompletionRequest(prompt="a", **fields), owner="o")
 
 
@@ -56,7 +56,7 @@ def asked(**fields: Any) -> KVRetention | None:
     ],
 )
 def test_the_names_of_three_apis(fields, wanted):
-    assert asked(**fields) == wanted
+    assert retention_of(**fields) == wanted
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_names_of_three_apis(fields, wanted):
 )
 def test_bad_values_are_refused_by_name(fields, param):
     with pytest.raises(InvalidRequest) as met:
-        asked(**fields)
+        retention_of(**fields)
     assert met.value.param == param
     assert param in str(met.value) or param == "session_id"
 
