@@ -27,8 +27,18 @@ def cpu_seconds(pid: int) -> float:
 
 def _cpu_seconds(pid: int) -> float:
     """Its own, and of the children that it waited for."""
+    fields = stat_fields(f"/proc/{pid}/stat")
+    return ticks_s(fields[11:15]) if fields else 0.0
+
+
+def stat_fields(path: str) -> list[str]:
+    """Of a process or a thread, those behind its name; empty if there is none."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(path).read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        return []
+
+
+def ticks_s(fields: list[str]) -> float:
+    """The seconds that these fields count together."""
+    return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")

@@ -17,11 +17,11 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from octavo_common import failpoints
+from octavo_common.process_tree import stat_fields, ticks_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,13 +131,8 @@ class _Read(NamedTuple):
 
 def thread_time(thread: int) -> ThreadTime | None:
     """Of a thread of this process, by its native id. None where the system does not say."""
-    try:
-        stat = Path(f"/proc/self/task/{thread}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # behind its name
-    ticks = int(fields[11]) + int(fields[12])
-    return ThreadTime(fields[0] == "R", ticks / os.sysconf("SC_CLK_TCK"))
+    fields = stat_fields(f"/proc/self/task/{thread}/stat")
+    return ThreadTime(fields[0] == "R", ticks_s(fields[11:13])) if fields else None
 
 
 class TextThreads:

@@ -103,6 +103,14 @@ def logprobs(answer: dict[str, Any]) -> list[float]:
     return [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
 
+def check_greedy(name: str, answer: Any, tokens: list[int], tiles: Any, *sizes: Any) -> None:
+    """An answer's tokens, behind a prompt of these, have the probabilities of transformers."""
+    for said in logprobs(answer):
+        row = seeing_model(name).logits(tokens, tiles, *sizes)[-1].astype(np.float64)
+        assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
+        tokens.append(int(row.argmax()))
+
+
 def test_the_answer_is_what_transformers_says_of_the_picture(rig: Rig) -> None:
     answer = rig.chat(text("what colour is it ?"), picture(RED))
     workers = rig.engine.pictures
@@ -257,10 +265,7 @@ def test_tokens_of_a_picture_stand_in_lines_and_columns_as_in_transformers(
         parts = text("what colour"), picture(RED), picture(tall)
         answer = rig.chat(*parts, max_tokens=12)
         assert answer["usage"]["prompt_tokens"] == len(tokens)
-        for said in logprobs(answer):
-            row = seeing_model(name).logits(tokens, tiles)[-1].astype(np.float64)
-            assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
-            tokens.append(int(row.argmax()))
+        check_greedy(name, answer, tokens, tiles)
         assert logprobs(rig.chat(*parts, max_tokens=12)) == logprobs(answer)
     finally:
         rig.close()
@@ -289,10 +294,7 @@ def test_pictures_of_other_forms_are_computed_as_transformers_does(
             answer = rig.chat(*parts)
             assert answer["usage"]["prompt_tokens"] == len(tokens)
             sizes = [(120, 40)] if len(files) == 1 else [(60, 80), (120, 40)]
-            for said in logprobs(answer):
-                row = seeing_model(name).logits(tokens, tiles, sizes)[-1].astype(np.float64)
-                assert said == pytest.approx(row.max() - np.log(np.exp(row).sum()), abs=1e-4)
-                tokens.append(int(row.argmax()))
+            check_greedy(name, answer, tokens, tiles, sizes)
             again = rig.chat(*parts)
             assert logprobs(again) == logprobs(answer)
             cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
