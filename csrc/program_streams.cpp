@@ -21,6 +21,13 @@ void check_f32(const char* name, const char* which, const Buffer& buffer, Rows r
           " must be f32, with rows as dst");
 }
 
+// Both of floats, of the same rows and columns.
+void check_alike(const char* name, const Buffer& to, const Buffer& from) {
+    check_f32(name, "dst", to, to.rows);
+    check_f32(name, "src", from, to.rows);
+    check_cols(name, "src", from, to.matrix.cols);
+}
+
 const float* floats(const cpu::Matrix& matrix, int64_t row) {
     return reinterpret_cast<const float*>(matrix.row(row));
 }
@@ -57,10 +64,8 @@ void Program::match_rms(int dst, int src, int like, float floor) {
     const Buffer& to = at("match_rms", dst);
     const Buffer& from = at("match_rms", src);
     const Buffer& other = at("match_rms", like);
-    check_f32("match_rms", "dst", to, to.rows);
-    check_f32("match_rms", "src", from, to.rows);
+    check_alike("match_rms", to, from);
     check_f32("match_rms", "like", other, to.rows);
-    check_cols("match_rms", "src", from, to.matrix.cols);
     check(floor > 0, "match_rms: floor is ", floor, "; it must be above 0");
     check_overlap("match_rms", to, from, true);
     check_overlap("match_rms", to, other, false);
@@ -70,9 +75,7 @@ void Program::match_rms(int dst, int src, int like, float floor) {
 void Program::sparsify(int dst, int src, float deviations) {
     const Buffer& to = at("sparsify", dst);
     const Buffer& from = at("sparsify", src);
-    check_f32("sparsify", "dst", to, to.rows);
-    check_f32("sparsify", "src", from, to.rows);
-    check_cols("sparsify", "src", from, to.matrix.cols);
+    check_alike("sparsify", to, from);
     check_overlap("sparsify", to, from, true);
     push({to.rows, Sparsify{to.matrix, from.matrix, deviations}});
 }
@@ -80,9 +83,7 @@ void Program::sparsify(int dst, int src, float deviations) {
 void Program::scale_columns(int dst, int src, std::span<const float> factors) {
     const Buffer& to = at("scale_columns", dst);
     const Buffer& from = at("scale_columns", src);
-    check_f32("scale_columns", "dst", to, to.rows);
-    check_f32("scale_columns", "src", from, to.rows);
-    check_cols("scale_columns", "src", from, to.matrix.cols);
+    check_alike("scale_columns", to, from);
     check(static_cast<int64_t>(factors.size()) == to.matrix.cols, "scale_columns: ", factors.size(),
           " factors of ", to.matrix.cols, " columns");
     check_overlap("scale_columns", to, from, true);
