@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -32,11 +33,13 @@ from octavo_engine.backends.torch.triton import (
     grouped,
     heads,
     matmul,
+    prompts,
     routing,
     rows,
     scaled,
     splits,
 )
+from octavo_engine.backends.torch.triton.integers import assembly
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -44,8 +47,9 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 FP8_TARGETS = ("sm_90",)  # elsewhere weights of FP8 are expanded
+COPYING_TARGETS = ("sm_90",)  # elsewhere long prompts stay in pages
 # Numbers that are multiples of 16 in any real model; the compiler gets them at the launch, too.
-WHOLE_SIXTEENS = ("num_columns", "num_outputs", "num_inputs", "vocab", "group_size")
+WHOLE_SIXTEENS = ("num_columns", "num_outputs", "num_inputs", "vocab", "group_size", "group_step")
 LLAMA = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128}
 
 
@@ -92,6 +96,13 @@ def cases() -> list[Case]:
             Case(f"attend {label}", attention.attend_kernel, types | numbers, constants,
                  tile.num_warps, {"num_stages": tile.num_stages})
         )  # fmt: skip
+    found.append(
+        Case("long prompt", prompts.prompt_kernel,
+             values | {name: f"tensordesc<bf16[{prompts.BLOCK_N},128]>"
+                       for name in ("k_rows", "v_rows")} | {"count": "i32", "seq_len": "i32"},
+             {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_M": prompts.BLOCK_M, "BLOCK_N": prompts.BLOCK_N,
+              "NEVER": prompts.NEVER}, prompts.NUM_WARPS, {"num_stages": prompts.NUM_STAGES})
+    )  # fmt: skip
     for label, extra in (
         ("", {}), (" window cap", unusual), (" 256", wide | unusual), (" float32", exact),
     ):  # fmt: skip
@@ -190,7 +201,7 @@ def quantized_cases() -> list[Case]:
     """Products with 4, 8 and again 8 bits, for few rows and for a prompt."""
     numbers = ("num_rows", "num_outputs", "num_inputs", "group_size", "tiles_per_split",
                "num_blocks", "steps_per_split", "num_splits", "block_columns",
-               "num_columns")  # fmt: skip
+               "num_columns", "group_step")  # fmt: skip
     common = dict.fromkeys(numbers, "i32") | {"bias": "*bf16", "x_scales": "*fp32"}
     found = []
     for label, num_rows in (("few rows", 5), ("prompt", 2048)):
@@ -199,17 +210,14 @@ def quantized_cases() -> list[Case]:
             ("int4 minima", 4, True, True), ("int4", 4, False, True),
             ("int4 by 32", 4, True, False), ("int8 weight", 8, False, True),
         ):  # fmt: skip
-            types = common | halves | {"x": "*bf16", "packed": "*i8"}
-            constants = {"BITS": bits, "HAS_MINIMA": has_minima, "ONE_GROUP": one_group,
-                         "HALF": 64 if one_group else 32}  # fmt: skip
+            types = common | halves | {"x": "*bf16", "x_sums": "*fp32", "packed": "*i8"}
+            constants = {"row_step": 1, "BITS": bits, "HAS_MINIMA": has_minima,
+                         "ONE_GROUP": one_group, "HALF": 64 if one_group else 32,
+                         "ASM": assembly(bits, torch.bfloat16, has_minima=has_minima,
+                                         is_nvidia=True)}  # fmt: skip
             if num_rows <= grouped.MANY_ROWS:
                 found.append(product_case(f"{kind} {label}", grouped.grouped_kernel, types,
                                           constants, num_rows, sums_twice=True))  # fmt: skip
-                found.append(
-                    Case(f"{kind} row", gemv.grouped_gemv_kernel, types | {"out": "*bf16"},
-                         constants | {"HAS_BIAS": False, "BLOCK_N": gemv.GROUPED_OUTPUTS,
-                                      "TILES": gemv.GROUPED_COLUMNS // 2 // constants["HALF"]}, 4)
-                )  # fmt: skip
             else:
                 found.append(
                     Case(f"{kind} expanded", grouped.expand_kernel, types | {"out": "*bf16"},
@@ -232,11 +240,13 @@ def quantized_cases() -> list[Case]:
     for label, block_m in (
         ("few rows", routing.FEW_PER_EXPERT), ("prompt", routing.MANY_PER_EXPERT)
     ):  # fmt: skip
-        types = common | {"out": "*bf16", "x": "*bf16", "packed": "*i8", "scales": "*fp16",
-                          "minima": "*fp16"}  # fmt: skip
+        types = common | {"out": "*bf16", "x": "*bf16", "x_sums": "*fp32", "packed": "*i8",
+                          "scales": "*fp16", "minima": "*fp16"}  # fmt: skip
         found.append(
             Case(f"int4 experts {label}", experts.grouped_experts_kernel, types,
-                 {"PAIRS_PER_ROW": 2, "BITS": 4, "HAS_MINIMA": True, "ONE_GROUP": True, "HALF": 64,
+                 {"row_step": 1, "PAIRS_PER_ROW": 2, "BITS": 4, "HAS_MINIMA": True,
+                  "ONE_GROUP": True, "HALF": 64,
+                  "ASM": assembly(4, torch.bfloat16, has_minima=True, is_nvidia=True),
                   "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N}, 4, {"num_stages": 3})
         )  # fmt: skip
         for kind, value in (("int8", "*i8"), ("fp8", "*fp8e4nv")):
@@ -246,6 +256,9 @@ def quantized_cases() -> list[Case]:
                          "BLOCK_N": experts.BLOCK_N, "BLOCK_K": scaled.BLOCK_K}  # fmt: skip
             found.append(Case(f"{kind} experts {label}", experts.scaled_experts_kernel, types,
                               constants, 4, {"num_stages": 3}))  # fmt: skip
+    found.append(Case("sums", grouped.sums_kernel,
+                      {"out": "*fp32", "x": "*bf16", "num_sums": "i32"},
+                      {"SPAN": 128, "SUMS": grouped.SUMS}, 4))  # fmt: skip
     types = common | {"out": "*bf16", "parts": "*fp32"}
     found.append(Case("join splits", splits.join_kernel, types,
                       {"HAS_BIAS": True, "BLOCK": splits.JOIN_COLUMNS}, 4))  # fmt: skip
@@ -273,6 +286,8 @@ def compile_case(case: Case, target_name: str) -> dict[str, Any]:
     """Raises what the compiler raises."""
     names = case.kernel.arg_names
     constants = {name: value for name, value in case.constants.items() if name in names}
+    if "ASM" in constants and TARGETS[target_name].backend != "cuda":
+        constants["ASM"] = ""
     signature = {
         name: "constexpr" if name in constants else case.types.get(name, "*i32") for name in names
     }
@@ -330,7 +345,8 @@ def main(arguments: list[str] | None = None) -> int:
         compile_case(case, name)
         for name in options.targets
         for case in chosen
-        if name in FP8_TARGETS or "*fp8e4nv" not in case.types.values()
+        if (name in FP8_TARGETS or "*fp8e4nv" not in case.types.values())
+        and (name in COPYING_TARGETS or not case.name.startswith("long prompt"))
     ]
     for report in reports:
         cells = [

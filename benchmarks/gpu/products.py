@@ -11,6 +11,7 @@ from octavo.measure.device_limits import replayed_ms
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
+from octavo_engine.backends.torch.repack import by_groups
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.ops import ExpertsSpec
 
@@ -49,7 +50,7 @@ def random_weight(
     packed_shape = (num_outputs, num_inputs * bits // 8)
     packed = torch.randint(-128, 128, packed_shape, dtype=torch.int8, device=device)
     groups = (num_outputs, num_inputs // group)
-    scales = torch.rand(groups, device=device).half() / 100
+    scales = by_groups(torch.rand(groups, device=device).half() / 100)
     minima = None if kind in ("int4_symmetric", "int8_weight") else scales * -7
     return GroupedWeight(packed, scales, minima, bits, 32 if group == 32 else 64)
 

@@ -31,16 +31,16 @@ class WarmUpStep(NamedTuple):
     is_long: bool
 
 
-def warm_up_steps(limits: BackendLimits, *, expert_tokens: int = 0) -> Iterator[WarmUpStep]:
-    """A step for each way in which kernels are cut. From `expert_tokens` on a mixture's experts
-    have wide tiles; 0: there are none."""
+def warm_up_steps(limits: BackendLimits, *other_tokens: int) -> Iterator[WarmUpStep]:
+    """A step for each way in which kernels are cut. `other_tokens`: of so many on a model's kernels
+    are cut in yet another way; 0: they are not."""
     few_rows = [1, *(rows + 1 for rows in ROW_CLASSES)]
     for num_seqs in few_rows:
         if num_seqs <= limits.max_seqs and num_seqs <= limits.max_tokens:
             yield WarmUpStep(num_seqs, 1, is_long=False)
     yield WarmUpStep(1, 1, is_long=True)  # few programs: a long walk is split
     most = min(limits.max_tokens, limits.max_model_len)
-    for num_tokens in sorted({*few_rows[1:], expert_tokens} - {0}):
+    for num_tokens in sorted({*few_rows[1:], *other_tokens} - {0}):
         if num_tokens <= most:
             yield WarmUpStep(1, num_tokens, is_long=False)
     if most > 1:

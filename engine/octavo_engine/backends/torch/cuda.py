@@ -308,7 +308,7 @@ class CudaBackend:
         assert self._limits is not None, "prepare() comes first"
         experts = self.config.experts
         wide = 0 if experts is None else self._kernels.wide_tokens(experts)
-        for shape in warm_up_steps(self._limits, expert_tokens=wide):
+        for shape in warm_up_steps(self._limits, wide, self._kernels.long_tokens):
             longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
             with torch.inference_mode():
                 self._launch_all(

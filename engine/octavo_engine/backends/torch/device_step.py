@@ -114,6 +114,7 @@ class DeviceStep:
     seq_lens: Tensor
     table_starts: Tensor  # where in `tables` a sequence's blocks begin
     tables: Tensor  # of all rows
+    table_width: int  # entries of a row
     logit_rows: Tensor
     tile_seqs: Tensor
     tile_starts: Tensor
@@ -269,6 +270,7 @@ class StepBuffer:
             token_ids=self._device.index_select(0, t["token_at"]),
             **{name: t[name] for name in names},
             tables=self._tables.flat,
+            table_width=self._tables.width,
             arrivals=self._arrivals,
             is_decode=is_decode,
             max_seq_len=max_seq_len,

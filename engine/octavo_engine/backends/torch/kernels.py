@@ -54,6 +54,10 @@ class Kernels(Protocol):
         """From how many tokens on experts have wide tiles; 0: there are no tiles."""
 
     @property
+    def long_tokens(self) -> int:
+        """From how many tokens on prompts are attended to in a way of their own; 0: never."""
+
+    @property
     def walks(self) -> WalkCut:
         """How attention of single tokens is cut."""
 

@@ -31,8 +31,8 @@ class GroupedWeight:
     """
 
     packed: Tensor  # int8 [out, in * bits / 8]
-    scales: Tensor  # float16 [out, groups]
-    minima: Tensor | None  # float16 [out, groups]
+    scales: Tensor  # float16 [out, groups], one group's side by side
+    minima: Tensor | None  # the same
     bits: int
     half: int
     order: Tensor | None = None  # the input's column that meets column i

@@ -39,6 +39,8 @@ class PlainKernels:
     def wide_tokens(self, experts: ExpertsConfig) -> int:
         return 0
 
+    long_tokens = 0
+
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
         return weight.apply(x)
 

@@ -61,14 +61,19 @@ def grouped(blocks: Blocks, order: Tensor | None = None) -> GroupedWeight:
     if minima is not None and bool((minima == scales * -8).all()):
         minima = None
     per_group = _blocks_per_group(scales, minima)
-    scales = scales[:, ::per_group].contiguous()
-    minima = None if minima is None else minima[:, ::per_group].contiguous()
+    scales = by_groups(scales[:, ::per_group])
+    minima = None if minima is None else by_groups(minima[:, ::per_group])
     group_size = per_group * BLOCK
     half = next(n for n in HALVES if columns % (2 * n) == 0 and group_size % n == 0)
     if bits == 4:
         tiles = q.view(num_rows, -1, 2, half)
         q = (tiles[:, :, 0] | tiles[:, :, 1] << 4).view(num_rows, -1).view(torch.int8)
     return GroupedWeight(q.contiguous(), scales, minima, bits, half, order)
+
+
+def by_groups(scales: Tensor) -> Tensor:
+    """The same [rows, groups], with those of a group side by side: programs read them so."""
+    return scales.t().contiguous().t()
 
 
 def whole_rows(blocks: Blocks) -> ScaledWeight | None:

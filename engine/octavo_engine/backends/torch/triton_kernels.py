@@ -17,6 +17,7 @@ from octavo_engine.backends.torch.triton import (
     grouped,
     heads,
     matmul,
+    prompts,
     routing,
     rows,
     scaled,
@@ -59,6 +60,10 @@ class TritonKernels:
     ) -> None:
         """`prompts` attends in steps that are not of single tokens, if given."""
         self._prompts = prompts
+        # Long prompts depend on the company: they are attended to otherwise than short ones.
+        self._gathers = prompts is None and not batch_invariant and dtype.itemsize == 2
+        self._gathers = self._gathers and _copies_blocks(device)
+        self._itemsize = dtype.itemsize
         group = shape.num_heads // shape.num_kv_heads
         self._tile = attention.choose_tile(
             group=group, head_dim=shape.head_dim, itemsize=dtype.itemsize
@@ -93,7 +98,13 @@ class TritonKernels:
                 num_parts=limits.max_seqs + self.walks.spare_parts,
                 num_heads=self._shape.num_heads, head_dim=self._shape.head_dim,
             )  # fmt: skip
-            return max(split.num_bytes, walked)
+            most = max(split.num_bytes, walked)
+            if self._gathers and limits.max_tokens >= prompts.MIN_TOKENS:
+                most += prompts.gathered_bytes(
+                    max_seq_len=limits.max_model_len, num_kv_heads=self._shape.num_kv_heads,
+                    head_dim=self._shape.head_dim, itemsize=self._itemsize,
+                )  # fmt: skip
+            return most
         return attention.plan_parts(
             num_tiles=limits.max_tokens + limits.max_seqs,  # if each one's last is partly filled
             num_kv_heads=self._shape.num_kv_heads,
@@ -103,6 +114,10 @@ class TritonKernels:
 
     def wide_tokens(self, experts: ExpertsConfig) -> int:
         return -(-routing.FEW_PER_EXPERT * experts.num_experts // experts.top_k)
+
+    @property
+    def long_tokens(self) -> int:
+        return prompts.MIN_TOKENS if self._gathers else 0
 
     @property
     def tokens_per_tile(self) -> int:
@@ -176,6 +191,26 @@ class TritonKernels:
             return self._prompts.attend(q, k_cache, v_cache, step, spec)
         if step.is_decode and not self._batch_invariant:
             return decode.attend(q, k_cache, v_cache, step, spec, tile=self._walk_tile)
+        out = torch.empty_like(q)
+        runs = [range(len(step.tile_seqs))]
+        long = prompts.find_long(step, spec, self._itemsize) if self._gathers else []
+        if long:
+            prompts.attend(out, q, k_cache, v_cache, step, spec, long)
+            runs = prompts.tiles_of_others(step, long, self.tokens_per_tile)
+        for tiles in runs:
+            self._attend_tiles(out, q, k_cache, v_cache, step, spec, tiles)
+        return out
+
+    def _attend_tiles(
+        self,
+        out: Tensor,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: DeviceStep,
+        spec: AttentionSpec,
+        tiles: range,
+    ) -> None:
         if self._batch_invariant:
             split_tokens = INVARIANT_SPLIT_TOKENS
             num_splits = -(-step.max_seq_len // split_tokens)
@@ -183,18 +218,25 @@ class TritonKernels:
             split_tokens = 0
             seen = step.max_seq_len if spec.window is None else min(step.max_seq_len, spec.window)
             num_splits = attention.count_splits(
-                num_programs=len(step.tile_seqs) * spec.num_kv_heads,
+                num_programs=len(tiles) * spec.num_kv_heads,
                 max_seq_len=seen,
                 num_processors=self._num_processors,
             )
-        return attention.attend(
+        attention.attend(
             q, k_cache, v_cache, step, spec,
-            tile=self._tile,
+            tile=self._tile, tiles=tiles, out=out,
             num_splits=num_splits, split_tokens=split_tokens,
         )  # fmt: skip
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw.draw(logits, params)
+
+
+def _copies_blocks(device: torch.device) -> bool:
+    """Whether there is a copy engine that tensor descriptors are for."""
+    if device.type != "cuda":  # the interpreter knows them
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _formats(device: torch.device) -> frozenset[Format]:

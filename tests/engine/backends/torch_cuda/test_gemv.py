@@ -29,20 +29,6 @@ def test_a_row_equals_the_plain_product(num_outputs, num_inputs, has_bias, devic
     torch.testing.assert_close(rounded.float(), expected, rtol=2e-3, atol=1e-2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bits", "group", "half"), [(4, 128, 64), (4, 32, 32), (4, 64, 32), (8, 32, 32), (8, 128, 64)]
-)
-def test_groups_equal_the_plain_product(bits, group, half, device):
-    for columns in (256, 2304):
-        weight = grouped_weight(stored_matrix(bits, 41, columns, group), device)
-        x = random(1, columns).to(device)
-        expected = packed.grouped_product(x, weight)
-        bias = random(41, seed=2).to(device)
-        found = gemv.grouped_matmul(x, weight, bias, torch.float32)
-        torch.testing.assert_close(found, expected + bias, rtol=2e-5, atol=2e-4)
-
-
 @pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, 32), (8, 32), (8, 128)])
 def test_an_expanded_weight_holds_its_values(bits, group, device):
     weight = grouped_weight(stored_matrix(bits, 41, 256, group), device)

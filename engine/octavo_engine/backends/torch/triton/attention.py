@@ -358,10 +358,14 @@ def attend(
     tile: Tile,
     num_splits: int,
     split_tokens: int = 0,
+    tiles: range | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """q [T, num_heads * head_dim] over the pages of each sequence."""
-    out = torch.empty_like(q)
-    num_tiles = len(step.tile_seqs)
+    """q [T, num_heads * head_dim] over the pages of each sequence. Of some tiles, if given: then
+    the rows of others in `out` stay as they are."""
+    out = torch.empty_like(q) if out is None else out
+    tiles = range(len(step.tile_seqs)) if tiles is None else tiles
+    num_tiles = len(tiles)
     if num_tiles == 0:
         return out
     group = spec.num_heads // spec.num_kv_heads
@@ -382,8 +386,8 @@ def attend(
         "DIM": triton.next_power_of_2(spec.head_dim),
         "BLOCK_M": tile.block_m,
     }
-    for first in range(0, num_tiles, planned.num_tiles):
-        count = min(planned.num_tiles, num_tiles - first)
+    for first in range(tiles.start, tiles.stop, planned.num_tiles):
+        count = min(planned.num_tiles, tiles.stop - first)
         attend_kernel[(count, spec.num_kv_heads, num_splits)](
             out, parts, maxima, sums, q, k_cache, v_cache,
             step.tile_seqs, step.tile_starts, step.seq_starts, step.seq_lens,

@@ -12,7 +12,12 @@ import triton
 import triton.language as tl
 
 from octavo_engine.backends.torch.packed import GroupedWeight, PackedExperts
-from octavo_engine.backends.torch.triton.grouped import grouped_sum
+from octavo_engine.backends.torch.triton.grouped import (
+    assembly_of,
+    grouped_sum,
+    is_one_group,
+    sums_for,
+)
 from octavo_engine.backends.torch.triton.scaled import BLOCK_K as SCALED_BLOCK_K
 from octavo_engine.backends.torch.triton.scaled import round_rows, scaled_sum
 
@@ -67,9 +72,12 @@ def experts_kernel(
 def grouped_experts_kernel(
     out,  # [pairs, N]
     x,  # [pairs / PAIRS_PER_ROW, K]
-    packed,  # as grouped_kernel's, [experts * N, …]
+    x_sums,  # as grouped_kernel's, of rows of x
+    packed,  # and these, [experts * N, …]
     scales,
     minima,
+    row_step,
+    group_step,
     tile_pairs,
     tile_experts,
     num_outputs,
@@ -80,6 +88,7 @@ def grouped_experts_kernel(
     HAS_MINIMA: tl.constexpr,
     ONE_GROUP: tl.constexpr,
     HALF: tl.constexpr,
+    ASM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -92,9 +101,10 @@ def grouped_experts_kernel(
         row_ok, output_ok = pairs >= 0, outputs < num_outputs
         acc = grouped_sum(
             x + (pairs // PAIRS_PER_ROW).to(tl.int64)[:, None] * num_inputs,
-            packed, scales, minima, expert.to(tl.int64) * num_outputs + outputs,
-            row_ok, output_ok, 0, num_inputs // (2 * HALF), num_inputs, group_size,
-            BITS, HAS_MINIMA, ONE_GROUP, HALF, BLOCK_M, BLOCK_N,
+            x_sums, pairs // PAIRS_PER_ROW, packed, scales, minima, row_step, group_step,
+            expert.to(tl.int64) * num_outputs + outputs, row_ok, output_ok,
+            0, num_inputs // (2 * HALF), num_inputs, group_size,
+            BITS, HAS_MINIMA, ONE_GROUP, HALF, ASM, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         target = out + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
         mask = row_ok[:, None] & output_ok[None, :]
@@ -158,11 +168,12 @@ def product(x: Tensor, weights: DeviceExperts, tiles: Tiles, num_pairs: int) -> 
         weight = weights.weight
         x = weight.arranged(x).contiguous()
         grouped_experts_kernel[grid](
-            out, x, weight.packed, weight.scales,
-            weight.scales if weight.minima is None else weight.minima,
+            out, x, sums_for(x, weight), weight.packed, weight.scales,
+            weight.scales if weight.minima is None else weight.minima, *weight.scales.stride(),
             tiles.pairs, tiles.experts, num_outputs, num_inputs, weight.group_size,
             BITS=weight.bits, HAS_MINIMA=weight.minima is not None,
-            ONE_GROUP=weight.group_size % (2 * weight.half) == 0, HALF=weight.half, **common,
+            ONE_GROUP=is_one_group(weight), HALF=weight.half,
+            ASM=assembly_of(weight, x.dtype), **common,
         )  # fmt: skip
     else:
         _scaled_product(out, x, weights.weight, tiles, grid, common)
