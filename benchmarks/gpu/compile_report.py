@@ -96,10 +96,10 @@ def cases() -> list[Case]:
             Case(f"attend {label}", attention.attend_kernel, types | numbers, constants,
                  tile.num_warps, {"num_stages": tile.num_stages})
         )  # fmt: skip
+    sides = dict.fromkeys(("k_rows", "v_rows"), f"tensordesc<bf16[{prompts.BLOCK_N},128]>")
     found.append(
         Case("long prompt", prompts.prompt_kernel,
-             values | {name: f"tensordesc<bf16[{prompts.BLOCK_N},128]>"
-                       for name in ("k_rows", "v_rows")} | {"count": "i32", "seq_len": "i32"},
+             values | sides | {"count": "i32", "seq_len": "i32"},
              {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_M": prompts.BLOCK_M, "BLOCK_N": prompts.BLOCK_N,
               "NEVER": prompts.NEVER}, prompts.NUM_WARPS, {"num_stages": prompts.NUM_STAGES})
     )  # fmt: skip
@@ -216,8 +216,10 @@ def quantized_cases() -> list[Case]:
                          "ASM": assembly(bits, torch.bfloat16, has_minima=has_minima,
                                          is_nvidia=True)}  # fmt: skip
             if num_rows <= grouped.MANY_ROWS:
+                work = grouped.choose_cut(num_rows, 4096, 32, 132, is_one_group=one_group,
+                                          batch_invariant=False)  # fmt: skip
                 found.append(product_case(f"{kind} {label}", grouped.grouped_kernel, types,
-                                          constants, num_rows, sums_twice=True))  # fmt: skip
+                                          constants, work))  # fmt: skip
             else:
                 found.append(
                     Case(f"{kind} expanded", grouped.expand_kernel, types | {"out": "*bf16"},
@@ -231,8 +233,10 @@ def quantized_cases() -> list[Case]:
             types = common | {"x": value, "values": value, "scales": "*fp32"}
             constants = {"IS_INTEGER": value == "*i8", "IN_BLOCKS": in_blocks,
                          "BLOCK_K": scaled.BLOCK_K}  # fmt: skip
-            found.append(product_case(f"{kind} {label}", scaled.scaled_kernel, types, constants,
-                                      num_rows, sums_twice=in_blocks))  # fmt: skip
+            work = splits.cut(num_rows, 4096, 32, 132, batch_invariant=False, sums_twice=in_blocks)
+            found.append(
+                product_case(f"{kind} {label}", scaled.scaled_kernel, types, constants, work)
+            )
     for kind, value in (("int8", "*i8"), ("fp8", "*fp8e4nv")):
         types = common | {"out": value, "scales": "*fp32", "x": "*bf16", "largest": "fp32"}
         constants = {"IS_INTEGER": value == "*i8", "BLOCK": 4096}
@@ -270,12 +274,8 @@ def product_case(
     kernel: Any,
     types: dict[str, str],
     constants: dict[str, Any],
-    num_rows: int,
-    *,
-    sums_twice: bool,
+    work: splits.AxisCut,
 ) -> Case:
-    """A product cut as 4096 outputs of as many inputs are on an H100."""
-    work = splits.cut(num_rows, 4096, 32, 132, batch_invariant=False, sums_twice=sums_twice)
     shape = {"BLOCK_M": work.block_m, "BLOCK_N": work.block_n, "HAS_BIAS": False}
     out = "*bf16" if work.num_splits == 1 else "*fp32"
     return Case(name, kernel, types | {"out": out}, constants | shape, work.num_warps,

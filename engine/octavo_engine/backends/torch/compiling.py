@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Beyond each of these numbers of rows products are cut in another way (`triton/gemv.py`,
 # `triton/splits.py`, `triton/grouped.py`).
-ROW_CLASSES = (1, 16, 64, 128)
+ROW_CLASSES = (1, 16, 32, 64, 128)
 
 
 class WarmUpStep(NamedTuple):

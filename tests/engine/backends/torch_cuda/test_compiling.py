@@ -89,7 +89,7 @@ def test_traffic_compiles_nothing_that_the_warm_up_did_not(family, options, devi
 def test_warm_up_steps_stay_within_the_limits():
     shapes = list(warm_up_steps(LIMITS, 40))
     assert [shape[0] for shape in shapes if shape.num_tokens == 1] == [1, 2, 17, 1]
-    assert [shape[1] for shape in shapes if shape.num_tokens > 1] == [2, 17, 40, 65, 2]
+    assert [shape[1] for shape in shapes if shape.num_tokens > 1] == [2, 17, 33, 40, 65, 2]
     for limits in (
         BackendLimits(max_tokens=1, max_seqs=1, max_logit_rows=1, max_model_len=8),
         BackendLimits(max_tokens=4096, max_seqs=512, max_logit_rows=600, max_model_len=30),

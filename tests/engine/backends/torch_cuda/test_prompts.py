@@ -47,7 +47,7 @@ def test_long_prompts_equal_the_reference(sequences, num_heads, device, monkeypa
     k_cache, v_cache = case.kv
     q = turn_and_store(case.qkv, None, k_cache, v_cache, step, case.spec)
     long = prompts.find_long(step, case.spec, 2)
-    assert [one.index for one in long] == [i for i, (_, n) in enumerate(sequences) if n >= SHORT]
+    assert [one.place for one in long] == [i for i, (_, n) in enumerate(sequences) if n >= SHORT]
     found = kernels.attend(q, k_cache, v_cache, step, case.spec)
     error = (found.float().cpu() - expected).abs().max() / expected.abs().max()
     assert error < 1e-2

@@ -68,7 +68,7 @@ def test_blocks_become_the_groups_they_came_from(bits, is_symmetric, group, devi
         (8, True, 96, 32, 16),
     ],
 )
-@pytest.mark.parametrize("num_rows", [1, 3, 40])
+@pytest.mark.parametrize("num_rows", [1, 3, 20, 40, 70])
 def test_any_group_equals_the_plain_product(
     bits, is_symmetric, columns, group, half, num_rows, device
 ):
@@ -89,7 +89,7 @@ def test_inputs_are_split_for_few_rows_and_joined_in_order(device):
     stored = stored_matrix(4, 70, 2048, 128)
     weight = grouped_weight(stored, device)
     x, bias = random(2, 2048).to(device), random(70, seed=2).to(device)
-    work = cut(2, 70, 16, 132, batch_invariant=False)
+    work = grouped.choose_cut(2, 70, 16, 132, is_one_group=True, batch_invariant=False)
     assert (work.num_splits, work.steps_per_split) == (4, 4)
     found = grouped.matmul(x, weight, bias, torch.float32, num_processors=132)
     expected = packed.grouped_product(x, weight) + bias
@@ -105,6 +105,37 @@ def test_work_is_cut_so_that_every_step_belongs_to_one_split():
             assert (work.num_splits - 1) * work.steps_per_split < num_steps
             assert work.num_splits * work.steps_per_split >= num_steps
     assert cut(1, 64, 60, 132, batch_invariant=True) == cut(999, 64, 60, 132, batch_invariant=True)
+
+
+def test_products_with_groups_are_cut_so_too():
+    for num_rows in (1, 17, 33, 65, 128):
+        for num_tiles in (1, 5, 32, 112):
+            for outputs in (64, 4096, 28672):
+                for is_one_group in (True, False):
+                    work = grouped.choose_cut(
+                        num_rows, outputs, num_tiles, 132,
+                        is_one_group=is_one_group, batch_invariant=False,
+                    )  # fmt: skip
+                    assert (work.num_splits - 1) * work.steps_per_split < num_tiles
+                    assert work.num_splits * work.steps_per_split >= num_tiles
+                    assert work.block_m >= min(num_rows, 64) and work.num_splits <= 8
+    invariant = functools.partial(
+        grouped.choose_cut, num_outputs=64, num_tiles=60, num_processors=132, batch_invariant=True
+    )
+    assert invariant(1, is_one_group=True) == invariant(999, is_one_group=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("bits", "is_symmetric"), [(4, False), (4, True), (8, True)])
+def test_each_integer_meets_its_input_as_it_is(bits, is_symmetric, dtype, device):
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter multiplies no bfloat16")
+    weight = grouped_weight(stored_matrix(bits, 70, 256, 128, is_symmetric=is_symmetric), device)
+    values = packed.dequantize(weight)
+    one_hot = torch.eye(256, dtype=dtype, device=device)
+    for columns in (slice(0, 1), slice(0, 60), slice(100, 200)):
+        found = grouped.matmul(one_hot[columns], weight, None, torch.float32, num_processors=4)
+        torch.testing.assert_close(found, values[:, columns].t(), rtol=1e-6, atol=1e-6)
 
 
 def test_columns_sorted_into_groups_meet_their_own_inputs(device):

@@ -35,7 +35,7 @@ NEVER = -1.0e30  # a score that weighs nothing; not infinite, so that no row sub
 class Long(NamedTuple):
     """A sequence whose prompt is attended to here."""
 
-    index: int  # in the step
+    place: int  # in the step
     first: int  # of its tokens in the step
     end: int
     seq_len: int
@@ -66,7 +66,7 @@ def tiles_of_others(step: DeviceStep, sequences: list[Long], tokens_per_tile: in
     """The step's tiles that belong to other sequences, in runs."""
     assert step.host is not None, "lengths are looked at on the host"
     ends = [0, *np.cumsum(-(-np.diff(step.host.seq_starts) // tokens_per_tile)).tolist()]
-    indices = [-1, *(sequence.index for sequence in sequences), len(ends) - 1]
+    indices = [-1, *(sequence.place for sequence in sequences), len(ends) - 1]
     runs = [range(ends[a + 1], ends[b]) for a, b in itertools.pairwise(indices)]
     return [run for run in runs if run]
 
@@ -177,7 +177,7 @@ def attend(
     assert step.host is not None, "lengths are looked at on the host"
     rows = step.host.rows.tolist()
     for sequence in sequences:
-        at = rows[sequence.index] * step.table_width
+        at = rows[sequence.place] * step.table_width
         pages = step.tables[at : at + -(-sequence.seq_len // BLOCK_SIZE)]
         k, v = (gather(cache, pages, sequence.seq_len) for cache in (k_cache, v_cache))
         block = [BLOCK_N, spec.head_dim]
