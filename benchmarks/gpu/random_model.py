@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.products import random_weight
 from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
@@ -50,13 +51,20 @@ TINY: dict[str, Any] = LLAMA_8B | {
 class RandomLoader:
     """Answers to Loader with normal numbers; keeps the linear layers to time them alone.
 
-    Values are drawn on the host where `is_portable`, so that two devices get the same.
+    Values are drawn on the host where `is_portable`, so that two devices get the same. `kind`: of
+    `products.KINDS`, what the layers' weights are stored as; the head's are as they are.
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, *, seed: int = 0, is_portable: bool = False
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        seed: int = 0,
+        is_portable: bool = False,
+        kind: str = "bf16",
     ) -> None:
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._kind = device, dtype, kind
         source = torch.device("cpu") if is_portable else device
         self._generator = torch.Generator(source).manual_seed(seed)
         self._source = source
@@ -69,7 +77,11 @@ class RandomLoader:
         self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> DeviceLinear:
         rows = out_features if isinstance(out_features, int) else sum(out_features)
-        made = DeviceLinear(self._matrix(rows, in_features), None, is_head=names == "lm_head")
+        is_head = names == "lm_head"
+        if is_head or self._kind == "bf16":
+            made = DeviceLinear(self._matrix(rows, in_features), None, is_head=is_head)
+        else:
+            made = DeviceLinear(random_weight(self._kind, rows, in_features, self._device))
         self.linears.append(made)
         return made
 
@@ -113,10 +125,11 @@ class Bench:
         device: str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
         is_portable: bool = False,
+        kind: str = "bf16",
         **options: Any,
     ) -> Bench:
         model_config = ModelConfig.from_hf(config)
-        loader = RandomLoader(torch.device(device), dtype, is_portable=is_portable)
+        loader = RandomLoader(torch.device(device), dtype, is_portable=is_portable, kind=kind)
         model = build_model(model_config, loader, limits.max_model_len)
         backend = CudaBackend.of_model(
             model_config, model, dtype=dtype, device=torch.device(device), **options

@@ -42,7 +42,7 @@ GOALS = {
 }
 PARTS = (
     "decode1", "decode64", "decode256", "decode_long", "prefill", "prefill_8k", "steps1",
-    "steps256", "mixed", "draw", "upload", "quantized", "experts",
+    "steps256", "mixed", "draw", "upload", "quantized", "experts", "decode1_int4", "decode64_int4",
 )  # fmt: skip
 
 
@@ -84,6 +84,11 @@ def measure(
     }
     best = parts.Ceilings(limits.read_gb_s * 1e9, limits.gemm_gflop_s["bf16"] * 1e9)
     bench = Bench.make(LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS)
+    packed = functools.cache(
+        lambda: Bench.make(
+            LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS, kind="int4_symmetric"
+        )
+    )
     work: dict[str, Callable[[], dict[str, Any]]] = {
         "decode1": lambda: parts.decode(bench, 1, 512, best),
         "decode64": lambda: parts.decode(bench, 64, 256, best),
@@ -102,6 +107,8 @@ def measure(
         "quantized": lambda: products.quantized(best, device=device),
         "experts": lambda: products.mixtures(best, device=device),
         "upload": parts.upload,
+        "decode1_int4": lambda: parts.decode(packed(), 1, 512, best),
+        "decode64_int4": lambda: parts.decode(packed(), 64, 256, best),
     }
     for name in only:
         started_at = time.monotonic()
