@@ -14,6 +14,7 @@ from octavo_engine.backends.backend import (
     EncodesAudio,
     LaunchesSteps,
     PipelinesSteps,
+    ExpectsAdapters,
     TakesAdapters,
 )
 from octavo_engine.backends.media import TakesMedia
@@ -405,6 +406,7 @@ def _make_adapters(
         backend.pack_adapter,
         max_held=config.num_held_adapters,
         max_rank=config.max_lora_rank,
+        expect=backend.expect_adapter if isinstance(backend, ExpectsAdapters) else None,
         now=now,
     )
 
