@@ -268,13 +268,13 @@ def adapter_cases() -> list[Case]:
               "ENTRY": adapter_tiles.ENTRY_WORDS, "EXACT": False, "IS_WHOLE": True,
               "IN_UNITS": True, "BLOCK_N": adapter_tiles.BLOCK_OUTPUTS}  # fmt: skip
     found = []
-    for label, rows, splits in (
+    for label, num_rows, num_splits in (
         ("few rows", adapter_tiles.FEW_ROWS, adapter_tiles.FEW_SPLITS),
         ("prompt", adapter_tiles.MANY_ROWS, 1),
     ):
-        tile = adapters.choose_tile(rows, 64)
-        constants = common | {"BLOCK_M": rows, "BLOCK_R": tile.block_r, "BLOCK_K": tile.block_k,
-                              "SPLITS": splits}  # fmt: skip
+        tile = adapters.choose_tile(num_rows, 64)
+        constants = common | {"BLOCK_M": num_rows, "BLOCK_R": tile.block_r, "BLOCK_K": tile.block_k,
+                              "SPLITS": num_splits}  # fmt: skip
         found += [
             Case(f"adapters: shrink {label}", adapters.shrink_kernel, types, constants,
                  tile.num_warps, {"num_stages": tile.num_stages}),

@@ -12,9 +12,9 @@ from octavo_engine.backends.backend import (
     BackendLimits,
     DraftsByHeads,
     EncodesAudio,
+    ExpectsAdapters,
     LaunchesSteps,
     PipelinesSteps,
-    ExpectsAdapters,
     TakesAdapters,
 )
 from octavo_engine.backends.media import TakesMedia

@@ -37,7 +37,8 @@ class AdapterUploader:
         self._make_mark = marks_of(device)
 
     def begin(self, place: Tensor, data: Tensor, free_from: StreamMark | None) -> Future[None]:
-        """Fill the bytes of `place`, which belong to others up to a mark; done when the future is."""
+        """Fill the bytes of `place`, which belong to others up to a mark. Once the future is done,
+        they are there for what is launched then."""
         return self._thread.submit(self._move, place, data, free_from)
 
     def close(self) -> None:

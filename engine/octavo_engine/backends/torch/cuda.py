@@ -18,6 +18,7 @@ from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.capture import CudaRecorder
 from octavo_engine.backends.torch.compiling import (
     CompileHooks,
+    WarmUpStep,
     adapted_steps,
     compiling_side_by_side,
     step_of,
@@ -289,7 +290,8 @@ class CudaBackend:
             # Graphs have memory of their own.
             needed += workspace + memory.graph_bytes(
                 self.config, limits, self._dtype.itemsize,
-                num_graphs=self._plan_buckets(limits).total * self._graph_kinds, max_tokens=MIXED_TOKENS[-1],
+                num_graphs=self._graph_kinds * self._plan_buckets(limits).total,
+                max_tokens=MIXED_TOKENS[-1],
             )  # fmt: skip
         return memory.kv_budget(free, needed, fraction=fraction or memory.DEVICE_FRACTION)
 
@@ -332,15 +334,20 @@ class CudaBackend:
         assert self._limits is not None, "prepare() comes first"
         experts = self.config.experts
         wide = 0 if experts is None else self._kernels.wide_tokens(experts)
-        shapes = list(warm_up_steps(self._limits, expert_tokens=wide))
+        for shape in warm_up_steps(self._limits, expert_tokens=wide):
+            self._launch_shape(shape)
         if self._adapters is not None:
-            shapes += adapted_steps(self._limits)
-        for shape in shapes:
-            longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
-            with torch.inference_mode():
-                self._launch_all(
-                    step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
-                )
+            with self._adapters.without_ranks():
+                for shape in adapted_steps(self._limits):
+                    self._launch_shape(shape)
+
+    def _launch_shape(self, shape: WarmUpStep) -> None:
+        assert self._limits is not None
+        longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
+        with torch.inference_mode():
+            self._launch_all(
+                step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
+            )
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         return self.launch(step, sampling).wait()
@@ -377,7 +384,7 @@ class CudaBackend:
 
     def set_adapter(self, slot: int, packed: HostAdapter | None) -> None:
         assert self._adapters is not None, "made without room for adapters"
-        self._adapters.set(slot, packed)
+        self._adapters.place(slot, packed)
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._context is not None, "prepare() comes first"

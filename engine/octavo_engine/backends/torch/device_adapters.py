@@ -8,6 +8,7 @@ lie, scale. Behind it lie the matrices as they are needed: A [rank, inputs], B [
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +29,7 @@ from octavo_engine.backends.torch.adapter_upload import AdapterUploader
 from octavo_engine.backends.torch.arena_book import ArenaBook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from torch import Tensor
@@ -182,7 +183,7 @@ class DeviceAdapters:
             if arena is not None:
                 self._fill(arena, adapter)
 
-    def set(self, slot: int, adapter: HostAdapter | None) -> None:
+    def place(self, slot: int, adapter: HostAdapter | None) -> None:
         """What the slot holds from the next step on."""
         with self._lock:
             if adapter is None:
@@ -195,6 +196,15 @@ class DeviceAdapters:
                 self._free_from[placed.released] = self._make_mark()
             if placed.must_fill:
                 self._fill(placed.arena, adapter)
+
+    @contextmanager
+    def without_ranks(self) -> Iterator[None]:
+        """Slot 0 holds an adapter that changes nothing meanwhile: for steps of a warm-up."""
+        self.place(0, self.pack_parts({}))
+        try:
+            yield
+        finally:
+            self.place(0, None)
 
     def cut_step(
         self, step: BackendStep, sizes: StepSizes

@@ -1,4 +1,4 @@
-"""What adapters add to a linear layer's results, in plain torch: what Triton's kernels must equal."""
+"""What adapters add to a linear layer's results, in plain torch: Triton's kernels must equal it."""
 
 from __future__ import annotations
 

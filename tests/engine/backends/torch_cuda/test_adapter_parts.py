@@ -181,7 +181,7 @@ def test_each_row_gets_what_its_own_adapter_adds(kernels, invariant, device):
     packed = {0: random_parts(4, 0), 1: random_parts(33, 1, [(0, 1), (1, 0)]),
               3: random_parts(16, 2)}  # fmt: skip
     for slot, parts in packed.items():
-        adapters.set(slot, adapters.pack_parts(parts))
+        adapters.place(slot, adapters.pack_parts(parts))
     slots = [3, -1, 1, 0, 0, -1, 1, 3, 3, 0]
     step = on_device_adapted(make_step([(5, 1)] * 10), device, adapters, slots)
     generator = torch.Generator().manual_seed(1)
@@ -213,7 +213,7 @@ def test_many_rows_are_cut_in_larger_tiles(rank, device, monkeypatch):
     adapters = made(device, torch.float32, max_rank=rank)
     packed = {0: random_parts(rank, 0), 2: random_parts(5, 1)}
     for slot, parts in packed.items():
-        adapters.set(slot, adapters.pack_parts(parts))
+        adapters.place(slot, adapters.pack_parts(parts))
     of_seqs = [2, -1, 0]
     step = on_device_adapted(make_step([(0, 70), (3, 4), (0, 9)]), device, adapters, of_seqs)
     assert len(step.adapter_rows) == 64 * len(step.adapter_tiles)
@@ -233,7 +233,7 @@ def test_sixteen_bits_are_as_near_as_they_can_be(dtype, device):
         kernels.append("triton")
     adapters = made(device, dtype)
     packed = {1: random_parts(24, 1)}
-    adapters.set(1, adapters.pack_parts(packed[1]))
+    adapters.place(1, adapters.pack_parts(packed[1]))
     step = on_device_adapted(make_step([(5, 1)] * 5), device, adapters, [1, 1, -1, 1, 1])
     x = torch.randn((5, 640), generator=torch.Generator().manual_seed(3)).to(device, dtype)
     for name in kernels:
@@ -260,9 +260,9 @@ def test_bytes_are_those_of_the_ranks_and_arenas_have_room_for_the_highest(devic
 
 def test_an_empty_slot_is_refused_and_an_emptied_one(device):
     adapters = made(device, torch.float32)
-    adapters.set(1, adapters.pack_parts(random_parts(4, 0)))
+    adapters.place(1, adapters.pack_parts(random_parts(4, 0)))
     on_device_adapted(make_step([(5, 1)] * 2), device, adapters, [1, -1])
-    adapters.set(1, None)
+    adapters.place(1, None)
     with pytest.raises(ValueError, match="slot 1, which is empty"):
         on_device_adapted(make_step([(5, 1)] * 2), device, adapters, [1, -1])
     adapters.close()
@@ -271,7 +271,7 @@ def test_an_empty_slot_is_refused_and_an_emptied_one(device):
 def test_what_slots_hold_comes_back_after_sleep_and_what_was_expected_does_not(device):
     adapters = made(device, torch.float32, num_slots=1)
     first, second = (adapters.pack_parts(random_parts(4, seed)) for seed in range(2))
-    adapters.set(0, first)
+    adapters.place(0, first)
     adapters.expect(second)
     assert adapters._book.expect(second) is None
     adapters.release()
@@ -292,13 +292,13 @@ def test_a_failed_upload_fails_its_step_and_can_be_tried_again(device):
     good = adapters.pack_parts(random_parts(4, 0))
     begin = adapters._uploader.begin
     adapters._uploader.begin = lambda place, data, free_from: begin(place[:3], data, free_from)
-    adapters.set(0, good)
+    adapters.place(0, good)
     with pytest.raises(RuntimeError):
         on_device_adapted(make_step([(5, 1)]), device, adapters, [0])
     adapters._uploader.begin = begin
     with pytest.raises(ValueError, match="slot 0"):
         on_device_adapted(make_step([(5, 1)]), device, adapters, [0])
-    adapters.set(0, good)
+    adapters.place(0, good)
     on_device_adapted(make_step([(5, 1)]), device, adapters, [0])
     adapters.close()
 
@@ -319,7 +319,7 @@ def test_a_place_is_filled_only_when_steps_under_way_have_read_it(device):
     adapters._make_mark = Mark
     made_ones = [adapters.pack_parts(random_parts(4, seed)) for seed in range(4)]
     for packed in made_ones:  # the arenas of a slot and two spare ones, then the first again
-        adapters.set(0, packed)
+        adapters.place(0, packed)
     on_device_adapted(make_step([(5, 1)]), device, adapters, [0])
     assert log[:3] == [("made", 0), ("made", 1), ("made", 2)]
     assert log[3:] == [("waited", 0)]
