@@ -14,8 +14,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from octavo_engine.backends.torch.device_step import StepSizes
-
 FEW_TOKENS = 512  # up to so many a step is cut for many adapters with few rows each
 FEW_ROWS, MANY_ROWS = 16, 64  # of a tile
 RANKS = 16  # ranks are padded to multiples of it
@@ -37,7 +35,7 @@ class AdapterTiles(NamedTuple):
 class Split(NamedTuple):
     """How the inputs of a product are cut."""
 
-    count: int
+    num_parts: int
     num_inputs: int  # of each part but the last
 
 
@@ -54,12 +52,6 @@ class AdapterCut(NamedTuple):
         """The most that a step may have: each adapter's last may be partly filled."""
         num_adapters = min(self.num_slots, num_seqs)
         return num_adapters + num_tokens // self.rows_per_tile(num_tokens)
-
-    def with_tiles(self, sizes: StepSizes) -> StepSizes:
-        """The step's sizes, with room for its adapters."""
-        tiles = self.tiles(sizes.tokens, sizes.seqs)
-        rows = tiles * self.rows_per_tile(sizes.tokens)
-        return sizes._replace(adapter_tiles=tiles, adapter_rows=rows)
 
     def most(self, max_tokens: int, max_seqs: int) -> tuple[int, int]:
         """Tiles and their rows, of any step within the limits."""
@@ -83,7 +75,7 @@ class AdapterCut(NamedTuple):
     def workspace_values(self, num_inputs: int, width: int, max_tokens: int) -> int:
         """Numbers that the parts of one product leave, at most; a row has `width` in each."""
         counts = {min(FEW_TOKENS, max_tokens), max_tokens}
-        return max(self.split(num_inputs, n).count * n * width for n in counts)
+        return max(self.split(num_inputs, n).num_parts * n * width for n in counts)
 
 
 def cut_rows(arenas: NDArray[np.int32], rows_per_tile: int) -> AdapterTiles:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 
-class Placed(NamedTuple):
+class ArenaPlacement(NamedTuple):
     """What became of a slot."""
 
     arena: int
@@ -53,7 +53,7 @@ class ArenaBook:
             self._expected.add(arena)
         return None
 
-    def place(self, slot: int, adapter: Hashable) -> Placed:
+    def place(self, slot: int, adapter: Hashable) -> ArenaPlacement:
         """The slot means this adapter from now on."""
         released = self.empty(slot)
         arena = self._arenas.get(adapter)
@@ -67,7 +67,7 @@ class ArenaBook:
         self._expected.discard(arena)
         self._users[arena] += 1
         self.of_slots[slot] = arena
-        return Placed(arena, must_fill, released)
+        return ArenaPlacement(arena, must_fill, released)
 
     def empty(self, slot: int) -> int:
         """The slot means nothing; returns the arena that no slot means any more, or -1."""

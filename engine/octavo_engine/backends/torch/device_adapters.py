@@ -221,8 +221,10 @@ class DeviceAdapters:
         self._wait(set(arenas[arenas >= 0].tolist()))
         if len(arenas) != len(step.token_ids):
             arenas = np.repeat(arenas, np.diff(step.seq_starts))
-        sizes = self.cut.with_tiles(sizes)
-        return sizes, cut_rows(arenas, self.cut.rows_per_tile(sizes.tokens))
+        per_tile = self.cut.rows_per_tile(sizes.tokens)
+        num_tiles = self.cut.tiles(sizes.tokens, sizes.seqs)
+        sizes = sizes._replace(adapter_tiles=num_tiles, adapter_rows=num_tiles * per_tile)
+        return sizes, cut_rows(arenas, per_tile)
 
     def release(self) -> None:
         """Give the device's memory back; what slots hold is sent again by `restore`."""
@@ -239,6 +241,7 @@ class DeviceAdapters:
             shape = (self._num_arenas, self.arena_bytes // self._dtype.itemsize)
             # Tables of zeros: what is there before its adapter has no ranks.
             self._arenas = self._views(torch.zeros(shape, dtype=self._dtype, device=self._device))
+            self._make_mark().wait()  # uploads have a stream of their own: they must come after it
             for arena, adapter in self._book.placed.items():
                 assert isinstance(adapter, HostAdapter)
                 self._fill(arena, adapter)

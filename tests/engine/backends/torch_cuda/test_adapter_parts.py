@@ -11,7 +11,7 @@ import torch
 from octavo_engine.backends.adapters import AdapterLimits, AdapterSite, SitePart
 from octavo_engine.backends.torch.adapter_tiles import AdapterCut, cut_rows
 from octavo_engine.backends.torch.adapter_upload import AdapterUploader
-from octavo_engine.backends.torch.arena_book import ArenaBook, Placed
+from octavo_engine.backends.torch.arena_book import ArenaBook, ArenaPlacement
 from octavo_engine.backends.torch.device_adapters import SPARE_ARENAS, DeviceAdapters
 from octavo_engine.backends.torch.landing import marks_of
 from octavo_engine.backends.torch.plain import PlainKernels
@@ -58,12 +58,12 @@ def test_parts_of_inputs_are_whole_and_no_more_than_the_workspace_has_room_for()
         for num_inputs in (48, 576, 4096, 14336):
             for num_tokens in (1, 512, 513, 8192):
                 split = cut.split(num_inputs, num_tokens)
-                assert (split.count - 1) * split.num_inputs < num_inputs
-                assert split.count * split.num_inputs >= num_inputs
+                assert (split.num_parts - 1) * split.num_inputs < num_inputs
+                assert split.num_parts * split.num_inputs >= num_inputs
                 assert split.num_inputs % 128 == 0
-                needed = split.count * num_tokens * 48
+                needed = split.num_parts * num_tokens * 48
                 assert needed <= cut.workspace_values(num_inputs, 48, 8192)
-        assert {cut.split(14336, n).count for n in (1, 8192)} == ({4} if invariant else {16, 1})
+        assert {cut.split(14336, n).num_parts for n in (1, 8192)} == ({4} if invariant else {16, 1})
 
 
 # ── which adapter is where ──
@@ -71,10 +71,10 @@ def test_parts_of_inputs_are_whole_and_no_more_than_the_workspace_has_room_for()
 
 def test_a_placed_adapter_stays_and_one_that_left_is_still_there():
     book = ArenaBook(2, 3)
-    assert book.place(0, "a") == Placed(0, must_fill=True)
-    assert book.place(1, "b") == Placed(1, must_fill=True)
-    assert book.place(0, "c") == Placed(2, must_fill=True, released=0)
-    assert book.place(0, "a") == Placed(0, must_fill=False, released=2)
+    assert book.place(0, "a") == ArenaPlacement(0, must_fill=True)
+    assert book.place(1, "b") == ArenaPlacement(1, must_fill=True)
+    assert book.place(0, "c") == ArenaPlacement(2, must_fill=True, released=0)
+    assert book.place(0, "a") == ArenaPlacement(0, must_fill=False, released=2)
     assert book.of_slots.tolist() == [0, 1]
     assert book.placed == {0: "a", 1: "b"}
 
@@ -84,17 +84,17 @@ def test_an_expected_adapter_is_sent_once_and_not_displaced_by_another_expected_
     book.place(0, "a")
     assert (book.expect("a"), book.expect("b"), book.expect("c")) == (None, 1, 2)
     assert (book.expect("d"), book.expect("b")) == (None, None)
-    assert book.place(0, "c") == Placed(2, must_fill=False, released=0)
+    assert book.place(0, "c") == ArenaPlacement(2, must_fill=False, released=0)
     assert book.expect("d") == 0  # no one waits for a any more
     # Who has a slot comes first, though: the longest expected one goes.
-    assert book.place(0, "e") == Placed(2, must_fill=True, released=2)
-    assert book.place(0, "b") == Placed(1, must_fill=False, released=2)
+    assert book.place(0, "e") == ArenaPlacement(2, must_fill=True, released=2)
+    assert book.place(0, "b") == ArenaPlacement(1, must_fill=False, released=2)
 
 
 def test_slots_may_share_an_adapter_and_what_failed_to_arrive_is_nowhere():
     book = ArenaBook(2, 3)
     book.place(0, "a")
-    assert book.place(1, "a") == Placed(0, must_fill=False)
+    assert book.place(1, "a") == ArenaPlacement(0, must_fill=False)
     assert (book.empty(0), book.empty(1), book.empty(1)) == (-1, 0, -1)
     book.place(0, "a")
     book.lose(0)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep
 
 
-class Tile(NamedTuple):
+class ShrinkTile(NamedTuple):
     """How much a program takes at a time."""
 
     block_r: int
@@ -38,12 +38,12 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def choose_tile(rows: int, ranks: int) -> Tile:
+def choose_tile(rows: int, ranks: int) -> ShrinkTile:
     """Of the first kernel, and ranks of the second. `ranks`: of the highest adapter, padded."""
     if rows < MANY_ROWS:
-        return Tile(RANKS, 128, num_warps=2, num_stages=4)
+        return ShrinkTile(RANKS, 128, num_warps=2, num_stages=4)
     block_r = next(size for size in (64, 32, RANKS) if ranks % size == 0)
-    return Tile(block_r, 64, num_warps=4, num_stages=3)
+    return ShrinkTile(block_r, 64, num_warps=4, num_stages=3)
 
 
 @triton.jit(do_not_specialize=["first_part", "num_rows"])
@@ -192,7 +192,7 @@ def add_adapters(y: Tensor, x: Tensor, site: DeviceSite, arenas: Arenas, step: D
         "EXACT": x.dtype == torch.float32, "BLOCK_M": block_m,
     }  # fmt: skip
     programs = site.num_parts * (arenas.ranks // tile.block_r)
-    shrink_kernel[(num_tiles, programs, split.count)](
+    shrink_kernel[(num_tiles, programs, split.num_parts)](
         arenas.partials, x, arenas.values, arenas.words, step.adapter_tiles, step.adapter_rows,
         arena_values, arena_words, site.first_part, num_rows, num_inputs, split.num_inputs,
         IS_WHOLE=num_inputs % tile.block_k == 0, BLOCK_R=tile.block_r, BLOCK_K=tile.block_k,
@@ -202,6 +202,6 @@ def add_adapters(y: Tensor, x: Tensor, site: DeviceSite, arenas: Arenas, step: D
         y, arenas.partials, arenas.values, arenas.words, arenas.floats,
         step.adapter_tiles, step.adapter_rows, site.blocks,
         arena_values, arena_words, site.first_part, num_rows, y.shape[1],
-        SPLITS=split.count, IN_UNITS=all(size % UNIT == 0 for size in site.sizes),
+        SPLITS=split.num_parts, IN_UNITS=all(size % UNIT == 0 for size in site.sizes),
         BLOCK_R=tile.block_r, BLOCK_N=BLOCK_OUTPUTS, num_warps=4, num_stages=2, **common,
     )  # fmt: skip
