@@ -59,7 +59,8 @@ class AdapterUploader:
                 part = data[start : start + size]
                 pinned = self._buffers[side][: len(part)]
                 pinned.copy_(part)
-                place[start : start + len(part)].copy_(pinned, non_blocking=True)
+                target = place[start : start + len(part)]
+                target.copy_(pinned, non_blocking=self._stream is not None)
                 sent[side] = self._make_mark()
         for mark in sent:
             if mark is not None:

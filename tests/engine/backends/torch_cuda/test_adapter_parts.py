@@ -226,6 +226,27 @@ def test_many_rows_are_cut_in_larger_tiles(rank, device, monkeypatch):
     adapters.close()
 
 
+@pytest.mark.usefixtures("row_by_row")
+def test_batch_invariant_sums_do_not_depend_on_the_number_of_rows(device, monkeypatch):
+    """640 inputs are cut in parts, steps of more than eight tokens in another way."""
+    from octavo_engine.backends.torch import adapter_tiles
+
+    monkeypatch.setattr(adapter_tiles, "FEW_TOKENS", 8)
+    assert AdapterCut(4).split(640, 1) != AdapterCut(4).split(640, 12)
+    adapters = made(device, torch.float32, invariant=True)
+    adapters.place(0, adapters.pack_parts(random_parts(20, 0)))
+    x = torch.randn((12, 640), generator=torch.Generator().manual_seed(2)).to(device)
+    results = []
+    for num_rows in (1, 12):
+        step = on_device_adapted(make_step([(5, 1)] * num_rows), device, adapters, [0] * num_rows)
+        y = torch.zeros((num_rows, 24), device=device)
+        launch("triton", device)(y, x[:num_rows].contiguous(), adapters.sites[1],
+                                 adapters.arenas, step)  # fmt: skip
+        results.append(y[0])
+    assert torch.equal(*results)
+    adapters.close()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits_are_as_near_as_they_can_be(dtype, device):
     kernels = ["plain"]

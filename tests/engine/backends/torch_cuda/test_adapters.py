@@ -40,6 +40,7 @@ from tests.fakes.adapters import write_adapter
 from tests.fakes.requests import make_request
 
 pytestmark = pytest.mark.slow
+without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 
 LIMITS = AdapterLimits(num_slots=4, max_rank=64)
 # Of the tiny llama: another inner size than hidden size, and fewer keys than queries.
@@ -213,8 +214,11 @@ def test_a_mixed_batch_is_close_to_each_alone(kernels, device, folders):
 
 
 @pytest.mark.usefixtures("row_by_row")
-def test_batch_invariant_bits_are_those_of_each_alone(device, folders):
-    backend = build("llama", device, kernels="triton", batch_invariant=True)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+)
+def test_batch_invariant_bits_are_those_of_each_alone(dtype, device, folders):
+    backend = build("llama", device, dtype=dtype, kernels="triton", batch_invariant=True)
     found = together(backend, folders)
     for row, logits in enumerate(found):
         folder = None if SLOTS[row] < 0 else folders[SLOTS[row]]
@@ -386,6 +390,7 @@ def test_requests_in_company_say_what_each_says_alone(settings, device, folders)
     alone.close()
 
 
+@without_a_gpu
 def test_a_pretended_gpu_says_what_the_cpu_says(pretended, folders, tmp_path):
     """Built and run as on a GPU: pinned memory, uploads by a thread, graphs."""
     folder = write_model(tmp_path, "llama")
@@ -410,11 +415,13 @@ def test_a_pretended_gpu_says_what_the_cpu_says(pretended, folders, tmp_path):
 # ── memory, and sleep ──
 
 
+@without_a_gpu
 def test_slots_that_do_not_fit_are_refused_with_what_to_lower(pretended):
     with pytest.raises(ConfigError, match=r"9000 slots .* rank 256 take .* lower --max-loras"):
         build("llama", pretended, adapters=AdapterLimits(9000, 256))
 
 
+@without_a_gpu
 def test_memory_for_partial_sums_and_more_graphs_is_counted(pretended):
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.memory import GRAPH_BYTES
