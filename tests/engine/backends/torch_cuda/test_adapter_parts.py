@@ -133,7 +133,7 @@ def test_an_adapter_goes_through_small_buffers_once_its_place_is_free(device):
 
 SITES = [
     AdapterSite(("q", "k", "v"), (64, 32, 32), 48),
-    AdapterSite(("odd",), (24,), 640),
+    AdapterSite(("odd",), (24,), 768),
     AdapterSite(("wide", "narrow"), (130, 40), 128),
 ]
 
@@ -216,6 +216,7 @@ def test_many_rows_are_cut_in_larger_tiles(rank, device, monkeypatch):
         adapters.place(slot, adapters.pack_parts(parts))
     of_seqs = [2, -1, 0]
     step = on_device_adapted(make_step([(0, 70), (3, 4), (0, 9)]), device, adapters, of_seqs)
+    assert step.adapter_tiles is not None and step.adapter_rows is not None
     assert len(step.adapter_rows) == 64 * len(step.adapter_tiles)
     slots = np.repeat(of_seqs, [70, 4, 9]).tolist()
     x = torch.randn((83, 48), generator=torch.Generator().manual_seed(2)).to(device)
@@ -228,14 +229,14 @@ def test_many_rows_are_cut_in_larger_tiles(rank, device, monkeypatch):
 
 @pytest.mark.usefixtures("row_by_row")
 def test_batch_invariant_sums_do_not_depend_on_the_number_of_rows(device, monkeypatch):
-    """640 inputs are cut in parts, steps of more than eight tokens in another way."""
+    """768 inputs are cut in parts, steps of more than eight tokens in another way."""
     from octavo_engine.backends.torch import adapter_tiles
 
     monkeypatch.setattr(adapter_tiles, "FEW_TOKENS", 8)
-    assert AdapterCut(4).split(640, 1) != AdapterCut(4).split(640, 12)
+    assert AdapterCut(4).split(768, 1) != AdapterCut(4).split(768, 12)
     adapters = made(device, torch.float32, invariant=True)
     adapters.place(0, adapters.pack_parts(random_parts(20, 0)))
-    x = torch.randn((12, 640), generator=torch.Generator().manual_seed(2)).to(device)
+    x = torch.randn((12, 768), generator=torch.Generator().manual_seed(2)).to(device)
     results = []
     for num_rows in (1, 12):
         step = on_device_adapted(make_step([(5, 1)] * num_rows), device, adapters, [0] * num_rows)
@@ -256,7 +257,7 @@ def test_sixteen_bits_are_as_near_as_they_can_be(dtype, device):
     packed = {1: random_parts(24, 1)}
     adapters.place(1, adapters.pack_parts(packed[1]))
     step = on_device_adapted(make_step([(5, 1)] * 5), device, adapters, [1, 1, -1, 1, 1])
-    x = torch.randn((5, 640), generator=torch.Generator().manual_seed(3)).to(device, dtype)
+    x = torch.randn((5, 768), generator=torch.Generator().manual_seed(3)).to(device, dtype)
     for name in kernels:
         y = torch.zeros((5, 24), dtype=dtype, device=device)
         launch(name, device)(y, x, adapters.sites[1], adapters.arenas, step)
