@@ -208,13 +208,14 @@ def test_kernels_compile_for_hopper_without_spilling(tmp_path):
     script = ROOT / "benchmarks" / "gpu" / "compile_report.py"
     subprocess.run(
         [sys.executable, script, "--json", out, "--targets", "sm_90",
-         "--only", "attend prompt", "draw: scan", "draw: weigh", "draw: pick"],
+         "--only", "attend prompt", "draw: scan", "draw: weigh", "draw: pick", "adapters"],
         env=environment | {"PYTHONPATH": str(ROOT / "engine")}, check=True, timeout=200,
         capture_output=True,
     )  # fmt: skip
     reports = {report["kernel"]: report for report in json.loads(out.read_text())}
     assert {name: r["stack"] + r["local"] for name, r in reports.items() if r["stack"]} == {}
     assert reports["attend prompt"]["wgmma"] and reports["attend prompt window cap"]["wgmma"]
+    assert reports["adapters: shrink prompt"]["wgmma"]
     # A fused multiply-add would give other masses than the CPU's, and so other tokens.
     draws = [r["fused"] for name, r in reports.items() if name.startswith("draw")]
     assert draws == [0, 0, 0]

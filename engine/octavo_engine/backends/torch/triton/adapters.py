@@ -203,5 +203,6 @@ def add_adapters(y: Tensor, x: Tensor, site: DeviceSite, arenas: Arenas, step: D
         step.adapter_tiles, step.adapter_rows, site.blocks,
         arena_values, arena_words, site.first_part, num_rows, y.shape[1],
         SPLITS=split.num_parts, IN_UNITS=all(size % UNIT == 0 for size in site.sizes),
-        BLOCK_R=tile.block_r, BLOCK_N=BLOCK_OUTPUTS, num_warps=4, num_stages=2, **common,
+        BLOCK_R=RANKS if x.dtype == torch.float32 else tile.block_r,  # whose sums are registers
+        BLOCK_N=BLOCK_OUTPUTS, num_warps=4, num_stages=2, **common,
     )  # fmt: skip
