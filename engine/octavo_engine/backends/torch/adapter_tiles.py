@@ -83,13 +83,15 @@ def cut_rows(arenas: NDArray[np.int32], rows_per_tile: int) -> AdapterTiles:
     # Hot path: once per step that has adapters.
     order = np.argsort(arenas, kind="stable")
     order = order[np.searchsorted(arenas[order], 0) :]
-    kinds, counts = np.unique(arenas[order], return_counts=True)
+    own = arenas[order]
+    firsts = np.flatnonzero(np.diff(own, prepend=-1))  # where one adapter's rows begin
+    kinds, counts = own[firsts], np.diff(firsts, append=len(own))
     num_tiles = -(-counts // rows_per_tile)
     rows = np.full(int(num_tiles.sum()) * rows_per_tile, -1, np.int32)
     first_places = (np.cumsum(num_tiles) - num_tiles) * rows_per_tile
-    shifts = first_places - (np.cumsum(counts) - counts)
+    shifts = first_places - firsts
     rows[np.repeat(shifts, counts) + np.arange(len(order))] = order
-    return AdapterTiles(np.repeat(kinds, num_tiles).astype(np.int32), rows)
+    return AdapterTiles(np.repeat(kinds, num_tiles), rows)
 
 
 def padded(count: int, multiple: int = RANKS) -> int:

@@ -2,7 +2,8 @@
 
 An arena has room for one adapter of the highest rank, at a place that never changes, so that graphs
 stay valid. It begins with a table, an entry for each part of a linear layer: rank, where A and B
-lie, scale. Behind it lie the matrices as they are needed: A [rank, inputs], B [rank, outputs].
+lie, scale. Behind it lie the matrices as files have them: A [rank, inputs], B [outputs, rank],
+ranks padded.
 """
 
 from __future__ import annotations
@@ -153,25 +154,27 @@ class DeviceAdapters:
             for number, own in parts.items()
             for part in own
         ]
-        data = torch.zeros(self._size_of(shapes), dtype=torch.uint8)
-        head = data[: self._head_bytes]
+        data = torch.empty(self._size_of(shapes), dtype=torch.uint8)
+        head = data[: self._head_bytes].zero_()
         entries = head.view(torch.int32).view(-1, ENTRY_WORDS)
         scales = head.view(torch.float32).view(-1, ENTRY_WORDS)
         values = data.view(self._dtype)
         place = self._head_bytes // self._dtype.itemsize
         for number, own in parts.items():
             for part in own:
-                rank, size = len(part.down), len(part.up)
-                down = values[place:][: rank * part.down.shape[1]].view(part.down.shape)
-                down.copy_(_tensor(part.down))
-                first_up = place + padded(padded(rank) * part.down.shape[1], UNIT)
-                width = padded(size, UNIT)
-                up = values[first_up:][: rank * width].view(rank, width)[:, :size]
-                up.copy_(_tensor(part.up).t())
+                rank, (size, own) = padded(len(part.down)), part.up.shape
+                columns = part.down.shape[1]
+                first_up = place + padded(rank * columns, UNIT)
+                down = values[place:][: rank * columns].view(rank, columns)
+                up = values[first_up:][: rank * size].view(size, rank)
+                down[:own].copy_(_tensor(part.down))
+                up[:, :own].copy_(_tensor(part.up))
+                down[own:].zero_()
+                up[:, own:].zero_()
                 entry = self.sites[number].first_part + part.part
-                entries[entry, :3] = torch.tensor([padded(rank), place // UNIT, first_up // UNIT])
+                entries[entry, :3] = torch.tensor([rank, place // UNIT, first_up // UNIT])
                 scales[entry, 3] = part.scale
-                place = first_up + padded(rank) * width
+                place = first_up + rank * size
         return HostAdapter(data)
 
     def expect(self, adapter: HostAdapter) -> None:
@@ -285,10 +288,7 @@ class DeviceAdapters:
 
     def _size_of(self, shapes: Sequence[tuple[int, int, int]]) -> int:
         """Bytes of an adapter with parts of so many ranks, columns and outputs."""
-        values = sum(
-            padded(rank * columns, UNIT) + rank * padded(size, UNIT)
-            for rank, columns, size in shapes
-        )
+        values = sum(padded(rank * columns, UNIT) + rank * size for rank, columns, size in shapes)
         return padded(self._head_bytes + values * self._dtype.itemsize, 4 * UNIT)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_adapters(y: Tensor, x: Tensor, site: DeviceSite, arenas: Arenas, step: DeviceStep) -> None:
-    """y [T, outputs] += scale * (x [T, columns] · Aᵀ) · B, each row by its own adapter."""
+    """y [T, outputs] += scale * (x [T, columns] · Aᵀ) · Bᵀ, each row by its own adapter."""
     assert step.adapter_tiles is not None and step.adapter_rows is not None
     tiles = step.adapter_rows.view(len(step.adapter_tiles), -1)
     for number, arena in enumerate(step.adapter_tiles.tolist()):
@@ -32,8 +32,7 @@ def add_adapters(y: Tensor, x: Tensor, site: DeviceSite, arenas: Arenas, step: D
                 continue
             values = arenas.values[arena]
             down = values[down_at * UNIT :][: rank * site.columns].view(rank, site.columns)
-            width = -(-size // UNIT) * UNIT
-            up = values[up_at * UNIT :][: rank * width].view(rank, width)[:, :size]
+            up = values[up_at * UNIT :][: rank * size].view(size, rank)
             shrunken = (given @ down.float().t()).to(x.dtype)
-            added = arenas.floats[arena, first + 3] * (shrunken.float() @ up.float())
+            added = arenas.floats[arena, first + 3] * (shrunken.float() @ up.float().t())
             y[rows, columns] = (y[rows, columns].float() + added).to(y.dtype)

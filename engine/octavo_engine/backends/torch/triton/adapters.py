@@ -141,9 +141,9 @@ def expand_kernel(
         block = blocks + tl.program_id(1) * 4
         part = tl.load(block)
         entry = first_word + (first_part + part) * ENTRY
-        rank = tl.load(words + entry)
+        rank = tl.load(words + entry) // UNIT * UNIT  # which it is; so the compiler knows
         if rank > 0:
-            # A block begins at a multiple of its length; multiplied out, the compiler knows it too.
+            # A block begins at a multiple of its length.
             start, place = tl.load(block + 1) // BLOCK_N * BLOCK_N, tl.load(block + 2)
             size = tl.load(block + 3)
             if IN_UNITS:
@@ -152,9 +152,8 @@ def expand_kernel(
             output_ok = start + outputs < size
             rows = tl.load(tile_rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
             row_ok = rows >= 0
-            width = tl.cdiv(size, UNIT) * UNIT
             up = values + first_value + tl.load(words + entry + 2).to(tl.int64) * UNIT
-            up_columns = up + start + outputs
+            up_rows = up + (start + outputs) * rank
             sums = partials + part * RANKS + rows.to(tl.int64)[:, None] * (PARTS * RANKS)
             split_values = num_rows.to(tl.int64) * (PARTS * RANKS)
             acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -162,7 +161,7 @@ def expand_kernel(
                 ranks = first + tl.arange(0, BLOCK_R)
                 rank_ok = ranks < rank
                 b_mask = rank_ok[:, None] & output_ok[None, :]
-                b = tl.load(up_columns[None, :] + ranks[:, None] * width, mask=b_mask, other=0.0)
+                b = tl.load(up_rows[None, :] + ranks[:, None], mask=b_mask, other=0.0)
                 u_mask = row_ok[:, None] & rank_ok[None, :]
                 u = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
                 for split in tl.static_range(0, SPLITS):
@@ -179,7 +178,7 @@ def expand_kernel(
 
 
 def add_adapters(y: Tensor, x: Tensor, site: DeviceSite, arenas: Arenas, step: DeviceStep) -> None:
-    """y [T, outputs] += scale * (x [T, columns] · Aᵀ) · B, each row by its own adapter."""
+    """y [T, outputs] += scale * (x [T, columns] · Aᵀ) · Bᵀ, each row by its own adapter."""
     assert step.adapter_tiles is not None and step.adapter_rows is not None
     num_rows, num_inputs = x.shape
     num_tiles = len(step.adapter_tiles)
