@@ -23,7 +23,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from octavo_engine.backends.torch import adapter_tiles
 from octavo_engine.backends.torch.triton import (
+    adapters,
     attention,
     cut,
     decode,
@@ -49,7 +51,10 @@ TARGETS = {
 FP8_TARGETS = ("sm_90",)  # elsewhere weights of FP8 are expanded
 COPYING_TARGETS = ("sm_90",)  # elsewhere long prompts stay in pages
 # Numbers that are multiples of 16 in any real model; the compiler gets them at the launch, too.
-WHOLE_SIXTEENS = ("num_columns", "num_outputs", "num_inputs", "vocab", "group_size", "group_step")
+WHOLE_SIXTEENS = (
+    "num_columns", "num_outputs", "num_inputs", "vocab", "group_size", "group_step", "split_inputs",
+    "arena_values", "arena_words",
+)  # fmt: skip
 LLAMA = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128}
 
 
@@ -152,6 +157,7 @@ def cases() -> list[Case]:
               "BLOCK_K": gemv.BLOCK_K}, gemv.BLOCK_K // 256)
     )  # fmt: skip
     found += quantized_cases()
+    found += adapter_cases()
     found += [
         Case(f"experts {label}", experts.experts_kernel,
              {**dict.fromkeys(("out", "x", "weights"), "*bf16"), "num_outputs": "i32",
@@ -266,6 +272,32 @@ def quantized_cases() -> list[Case]:
     types = common | {"out": "*bf16", "parts": "*fp32"}
     found.append(Case("join splits", splits.join_kernel, types,
                       {"HAS_BIAS": True, "BLOCK": splits.JOIN_COLUMNS}, 4))  # fmt: skip
+    return found
+
+
+def adapter_cases() -> list[Case]:
+    """Both products, of few rows (or batch-invariant) and of a prompt, ranks up to 64."""
+    types = dict.fromkeys(("x", "y", "values"), "*bf16")
+    types |= dict.fromkeys(("partials", "floats"), "*fp32") | {"arena_values": "i64"}
+    numbers = ("arena_words", "first_part", "num_rows", "num_inputs", "num_outputs", "split_inputs")
+    types |= dict.fromkeys(numbers, "i32")
+    common = {"PARTS": 3, "RANKS": 64, "UNIT": adapter_tiles.UNIT,
+              "ENTRY": adapter_tiles.ENTRY_WORDS, "EXACT": False, "IS_WHOLE": True,
+              "IN_UNITS": True, "BLOCK_N": adapter_tiles.BLOCK_OUTPUTS}  # fmt: skip
+    found = []
+    for label, num_rows, num_splits in (
+        ("few rows", adapter_tiles.FEW_ROWS, adapter_tiles.FEW_SPLITS),
+        ("prompt", adapter_tiles.MANY_ROWS, 1),
+    ):
+        tile = adapters.choose_tile(num_rows, 64)
+        constants = common | {"BLOCK_M": num_rows, "BLOCK_R": tile.block_r, "BLOCK_K": tile.block_k,
+                              "SPLITS": num_splits}  # fmt: skip
+        found += [
+            Case(f"adapters: shrink {label}", adapters.shrink_kernel, types, constants,
+                 tile.num_warps, {"num_stages": tile.num_stages}),
+            Case(f"adapters: expand {label}", adapters.expand_kernel, types, constants, 4,
+                 {"num_stages": 2}),
+        ]  # fmt: skip
     return found
 
 

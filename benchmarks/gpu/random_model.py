@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.products import random_weight
+from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
@@ -21,6 +22,7 @@ from octavo_engine.sampling.rows import new_table
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from octavo_engine.backends.torch.packed import GroupedWeight, ScaledWeight
     from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
 
 LLAMA_8B: dict[str, Any] = {
@@ -69,6 +71,7 @@ class RandomLoader:
         self._generator = torch.Generator(source).manual_seed(seed)
         self._source = source
         self.linears: list[DeviceLinear] = []
+        self.sites: list[AdapterSite] = []  # of the adapters
 
     def embedding(self, name: str, rows: int, columns: int) -> Tensor:
         return self._matrix(rows, columns)
@@ -76,12 +79,18 @@ class RandomLoader:
     def linear(
         self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> DeviceLinear:
-        rows = out_features if isinstance(out_features, int) else sum(out_features)
-        is_head = names == "lm_head"
-        if is_head or self._kind == "bf16":
-            made = DeviceLinear(self._matrix(rows, in_features), None, is_head=is_head)
+        sizes = [out_features] if isinstance(out_features, int) else list(out_features)
+        names = [names] if isinstance(names, str) else list(names)
+        site = -1
+        if is_adaptable(names):
+            site = len(self.sites)
+            self.sites.append(AdapterSite(tuple(names), tuple(sizes), in_features))
+        weight: Tensor | GroupedWeight | ScaledWeight
+        if site < 0 or self._kind == "bf16":
+            weight = self._matrix(sum(sizes), in_features)
         else:
-            made = DeviceLinear(random_weight(self._kind, rows, in_features, self._device))
+            weight = random_weight(self._kind, sum(sizes), in_features, self._device)
+        made = DeviceLinear(weight, None, is_head=site < 0, site=site)
         self.linears.append(made)
         return made
 
@@ -113,6 +122,7 @@ class Bench:
     backend: CudaBackend
     limits: BackendLimits
     linears: list[DeviceLinear]
+    sites: list[AdapterSite]
     tables: np.ndarray[Any, np.dtype[np.int32]]
     num_blocks: int
 
@@ -143,7 +153,7 @@ class Bench:
         tables[0] = blocks[:width]
         tables[1:, :short] = blocks[width:].reshape(-1, short)
         backend.prepare(limits, num_blocks)
-        return cls(backend, limits, loader.linears, tables, num_blocks)
+        return cls(backend, limits, loader.linears, loader.sites, tables, num_blocks)
 
     def step(
         self, starts: list[int], counts: list[int], token_ids: list[int] | None = None

@@ -183,6 +183,15 @@ class TakesAdapters(Protocol):
 
 
 @runtime_checkable
+class ExpectsAdapters(Protocol):
+    """A backend with memory of its own, to which adapters must be sent."""
+
+    def expect_adapter(self, packed: PackedAdapter) -> None:
+        """A request that wants it waits. Where there is a place beside the slots, begin to send it:
+        the step that uses it need not wait then."""
+
+
+@runtime_checkable
 class DraftsTokens(Protocol):
     """A backend that can hold a draft model, whose layers have a place in the same blocks."""
 

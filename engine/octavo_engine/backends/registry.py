@@ -41,7 +41,6 @@ def build_backend(
     """
     _check_kv_cache_dtype(config)
     check_activation_bits(config)
-    _check_lora(config)
     check_draft_device(config)
     if config.device == "sim":
         from octavo_engine.backends.sim.backend import SimBackend
@@ -161,14 +160,6 @@ def _check_experts(config: EngineConfig, model: ModelConfig, num_cores: int | No
         raise ConfigError(
             f"--enable-expert-parallel has {count} experts for {size} ranks; lower "
             f"{flag} to {count}, or leave it out"
-        )
-
-
-def _check_lora(config: EngineConfig) -> None:
-    if config.enable_lora and config.device in ("cuda", "plugin"):
-        raise ConfigError(
-            f"--enable-lora is not computed by --device {config.device} yet: use --device cpu, or "
-            "serve a model with the adapter merged into it"
         )
 
 
@@ -305,5 +296,6 @@ def _build_cuda(
         model,
         open_weights(config, model, files),
         max_model_len=max_model_len,
+        adapters=_adapter_limits(config),
         progress=progress,
     )

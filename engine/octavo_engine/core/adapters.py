@@ -67,9 +67,12 @@ class AdapterQueue:
         *,
         max_held: int,
         max_rank: int,
+        expect: Callable[[PackedAdapter], None] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`expect` is called for each request whose adapter is in memory."""
         self._pack = pack
+        self._expect = expect
         self._max_held = max_held
         self._max_rank = max_rank
         self._now = now
@@ -108,6 +111,8 @@ class AdapterQueue:
         held = self._held.get(ref.digest)
         if held is not None:
             self._held.move_to_end(ref.digest)
+            if self._expect is not None:
+                self._expect(held.packed)
             return held
         if request.request_id in self._waiting:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")

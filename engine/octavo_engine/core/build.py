@@ -12,6 +12,7 @@ from octavo_engine.backends.backend import (
     BackendLimits,
     DraftsByHeads,
     EncodesAudio,
+    ExpectsAdapters,
     LaunchesSteps,
     PipelinesSteps,
     TakesAdapters,
@@ -405,6 +406,7 @@ def _make_adapters(
         backend.pack_adapter,
         max_held=config.num_held_adapters,
         max_rank=config.max_lora_rank,
+        expect=backend.expect_adapter if isinstance(backend, ExpectsAdapters) else None,
         now=now,
     )
 

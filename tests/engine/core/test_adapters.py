@@ -13,12 +13,13 @@ from octavo_engine.backends.draft_part import DraftPart
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core import kv_tiers
+from octavo_engine.core.adapters import AdapterQueue
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.engine import Engine
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.offline.lora_request import LoRARequest
 from octavo_engine.core.process import wire
-from octavo_engine.errors import ConfigError, InvalidRequest, ModelUnknown
+from octavo_engine.errors import InvalidRequest, ModelUnknown
 from octavo_engine.grammar.normal import regex_spec
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.scheduling.adapter_slots import AdapterSlots
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from octavo_engine.config import Device
 
 DRAFT = '{"model": "draft", "num_speculative_tokens": 3}'
 NGRAMS = '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
@@ -189,10 +189,6 @@ def test_what_cannot_be_read_fails_only_its_requests(llm: LLM, tmp_path: Path) -
 def test_without_the_switch_adapters_are_refused() -> None:
     with LLM(device="sim") as llm, pytest.raises(InvalidRequest, match="--enable-lora"):
         llm.generate(["a"], lora_request=LoRARequest("a", 1, "/nowhere"))
-    devices: tuple[Device, ...] = ("cuda", "plugin")
-    for device in devices:
-        with pytest.raises(ConfigError, match=f"enable_lora is not computed by device {device}"):
-            LLM("demo://smollm2", device=device, enable_lora=True)
 
 
 def sim_engine(**settings: Any) -> Engine:
@@ -217,6 +213,23 @@ def test_a_request_whose_adapter_went_waits_for_it_outside_the_line(folders: lis
     assert ended == {"r0", "r1", "r2", "r4"}
     assert (most, engine.stats().num_adapters_held) == (1, 1)
     engine.close()
+
+
+def test_a_backend_hears_of_each_request_whose_adapter_is_in_memory(folders: list[str]) -> None:
+    """So that it may send the adapter to its device before there is a slot."""
+    expected: list[object] = []
+    queue = AdapterQueue(
+        lambda files: files.digest, max_held=2, max_rank=64, expect=expected.append
+    )
+    ref = AdapterRef("a", folders[0], read_adapter(folders[0]).digest)
+    requests = [make_request(3, request_id=str(n), adapter=ref) for n in range(3)]
+    assert queue.submit(requests[0]) is None  # its reading sends it
+    queue.wait(10)
+    assert len(queue.settle().ready) == 1 and not expected
+    for request in requests[1:]:
+        held = queue.submit(request)
+        assert held is not None and expected.pop() == held.packed == ref.digest
+    queue.close()
 
 
 def test_a_deadline_passes_while_the_adapter_is_read(folders: list[str]) -> None:

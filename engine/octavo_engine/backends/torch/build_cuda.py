@@ -14,6 +14,7 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.torch.platforms import Platform
     from octavo_engine.config import DType, EngineConfig
     from octavo_engine.models.config import ModelConfig
@@ -31,6 +32,7 @@ def build_cuda(
     checkpoint: Checkpoint,
     *,
     max_model_len: int,
+    adapters: AdapterLimits | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CudaBackend:
     """The model on the first GPU. Raises ConfigError and ModelError."""
@@ -44,6 +46,7 @@ def build_cuda(
         use_graphs=not engine.enforce_eager,
         batch_invariant=engine.batch_invariant,
         keep_quantized=engine.quantization != "none",
+        adapters=adapters,
         progress=progress,
     )
 
@@ -54,6 +57,7 @@ def build_plugin(
     checkpoint: Checkpoint,
     *,
     max_model_len: int,
+    adapters: AdapterLimits | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CudaBackend:
     """The model on --platform, by plain kernels. Raises ConfigError and ModelError."""
@@ -71,6 +75,7 @@ def build_plugin(
         batch_invariant=engine.batch_invariant,
         keep_quantized=engine.quantization != "none",
         memory_of=platform.memory,
+        adapters=adapters,
         progress=progress,
     )
 

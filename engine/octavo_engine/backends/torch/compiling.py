@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from octavo_engine.backends.backend import BackendStep
+from octavo_engine.backends.torch.adapter_tiles import FEW_TOKENS
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class WarmUpStep(NamedTuple):
     num_seqs: int
     num_tokens: int
     is_long: bool
+    has_adapters: bool = False
 
 
 def warm_up_steps(limits: BackendLimits, *other_tokens: int) -> Iterator[WarmUpStep]:
@@ -47,6 +49,18 @@ def warm_up_steps(limits: BackendLimits, *other_tokens: int) -> Iterator[WarmUpS
         yield WarmUpStep(1, 2, is_long=True)
 
 
+def adapted_steps(limits: BackendLimits) -> Iterator[WarmUpStep]:
+    """A step for each way in which the products of adapters are cut."""
+    yield WarmUpStep(1, 1, is_long=False, has_adapters=True)
+    many = FEW_TOKENS + 1
+    if limits.max_seqs >= many:
+        yield WarmUpStep(many, 1, is_long=False, has_adapters=True)
+    elif min(limits.max_tokens, limits.max_model_len) >= many:
+        yield WarmUpStep(1, many, is_long=False, has_adapters=True)
+    elif limits.max_tokens >= many:  # of several short sequences
+        yield WarmUpStep(-(-many // limits.max_model_len), limits.max_model_len, False, True)
+
+
 def step_of(shape: WarmUpStep) -> BackendStep:
     """Its tokens are written nowhere, and what they read is of no matter."""
     seqs, count = shape.num_seqs, shape.num_tokens
@@ -63,6 +77,7 @@ def step_of(shape: WarmUpStep) -> BackendStep:
         block_tables=np.zeros((1, 1, width), np.int32),
         logit_rows=starts[1:] - 1,
         copies=np.zeros((0, 3), np.int32),
+        adapters=np.zeros(seqs, np.int32) if shape.has_adapters else None,
     )
 
 

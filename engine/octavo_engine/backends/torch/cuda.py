@@ -18,12 +18,15 @@ from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.capture import CudaRecorder
 from octavo_engine.backends.torch.compiling import (
     CompileHooks,
+    WarmUpStep,
+    adapted_steps,
     compiling_side_by_side,
     step_of,
     warm_up_steps,
 )
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
+from octavo_engine.backends.torch.device_adapters import DeviceAdapters
 from octavo_engine.backends.torch.device_kv import DeviceKV
 from octavo_engine.backends.torch.device_sampler import is_plain, sample
 from octavo_engine.backends.torch.device_step import (
@@ -57,12 +60,15 @@ from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from octavo_engine.backends.adapters import AdapterLimits, AdapterSite
     from octavo_engine.backends.backend import BackendLimits, BackendStep, CompileListener
+    from octavo_engine.backends.torch.adapter_tiles import AdapterTiles
+    from octavo_engine.backends.torch.device_adapters import HostAdapter
     from octavo_engine.backends.torch.device_step import DeviceStep, StepTiles
     from octavo_engine.backends.torch.graphs import GraphRecorder
     from octavo_engine.backends.torch.kernels import Kernels
@@ -72,6 +78,7 @@ if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled
+    from octavo_engine.weights.adapter import AdapterFiles
     from octavo_engine.weights.checkpoint import Checkpoint
 
 MAX_GRAPHS = 48
@@ -85,6 +92,7 @@ class Loaded(NamedTuple):
     model: Model
     parking: Parking
     expanded_bytes: int  # of the largest quantised weight, if a step expands it
+    sites: list[AdapterSite]  # that adapters may add to
 
 
 Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
@@ -135,6 +143,7 @@ class CudaBackend:
         keep_quantized: bool = True,
         label: str = "cuda",
         memory_of: Callable[[], DeviceMemory | None] | None = None,
+        adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Weights that the file holds quantised stay so by default. `memory_of` is how
@@ -153,7 +162,7 @@ class CudaBackend:
                 model = build_model(config, loader, max_model_len)
                 loader.finish()
             largest = memory.expanded_bytes(loader.made, dtype.itemsize)
-            return Loaded(model, Parking(loader.made), largest)
+            return Loaded(model, Parking(loader.made), largest, loader.sites)
 
         loaded = load(progress)
         self._init(
@@ -161,6 +170,8 @@ class CudaBackend:
             use_graphs=use_graphs, label=label, memory_of=memory_of,
             parking=loaded.parking, load=load, expanded_bytes=loaded.expanded_bytes,
         )  # fmt: skip
+        if adapters is not None:
+            self.use_adapters(adapters, loaded.sites)
 
     @classmethod
     def of_model(
@@ -217,6 +228,7 @@ class CudaBackend:
         self._context: Context | None = None
         self._buffer: StepBuffer | None = None
         self._counts: TokenCounts | None = None
+        self._adapters: DeviceAdapters | None = None
         self._graphs: GraphCache[tuple[Tensor, Tensor]] | None = None
         self._buckets = Buckets([], {})
         self._limits: BackendLimits | None = None
@@ -224,6 +236,14 @@ class CudaBackend:
         self._is_awake = True
         self._hooks: CompileHooks | None = None
         self._kept: tuple[Tensor, Tensor] | None = None  # logits, and what was drawn of them
+
+    def use_adapters(self, limits: AdapterLimits, sites: list[AdapterSite]) -> None:
+        """Reserve memory for them. Before `prepare`. Raises ConfigError."""
+        self._adapters = DeviceAdapters(
+            self.config, sites, limits,
+            device=self.device, dtype=self._dtype, batch_invariant=self._kernels.batch_invariant,
+            make_mark=lambda: self._make_mark(),
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -264,22 +284,28 @@ class CudaBackend:
         workspace = self._kernels.workspace_bytes(limits) + self._expanded_bytes
         needed = memory.step_bytes(self.config, limits, self._dtype.itemsize) + workspace
         needed += memory.count_bytes(self.config, limits)
+        if self._adapters is not None:  # the adapters themselves have theirs already
+            needed += self._adapters.workspace_bytes(limits)
         if self._use_graphs:
             # Graphs have memory of their own.
             needed += workspace + memory.graph_bytes(
                 self.config, limits, self._dtype.itemsize,
-                num_graphs=self._plan_buckets(limits).total, max_tokens=MIXED_TOKENS[-1],
+                num_graphs=self._graph_kinds * self._plan_buckets(limits).total,
+                max_tokens=MIXED_TOKENS[-1],
             )  # fmt: skip
         return memory.kv_budget(free, needed, fraction=fraction or memory.DEVICE_FRACTION)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits, self._num_blocks = limits, num_blocks
         self._buffer = StepBuffer(
-            limits, self.device, lambda: self._make_mark(), self._kernels.walks
-        )
+            limits, self.device, lambda: self._make_mark(), self._kernels.walks,
+            None if self._adapters is None else self._adapters.cut,
+        )  # fmt: skip
+        if self._adapters is not None:
+            self._adapters.prepare(limits)
         self._counts = TokenCounts(limits.max_seqs, self.config.vocab_size, self.device)
         self._buckets = self._plan_buckets(limits)
-        self._graphs = GraphCache(self._recorder, max_graphs=MAX_GRAPHS)
+        self._graphs = GraphCache(self._recorder, max_graphs=MAX_GRAPHS * self._graph_kinds)
         if self.device.type == "cuda":
             memory.require(self.device, num_blocks * self.kv_bytes_per_block)
         self.restore_kv()
@@ -309,11 +335,19 @@ class CudaBackend:
         experts = self.config.experts
         wide = 0 if experts is None else self._kernels.wide_tokens(experts)
         for shape in warm_up_steps(self._limits, wide, self._kernels.long_tokens):
-            longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
-            with torch.inference_mode():
-                self._launch_all(
-                    step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
-                )
+            self._launch_shape(shape)
+        if self._adapters is not None:
+            with self._adapters.without_ranks():
+                for shape in adapted_steps(self._limits):
+                    self._launch_shape(shape)
+
+    def _launch_shape(self, shape: WarmUpStep) -> None:
+        assert self._limits is not None
+        longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
+        with torch.inference_mode():
+            self._launch_all(
+                step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
+            )
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         return self.launch(step, sampling).wait()
@@ -340,6 +374,18 @@ class CudaBackend:
             values: NDArray[np.float32] = logits.cpu().numpy()
             return values
 
+    def pack_adapter(self, files: AdapterFiles) -> HostAdapter:
+        assert self._adapters is not None, "made without room for adapters"
+        return self._adapters.pack(files)
+
+    def expect_adapter(self, packed: HostAdapter) -> None:
+        assert self._adapters is not None, "made without room for adapters"
+        self._adapters.expect(packed)
+
+    def set_adapter(self, slot: int, packed: HostAdapter | None) -> None:
+        assert self._adapters is not None, "made without room for adapters"
+        self._adapters.place(slot, packed)
+
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._context is not None, "prepare() comes first"
         self._context.kv.poison(block_ids)
@@ -360,13 +406,15 @@ class CudaBackend:
             self.cache_layout, num_blocks=self._num_blocks, dtype=self._dtype, device=self.device
         )
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
-        self._context = Context(self._kernels, kv, ropes, self._dtype)
+        self._context = Context(self._kernels, kv, ropes, self._dtype, self._adapters)
 
     def release_weights(self, *, keep: bool) -> None:
         """As `executor.ReleasesWeights`. Weights that came from no file are kept in any case."""
         if self._parking is None or not self._is_awake:
             return
         self._is_awake = False
+        if self._adapters is not None:
+            self._adapters.release()
         if keep or self._load is None:
             self._parking.park()
         else:
@@ -379,7 +427,9 @@ class CudaBackend:
         if self._parking is not None:
             self._parking.unpark()
         elif self._load is not None:
-            self._model, self._parking, _ = self._load(None)
+            self._model, self._parking, *_ = self._load(None)
+        if self._adapters is not None:
+            self._adapters.restore()
         self._is_awake = True
 
     def close(self) -> None:
@@ -387,11 +437,19 @@ class CudaBackend:
             self._hooks.remove()
             self._hooks = None
         self._forget_graphs()
+        if self._adapters is not None:
+            self._adapters.close()
+            self._adapters = None
         self._graphs = self._context = self._buffer = self._model = self._kept = None
         self._counts = None
         self._parking = self._load = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    @property
+    def _graph_kinds(self) -> int:
+        """Of each bucket: with adapters and without."""
+        return 1 if self._adapters is None else 2
 
     def _plan_buckets(self, limits: BackendLimits) -> Buckets:
         return plan_buckets(limits, MAX_GRAPHS, has_mixed=self._kernels.can_capture_prompts)
@@ -412,21 +470,27 @@ class CudaBackend:
         assert self._buffer is not None and self._graphs is not None and self._limits is not None
         buffer, is_decode_step = self._buffer, is_decode(step)
         num_rows = len(step.logit_rows)
-        sizes = self._bucket(step, is_decode=is_decode_step)
-        if sizes is None:
+        bucket = self._bucket(step, is_decode=is_decode_step)
+        if bucket is None:
             longest = int(step.seq_lens.max(initial=0))
             return self._launch_all(step, sampling, max_seq_len=longest, draws=draws)
         # A graph must serve every length that is still to come.
         longest = self._limits.max_model_len
+        sizes, adapters = self._cut_adapters(step, bucket)
 
         def work() -> tuple[Tensor, Tensor]:
             view = buffer.step(sizes, is_decode=is_decode_step, max_seq_len=longest, host=None)
             return self._keep(view, sizes)
 
         tiles = self._cut(step, sizes, is_decode=is_decode_step)
-        buffer.send(buffer.fill(step, sampling, tiles, sizes, draws_later=not draws))
+        buffer.send(
+            buffer.fill(step, sampling, tiles, sizes, draws_later=not draws, adapters=adapters)
+        )
         # Sizes alone do not tell the two kinds apart.
-        logits, found = self._graphs.run(sizes.seqs if is_decode_step else sizes, work)
+        key: Hashable = sizes.seqs if is_decode_step else sizes
+        if adapters is not None:
+            key = (is_decode_step, sizes)
+        logits, found = self._graphs.run(key, work)
         return logits[:num_rows], found[:, :num_rows], sizes
 
     def _launch_all(
@@ -439,12 +503,21 @@ class CudaBackend:
         sizes = StepSizes(
             len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
         )
-        fill = self._buffer.fill(step, sampling, tiles, sizes, draws_later=not draws)
+        sizes, adapters = self._cut_adapters(step, sizes)
+        fill = self._buffer.fill(
+            step, sampling, tiles, sizes, draws_later=not draws, adapters=adapters
+        )
         self._buffer.send(fill)
         view = self._buffer.step(
             sizes, is_decode=is_decode_step, max_seq_len=max_seq_len, host=step
         )
         return *self._forward(view, sizes, draws=draws), sizes
+
+    def _cut_adapters(
+        self, step: BackendStep, sizes: StepSizes
+    ) -> tuple[StepSizes, AdapterTiles | None]:
+        """Sizes with room for the step's adapters, and their tiles; None if it has none."""
+        return (sizes, None) if self._adapters is None else self._adapters.cut_step(step, sizes)
 
     def _cut(self, step: BackendStep, sizes: StepSizes | None, *, is_decode: bool) -> StepTiles:
         """Attention's programs, of padding up to `sizes` too."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.ledger import WeightLedger
 from octavo_engine.backends.torch import repack
@@ -45,6 +46,7 @@ class DeviceLinear:
     weight: Tensor | GroupedWeight | ScaledWeight
     bias: Tensor | None = None
     is_head: bool = False
+    site: int = -1  # of the adapters; -1: none may add to it
 
     def apply(self, x: Tensor) -> Tensor:
         """The product in torch alone."""
@@ -91,6 +93,7 @@ class CudaLoader:
         rounding: frozenset[Format] = frozenset(("int8", "fp8"))
         self._formats = formats - rounding if dtype == torch.float32 else formats
         self.made: list[object] = []  # all that was handed out
+        self.sites: list[AdapterSite] = []  # of the adapters
 
     def embedding(self, name: str, rows: int, columns: int) -> Tensor:
         return self._noted(self._matrix([f"{name}.weight"], [rows], columns))
@@ -102,7 +105,10 @@ class CudaLoader:
         sizes = [out_features] if isinstance(out_features, int) else list(out_features)
         weight = self._weight([f"{name}.weight" for name in names], sizes, in_features)
         total = self._matrix([f"{name}.bias" for name in names], sizes) if bias else None
-        return self._noted(DeviceLinear(weight, total, is_head=names == ["lm_head"]))
+        if not is_adaptable(names):
+            return self._noted(DeviceLinear(weight, total, is_head=names == ["lm_head"]))
+        self.sites.append(AdapterSite(tuple(names), tuple(sizes), in_features))
+        return self._noted(DeviceLinear(weight, total, site=len(self.sites) - 1))
 
     def experts(
         self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
+    from octavo_engine.backends.torch.device_adapters import DeviceAdapters
     from octavo_engine.backends.torch.device_kv import DeviceKV
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.kernels import Kernels
@@ -63,6 +64,7 @@ class Context(NamedTuple):
     kv: DeviceKV
     ropes: DeviceRopeTables
     dtype: torch.dtype
+    adapters: DeviceAdapters | None = None
 
 
 class CudaOps:
@@ -70,7 +72,7 @@ class CudaOps:
 
     def __init__(self, step: DeviceStep, context: Context) -> None:
         self._step = step
-        self._kernels, self._kv, self._ropes, self._dtype = context
+        self._kernels, self._kv, self._ropes, self._dtype, self._adapters = context
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
         x = functional.embedding(self._step.token_ids, table).float()
@@ -82,7 +84,13 @@ class CudaOps:
 
     def linear(self, x: Value, weight: DeviceLinear) -> Tensor:
         # float32 between operations is rounded here, as the weights were.
-        return self._kernels.linear(_formed(x).to(self._dtype), weight)
+        x = _formed(x).to(self._dtype)
+        y = self._kernels.linear(x, weight)
+        if self._step.adapter_tiles is not None and weight.site >= 0:
+            assert self._adapters is not None
+            site = self._adapters.sites[weight.site]
+            self._kernels.add_adapters(y, x, site, self._adapters.arenas, self._step)
+        return y
 
     def rms_norm(self, x: Value, weight: Tensor, eps: float) -> Tensor:
         if isinstance(x, Sum) and not x.is_formed:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from octavo_engine.backends.torch.adapter_tiles import AdapterCut
 from octavo_engine.backends.torch.device_tables import DeviceTables
 from octavo_engine.backends.torch.landing import marks_of
 from octavo_engine.backends.torch.transfers import send
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.torch.adapter_tiles import AdapterTiles
     from octavo_engine.backends.torch.device_tables import TableChanges
     from octavo_engine.backends.torch.landing import StreamMark
     from octavo_engine.sampling.batch import SamplingBatch
@@ -51,6 +53,8 @@ class StepSizes(NamedTuple):
     seqs: int
     logits: int
     tiles: int
+    adapter_tiles: int = 0  # 0: the step has no adapters
+    adapter_rows: int = 0  # of all tiles
 
     @classmethod
     def of_decode(cls, num_seqs: int, spare_parts: int = 0) -> StepSizes:
@@ -124,6 +128,8 @@ class DeviceStep:
     is_decode: bool  # one token and one row of logits for each sequence
     max_seq_len: int
     host: BackendStep | None
+    adapter_tiles: Tensor | None = None  # the arena of each; -1: padding. None: no adapters
+    adapter_rows: Tensor | None = None  # of all tiles, as many each; -1: padding
 
 
 def cut_tiles(seq_starts: NDArray[np.int32], tokens_per_tile: int) -> StepTiles:
@@ -174,6 +180,7 @@ class StepBuffer:
         device: torch.device,
         make_mark: Callable[[], StreamMark] | None = None,
         walks: WalkCut | None = None,
+        adapters: AdapterCut | None = None,
     ) -> None:
         walks = walks or WalkCut()
         blocks = -(-limits.max_model_len // BLOCK_SIZE)
@@ -182,6 +189,7 @@ class StepBuffer:
             limits.max_seqs,
             max(limits.max_logit_rows, limits.max_seqs),
             limits.max_tokens + limits.max_seqs + walks.spare_parts,
+            *((adapters or AdapterCut()).most(limits.max_tokens, limits.max_seqs)),
         )
         self._room = CHANGES_PER_SEQ * limits.max_seqs
         num_words = _Layout(most).num_words + 2 * self._room
@@ -207,6 +215,7 @@ class StepBuffer:
         sizes: StepSizes,
         *,
         draws_later: bool = False,
+        adapters: AdapterTiles | None = None,
     ) -> Filled:
         """Lay the step out in the pinned buffer. `draws_later`: what is drawn with the step is not
         what counts, so it is not kept."""
@@ -234,6 +243,9 @@ class StepBuffer:
         _put(views["table_starts"], step.rows * np.int32(self._tables.width), 0)
         _put(views["logit_rows"], step.logit_rows, 0)
         _fill_draw(views, sampling)
+        if adapters is not None:
+            _put(views["adapter_tiles"], adapters.arenas, -1)
+            _put(views["adapter_rows"], adapters.rows, -1)
         changes = self._tables.find_changes(step)
         count = len(changes.places)
         if count <= self._room:
@@ -275,6 +287,8 @@ class StepBuffer:
             is_decode=is_decode,
             max_seq_len=max_seq_len,
             host=host,
+            adapter_tiles=t["adapter_tiles"] if sizes.adapter_tiles else None,
+            adapter_rows=t["adapter_rows"] if sizes.adapter_tiles else None,
         )
 
     def draw_params(self, sizes: StepSizes, *, with_step: bool = False) -> DrawParams:
@@ -373,7 +387,7 @@ class _Layout:
 
 def _fields(sizes: StepSizes) -> dict[str, int]:
     """Names and lengths, in their order."""
-    tokens, seqs, logits, tiles = sizes
+    tokens, seqs, logits, tiles, adapter_tiles, adapter_rows = sizes
     return {
         "token_ids": tokens,
         "token_at": tokens,
@@ -396,6 +410,8 @@ def _fields(sizes: StepSizes) -> dict[str, int]:
         "leasts": logits,
         "top_ps": logits,
         "top_ks": logits,
+        "adapter_tiles": adapter_tiles,
+        "adapter_rows": adapter_rows,
     }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
+    from octavo_engine.backends.torch.device_adapters import Arenas, DeviceSite
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams, WalkCut
     from octavo_engine.backends.torch.head_shape import HeadShape
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
@@ -38,6 +39,10 @@ class Kernels(Protocol):
     @property
     def can_capture(self) -> bool:
         """Whether a step launches the same work whatever its values are: a graph may hold it."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a row's bits are the same in all company."""
 
     @property
     def can_capture_prompts(self) -> bool:
@@ -67,6 +72,12 @@ class Kernels(Protocol):
 
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
         """x · weightᵀ + bias, in x's dtype; of the head in float32."""
+
+    def add_adapters(
+        self, y: Tensor, x: Tensor, site: DeviceSite, arenas: Arenas, step: DeviceStep
+    ) -> None:
+        """Add to the linear layer's results what each row's adapter makes of x. Other rows stay as
+        they are."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor: ...
 

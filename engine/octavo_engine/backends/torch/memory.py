@@ -67,6 +67,17 @@ def require(device: torch.device, kv_bytes: int) -> None:
         )
 
 
+def require_adapters(device: torch.device, num_bytes: int, num_slots: int, max_rank: int) -> None:
+    """Raises ConfigError if slots for adapters do not fit beside the weights."""
+    free = device_memory(device).free_bytes
+    if num_bytes + SPARE_BYTES > free:
+        raise ConfigError(
+            f"{num_slots} slots for adapters of rank {max_rank} take {num_bytes / 2**30:.2f} GiB, "
+            f"and the device has {free / 2**30:.2f} GiB free beside the weights; lower --max-loras "
+            "or --max-lora-rank"
+        )
+
+
 def step_bytes(shape: StepShape, limits: BackendLimits, itemsize: int) -> int:
     """The most that the largest step holds at once: one layer's values, and the logits."""
     layer = limits.max_tokens * _token_bytes(shape, itemsize)

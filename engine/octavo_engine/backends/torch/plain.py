@@ -10,6 +10,7 @@ from torch.nn import functional
 from octavo_engine.backends.torch.activations import activate
 from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.packed import ALL_FORMATS, expert_product
+from octavo_engine.backends.torch.plain_adapters import add_adapters
 from octavo_engine.backends.torch.plain_draw import draw
 from octavo_engine.config import BLOCK_SIZE
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
+    from octavo_engine.backends.torch.device_adapters import Arenas, DeviceSite
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.packed import DeviceExperts
     from octavo_engine.models.config import ExpertsConfig
@@ -28,7 +30,7 @@ class PlainKernels:
     """Answers to `kernels.Kernels`. Looks at sizes on the host, so it cannot be captured."""
 
     name = "plain"
-    can_capture = can_capture_prompts = False
+    can_capture = can_capture_prompts = batch_invariant = False
     formats = ALL_FORMATS
     walks = WalkCut()
     tokens_per_tile = BLOCK_SIZE  # there are no tiles here
@@ -43,6 +45,11 @@ class PlainKernels:
 
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
         return weight.apply(x)
+
+    def add_adapters(
+        self, y: Tensor, x: Tensor, site: DeviceSite, arenas: Arenas, step: DeviceStep
+    ) -> None:
+        add_adapters(y, x, site, arenas, step)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
         return _norm(x.float(), weight, eps).to(out_dtype)

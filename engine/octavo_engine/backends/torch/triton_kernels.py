@@ -9,6 +9,7 @@ import torch
 from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
 from octavo_engine.backends.torch.triton import (
+    adapters,
     attention,
     decode,
     draw,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
+    from octavo_engine.backends.torch.device_adapters import Arenas, DeviceSite
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.flashinfer import FlashInferAttention
     from octavo_engine.backends.torch.head_shape import HeadShape
@@ -86,6 +88,10 @@ class TritonKernels:
             self.walks = WalkCut(max(1, parts), shape.num_heads)
 
     @property
+    def batch_invariant(self) -> bool:
+        return self._batch_invariant
+
+    @property
     def can_capture_prompts(self) -> bool:
         return self._prompts is None  # who plans on the host
 
@@ -141,6 +147,11 @@ class TritonKernels:
             x, weight.weight, weight.bias, dtype,
             num_processors=processors, batch_invariant=invariant,
         )  # fmt: skip
+
+    def add_adapters(
+        self, y: Tensor, x: Tensor, site: DeviceSite, arenas: Arenas, step: DeviceStep
+    ) -> None:
+        adapters.add_adapters(y, x.contiguous(), site, arenas, step)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
         return rows.rms_norm(x, weight, eps, out_dtype)

@@ -25,6 +25,8 @@ from octavo_engine.sampling.rows import new_table
 if TYPE_CHECKING:
     import torch
 
+    from octavo_engine.backends.torch.device_adapters import DeviceAdapters
+
 NUM_BLOCKS = 64
 LIMITS = BackendLimits(max_tokens=128, max_seqs=16, max_logit_rows=24, max_model_len=256)
 ROOMY = dataclasses.replace(LIMITS, max_seqs=64)  # for the rows that `make_step` leaves out
@@ -98,6 +100,21 @@ def on_device(
     longest = int(step.seq_lens.max())
     is_decode = tiles.ends is not None
     return buffer.step(sizes, is_decode=is_decode, max_seq_len=longest, host=step)
+
+
+def on_device_adapted(
+    step: BackendStep, device: torch.device, adapters: DeviceAdapters, slots: list[int]
+) -> DeviceStep:
+    """With the adapter in its slot for each sequence; -1: none."""
+    step = dataclasses.replace(step, adapters=np.array(slots, np.int32))
+    num_tiles = len(step.seq_lens)
+    sizes = StepSizes(len(step.token_ids), num_tiles, len(step.logit_rows), num_tiles)
+    sizes, tiles = adapters.cut_step(step, sizes)
+    buffer = StepBuffer(ROOMY, device, adapters=adapters.cut)
+    walks = cut_walks(step.seq_lens, 0)
+    sampling = make_sampling(len(step.logit_rows))
+    buffer.send(buffer.fill(step, sampling, walks, sizes, adapters=tiles))
+    return buffer.step(sizes, is_decode=True, max_seq_len=256, host=step)
 
 
 def of_prompts(step: BackendStep, device: torch.device, tokens_per_tile: int = 16) -> DeviceStep:

@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import attention, correctness, estimate, gap, measure, products, run, server
+from benchmarks.gpu import (
+    adapters,
+    attention,
+    correctness,
+    estimate,
+    gap,
+    measure,
+    products,
+    run,
+    server,
+)
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
 from octavo.measure import device_limits
@@ -81,6 +91,19 @@ def test_whole_steps_are_timed_ahead_and_not_in_a_pool_that_is_free_again():
     assert found["waiting_gap_share"] == found["ahead_gap_share"] == 1
     assert found["waiting_step_ms"] > 0 < found["ahead_step_ms"]
     assert found["ahead_penalised_step_ms"] > 0
+
+
+def test_steps_with_adapters_are_timed_beside_the_bytes_that_they_add():
+    bench = Bench.make(TINY, LIMITS, device="cpu", dtype=torch.float32, kernels="plain")
+    options: dict[str, Any] = {"num_seqs": 3, "counts": (0, 1, 3), "num_steps": 2}
+    found = adapters.decode(bench, Ceilings(bytes_per_s=1e9, flops_per_s=1e12), **options)
+    assert bench.backend._adapters is not None
+    # q, k, v; o; gate and up; down: 3 layers of 16 ranks in float32, and a table.
+    values = 3 * 16 * ((3 + 1 + 2) * 256 + 512 + 256 + 2 * 64 + 256 + 1024 + 256)
+    assert found["adapter_mb"] * 1e6 == 4 * values + 3 * 7 * 16 + 48
+    assert found["3_bytes_ms"] == pytest.approx(3 * found["adapter_mb"])
+    assert found["3_added_ms"] == found["3_device_ms"] - found["0_device_ms"]
+    assert found["upload_gb_per_s"] > 0 < found["3_step_beside_upload_ms"]
 
 
 def test_the_draw_is_timed_by_what_rows_wish_for():
@@ -185,13 +208,14 @@ def test_kernels_compile_for_hopper_without_spilling(tmp_path):
     script = ROOT / "benchmarks" / "gpu" / "compile_report.py"
     subprocess.run(
         [sys.executable, script, "--json", out, "--targets", "sm_90",
-         "--only", "attend prompt", "draw: scan", "draw: weigh", "draw: pick"],
+         "--only", "attend prompt", "draw: scan", "draw: weigh", "draw: pick", "adapters"],
         env=environment | {"PYTHONPATH": str(ROOT / "engine")}, check=True, timeout=200,
         capture_output=True,
     )  # fmt: skip
     reports = {report["kernel"]: report for report in json.loads(out.read_text())}
     assert {name: r["stack"] + r["local"] for name, r in reports.items() if r["stack"]} == {}
     assert reports["attend prompt"]["wgmma"] and reports["attend prompt window cap"]["wgmma"]
+    assert reports["adapters: shrink prompt"]["wgmma"]
     # A fused multiply-add would give other masses than the CPU's, and so other tokens.
     draws = [r["fused"] for name, r in reports.items() if name.startswith("draw")]
     assert draws == [0, 0, 0]
