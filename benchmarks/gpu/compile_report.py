@@ -64,11 +64,15 @@ class Case:
 def cases() -> list[Case]:
     """One of each kernel as the engine launches it."""
     found = []
+    usual = {"HAS_WINDOW": False, "IS_CHUNKED": False, "HAS_CAP": False, "HAS_SINKS": False,
+             "HAS_ALIBI": False, "EXACT": False}  # fmt: skip
     unusual = {"HAS_WINDOW": True, "HAS_CAP": True}
+    gpt_oss = {"HAS_WINDOW": True, "HAS_SINKS": True, "GROUP": 8, "HEAD_DIM": 64, "DIM": 64}
+    chunked, alibi = {"HAS_WINDOW": True, "IS_CHUNKED": True}, {"HAS_ALIBI": True}
     wide = {"HEAD_DIM": 256, "DIM": 256, "GROUP": 2}
     exact = {"EXACT": True}
     values = dict.fromkeys(("out", "q", "k_cache", "v_cache"), "*bf16")
-    values |= dict.fromkeys(("parts", "part_maxima", "part_sums"), "*fp32")
+    values |= dict.fromkeys(("parts", "part_maxima", "part_sums", "sinks", "alibi"), "*fp32")
     values |= {"score_scale": "fp32", "soft_cap": "fp32", "window": "i32"}
     numbers = dict.fromkeys(("split_tokens", "first_tile", "part_rows"), "i32")
     for label, is_split, extra in (
@@ -77,15 +81,17 @@ def cases() -> list[Case]:
         ("prompt window cap", False, unusual),
         ("prompt 256", False, wide | unusual),
         ("prompt float32", False, exact),
+        ("prompt sinks", False, gpt_oss),
+        ("prompt chunks", False, chunked),
+        ("prompt alibi", False, alibi),
     ):
         shape, itemsize = LLAMA | extra, 4 if "EXACT" in extra else 2
         tile = attention.choose_tile(
             group=shape["GROUP"], head_dim=shape["HEAD_DIM"], itemsize=itemsize
         )
         constants = {
-            **LLAMA, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-            "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": is_split, "ALWAYS_MASKED": False,
-            "EXACT": False, **extra,
+            **LLAMA, **usual, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
+            "SPLIT": is_split, "ALWAYS_MASKED": False, **extra,
         }  # fmt: skip
         types = in_float32(values) if itemsize == 4 else values
         found.append(
@@ -94,13 +100,14 @@ def cases() -> list[Case]:
         )  # fmt: skip
     for label, extra in (
         ("", {}), (" window cap", unusual), (" 256", wide | unusual), (" float32", exact),
+        (" sinks", gpt_oss), (" chunks", chunked), (" alibi", alibi),
     ):  # fmt: skip
         shape, itemsize = LLAMA | extra, 4 if "EXACT" in extra else 2
         walk = decode.choose_tile(head_dim=shape["HEAD_DIM"], itemsize=itemsize)
         constants = {
-            **LLAMA, "PAGE": 16, "ROWS": 16, "MEMBERS": shape["GROUP"], "BLOCK_N": walk.block_n,
-            "PARTS": decode.JOINED_VALUES // (shape["GROUP"] * shape["DIM"]),
-            "HAS_WINDOW": False, "HAS_CAP": False, "EXACT": False, **extra,
+            **LLAMA, **usual, "PAGE": 16, "ROWS": 16, "MEMBERS": shape["GROUP"],
+            "BLOCK_N": walk.block_n,
+            "PARTS": decode.JOINED_VALUES // (shape["GROUP"] * shape["DIM"]), **extra,
         }  # fmt: skip
         types = in_float32(values) if itemsize == 4 else values
         found.append(
@@ -110,22 +117,29 @@ def cases() -> list[Case]:
     found.append(
         Case("join", attention.join_kernel,
              {"out": "*bf16", "parts": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32",
-              **dict.fromkeys(("num_splits", "first_tile", "part_rows"), "i32")},
-             {**LLAMA, "BLOCK_M": 16}, 2)
+              "sinks": "*fp32", **dict.fromkeys(("num_splits", "first_tile", "part_rows"), "i32")},
+             {**LLAMA, "BLOCK_M": 16, "HAS_SINKS": True}, 2)
     )  # fmt: skip
-    found.append(
-        Case("turn and store", heads.turn_and_store_kernel,
+    found += [
+        Case(f"turn and store{label}", heads.turn_and_store_kernel,
              {**dict.fromkeys(("q_out", "k_cache", "v_cache", "qkv"), "*bf16"),
-              **dict.fromkeys(("cos_sin", "q_norm", "k_norm"), "*fp32"), "eps": "fp32"},
+              **dict.fromkeys(("cos_sin", "q_norm", "k_norm"), "*fp32"),
+              **dict.fromkeys(("eps", "warmth", "warmth_floor"), "fp32")},
              {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "DIM": 128, "HALF": 64,
-              "HAS_Q_NORM": True, "HAS_K_NORM": True, "HEADS": heads.HEADS_PER_PROGRAM}, 4)
-    )  # fmt: skip
+              "HAS_Q_NORM": True, "HAS_K_NORM": True, "NORMS_LAST": norms_last, "WARMS": norms_last,
+              "HEADS": heads.HEADS_PER_PROGRAM}, 4)
+        for label, norms_last in (("", False), (" norms last", True))
+    ]  # fmt: skip
     norm = {"out": "*bf16", "total": "*fp32", "x": "*fp32", "y": "*bf16", "weight": "*fp32",
             "num_columns": "i32", "scale": "fp32", "eps": "fp32"}  # fmt: skip
     found.append(Case("add rms norm", rows.rms_norm_kernel, norm,
                       {"HAS_ADD": True, "BLOCK": 4096}, 8))  # fmt: skip
-    found.append(Case("glu", rows.glu_kernel, {"out": "*bf16", "x": "*bf16", "num_columns": "i32"},
-                      {"ACTIVATION": "silu", "BLOCK": rows.GLU_COLUMNS}, 4))  # fmt: skip
+    found += [
+        Case(f"glu {activation}", rows.glu_kernel,
+             {"out": "*bf16", "x": "*bf16", "num_columns": "i32"},
+             {"ACTIVATION": activation, "BLOCK": rows.GLU_COLUMNS}, 4)
+        for activation in ("silu", "swiglu_clamped")
+    ]  # fmt: skip
     found.append(
         Case("matmul", matmul.matmul_kernel,
              {**dict.fromkeys(("out", "x", "weight", "bias"), "*bf16"),
@@ -143,24 +157,27 @@ def cases() -> list[Case]:
     found += quantized_cases()
     found += [
         Case(f"experts {label}", experts.experts_kernel,
-             {**dict.fromkeys(("out", "x", "weights"), "*bf16"), "num_outputs": "i32",
+             {**dict.fromkeys(("out", "x", "weights", "bias"), "*bf16"), "num_outputs": "i32",
               "num_inputs": "i32"},
-             {"PAIRS_PER_ROW": 2, "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N,
+             {"PAIRS_PER_ROW": 2, "HAS_BIAS": True, "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N,
               "BLOCK_K": experts.BLOCK_K}, 4, {"num_stages": 3})
         for label, block_m in (
             ("few rows", routing.FEW_PER_EXPERT), ("prompt", routing.MANY_PER_EXPERT)
         )
     ]  # fmt: skip
-    routes = {"scores": "*bf16", "results": "*bf16", "out": "*bf16", "shares": "*fp32",
-              "num_experts": "i32", "num_pairs": "i32", "num_tiles": "i32",
-              "num_columns": "i32"}  # fmt: skip
+    routes = {"scores": "*bf16", "results": "*bf16", "out": "*bf16", "x": "*bf16",
+              "weights": "*fp32", "bias": "*fp32", "scale": "fp32", "num_experts": "i32",
+              "num_pairs": "i32", "num_tiles": "i32", "num_columns": "i32"}  # fmt: skip
     found += [
         Case(f"routing: {kernel.__name__.removesuffix('_kernel')}", kernel, routes,
              {"TOP_K": 8, "PLACES": 8, "RENORMALISE": True, "BLOCK_M": routing.MANY_PER_EXPERT,
+              "IS_SIGMOID": block == 256, "HAS_BIAS": block == 256, "GROUPS": 8, "NUM_GROUPS": 8,
+              "TOP_GROUPS": 4 if block == 256 else 8, "BEST_OF_GROUP": 2, "IS_WEIGHED": False,
               "BLOCK": block, "BINS": 256, "PIECE": routing.PIECE}, num_warps)
         for kernel, block, num_warps in (
-            (routing.route_kernel, 128, 1), (routing.place_kernel, 0, 4),
-            (routing.combine_kernel, routing.COLUMNS, 4),
+            (routing.route_kernel, 128, 1), (routing.route_kernel, 256, 1),
+            (routing.place_kernel, 0, 4), (routing.combine_kernel, routing.COLUMNS, 4),
+            (routing.weigh_kernel, routing.COLUMNS, 4),
         )
     ]  # fmt: skip
     floats = dict.fromkeys(
@@ -236,12 +253,13 @@ def quantized_cases() -> list[Case]:
                           "minima": "*fp16"}  # fmt: skip
         found.append(
             Case(f"int4 experts {label}", experts.grouped_experts_kernel, types,
-                 {"PAIRS_PER_ROW": 2, "BITS": 4, "HAS_MINIMA": True, "ONE_GROUP": True, "HALF": 64,
-                  "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N}, 4, {"num_stages": 3})
+                 {"PAIRS_PER_ROW": 2, "HAS_BIAS": True, "BITS": 4, "HAS_MINIMA": True,
+                  "ONE_GROUP": True, "HALF": 64, "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N}, 4,
+                 {"num_stages": 3})
         )  # fmt: skip
         for kind, value in (("int8", "*i8"), ("fp8", "*fp8e4nv")):
             types = common | {"out": "*bf16", "x": value, "values": value, "scales": "*fp32"}
-            constants = {"PAIRS_PER_ROW": 2, "IS_INTEGER": value == "*i8",
+            constants = {"PAIRS_PER_ROW": 2, "HAS_BIAS": False, "IS_INTEGER": value == "*i8",
                          "IN_BLOCKS": value != "*i8", "BLOCK_M": block_m,
                          "BLOCK_N": experts.BLOCK_N, "BLOCK_K": scaled.BLOCK_K}  # fmt: skip
             found.append(Case(f"{kind} experts {label}", experts.scaled_experts_kernel, types,

@@ -16,6 +16,7 @@ from octavo_engine.backends.ledger import WeightLedger
 from octavo_engine.backends.torch import repack
 from octavo_engine.backends.torch.packed import (
     FP8,
+    BiasedExperts,
     GroupedWeight,
     PackedExperts,
     ScaledWeight,
@@ -108,7 +109,16 @@ class CudaLoader:
         self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> DeviceExperts:
         """[experts, out, in] in the backend's dtype, or packed."""
-        assert not bias, "models with such experts are refused here"
+        weights = self._expert_weights(names, in_features, out_features)
+        if not bias:
+            return weights
+        sizes = list(out_features) * len(names)
+        biases = self._matrix([f"{name}.bias" for own in names for name in own], sizes)
+        return BiasedExperts(weights, self._noted(biases).view(len(names), -1))
+
+    def _expert_weights(
+        self, names: ExpertNames, in_features: int, out_features: ExpertSizes
+    ) -> Tensor | PackedExperts:
         flat = [f"{name}.weight" for own in names for name in own]
         sizes = list(out_features) * len(names)
         parts = self._take(flat, sizes, (in_features,))

@@ -23,6 +23,8 @@ from octavo_engine.backends.torch.triton import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits
@@ -68,6 +70,8 @@ class TritonKernels:
         self._shape = shape
         self._batch_invariant = batch_invariant
         self.formats = _formats(device)
+        self._device = device
+        self._alibi: dict[int, tuple[NDArray[np.float32], Tensor]] = {}  # by id, which is kept
         self._num_processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
@@ -146,12 +150,15 @@ class TritonKernels:
         down: DeviceExperts,
         spec: ExpertsSpec,
     ) -> Tensor:
-        shares, chosen = routing.route(scores, spec)
+        weights, chosen = routing.route(scores, spec)
         tiles = routing.cut_tiles(chosen, len(gate_up), batch_invariant=self._batch_invariant)
         num_pairs = chosen.numel()
-        h = self.glu(experts.product(x.contiguous(), gate_up, tiles, num_pairs), spec.activation)
+        taken = x.contiguous()
+        if spec.weighs_inputs:
+            taken = routing.weigh(taken, weights)
+        h = self.glu(experts.product(taken, gate_up, tiles, num_pairs), spec.activation)
         h = experts.product(h, down, tiles, num_pairs).view(*chosen.shape, x.shape[1])
-        return routing.combine(h, shares, x.dtype)
+        return routing.combine(h, weights, x.dtype, is_weighed=spec.weighs_inputs)
 
     def turn_and_store(
         self,
@@ -174,8 +181,9 @@ class TritonKernels:
     ) -> Tensor:
         if self._prompts is not None and not step.is_decode:
             return self._prompts.attend(q, k_cache, v_cache, step, spec)
+        alibi = self._slopes(spec)
         if step.is_decode and not self._batch_invariant:
-            return decode.attend(q, k_cache, v_cache, step, spec, tile=self._walk_tile)
+            return decode.attend(q, k_cache, v_cache, step, spec, tile=self._walk_tile, alibi=alibi)
         if self._batch_invariant:
             split_tokens = INVARIANT_SPLIT_TOKENS
             num_splits = -(-step.max_seq_len // split_tokens)
@@ -190,8 +198,19 @@ class TritonKernels:
         return attention.attend(
             q, k_cache, v_cache, step, spec,
             tile=self._tile,
-            num_splits=num_splits, split_tokens=split_tokens,
+            num_splits=num_splits, split_tokens=split_tokens, alibi=alibi,
         )  # fmt: skip
+
+    def _slopes(self, spec: AttentionSpec) -> Tensor | None:
+        """Its linear biases on the device. A layer's are sent once, by the warm-up at the latest:
+        what a graph holds may not wait for the host."""
+        if spec.alibi is None:
+            return None
+        known = self._alibi.get(id(spec.alibi))
+        if known is None:
+            slopes = torch.from_numpy(spec.alibi).to(self._device)
+            known = self._alibi[id(spec.alibi)] = (spec.alibi, slopes)
+        return known[1]
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw.draw(logits, params)

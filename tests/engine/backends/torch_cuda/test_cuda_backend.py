@@ -51,7 +51,10 @@ def test_every_family_equals_transformers(name, device):
 
 
 # The interpreter is slow: families whose kernels differ, and few tokens.
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "olmo2", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3", "gemma2", "olmo2", "gpt2", "bloom", "hunyuan", "solar-open", "gpt-oss", "llama4"],
+)
 def test_triton_kernels_give_whole_models(name, device):
     model = tiny_model(name)
     token_ids = random_tokens(19, seed=1)
@@ -59,11 +62,16 @@ def test_triton_kernels_give_whole_models(name, device):
     np.testing.assert_allclose(logits, model.logits(token_ids), **FLOAT32)
 
 
-@pytest.mark.parametrize("name", ["bloom", "hunyuan"])
-def test_triton_kernels_refuse_what_they_do_not_compute(name, device):
-    architecture = tiny_model(name).config["architectures"][0]
-    with pytest.raises(ModelError, match=f"{architecture} needs .* --device cpu does"):
-        build(name, device, kernels="triton")
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("bloom", "with linear biases"), ("gpt-oss", "with sinks"), ("llama4", "within chunks"),
+        ("deepseek-v3", "latent attention"),
+    ],
+)  # fmt: skip
+def test_flashinfer_is_refused_for_attention_that_it_does_not_compute(name, what, device):
+    with pytest.raises(ConfigError, match=rf"flashinfer does not compute .*{what}.*use auto"):
+        build(name, device, dtype=torch.bfloat16, kernels="triton", attention="flashinfer")
 
 
 @pytest.mark.parametrize("kernels", ["plain", pytest.param("triton", marks=pytest.mark.gpu)])
