@@ -134,6 +134,7 @@ class CudaBackend:
         chosen = choose_kernels(
             settled, dtype, config,
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
+            latent=config.latent,
         )  # fmt: skip
         formats = chosen.formats if keep_quantized else frozenset[Format]()
 
@@ -171,6 +172,7 @@ class CudaBackend:
         chosen = choose_kernels(
             device, dtype, config,
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
+            latent=config.latent,
         )  # fmt: skip
         backend._init(config, model, device, dtype, chosen, use_graphs=use_graphs)
         return backend

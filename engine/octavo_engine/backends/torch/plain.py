@@ -11,6 +11,7 @@ from octavo_engine.backends.torch.activations import activate
 from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.packed import ALL_FORMATS, expert_product
 from octavo_engine.backends.torch.plain_draw import draw
+from octavo_engine.backends.torch.plain_latent import latent_attention
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.packed import DeviceExperts
     from octavo_engine.models.config import ExpertsConfig
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, LatentAttentionSpec
 
 
 class PlainKernels:
@@ -123,6 +124,19 @@ class PlainKernels:
             length = int(step.host.seq_lens[index])
             out[own] = _attend_one(q[own], k_cache, v_cache, step, spec, index, length)
         return out
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        key_up: Tensor,
+        value_up: Tensor,
+        cos_sin: Tensor,
+        cache: Tensor,
+        step: DeviceStep,
+        spec: LatentAttentionSpec,
+    ) -> Tensor:
+        return latent_attention(q, kv, key_up, value_up, cos_sin, cache, step, spec)
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw(logits, params)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo_engine.backends.torch.device_step import WalkCut
+from octavo_engine.backends.torch.latent_kernels import LatentKernels
 from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
 from octavo_engine.backends.torch.triton import (
     attention,
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.head_shape import HeadShape
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.models.config import ExpertsConfig
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
+    from octavo_engine.models.latent_config import LatentConfig
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, LatentAttentionSpec
 
 FP8_CAPABILITY = (
     8,
@@ -58,6 +60,7 @@ class TritonKernels:
         *,
         batch_invariant: bool = False,
         prompts: FlashInferAttention | None = None,
+        latent: LatentConfig | None = None,
     ) -> None:
         """`prompts` attends in steps that are not of single tokens, if given."""
         self._prompts = prompts
@@ -83,12 +86,21 @@ class TritonKernels:
         if not batch_invariant:
             parts = PARTS_PER_PROCESSOR * self._num_processors // shape.num_kv_heads
             self.walks = WalkCut(max(1, parts), shape.num_heads)
+        self._latent: LatentKernels | None = None
+        if latent is not None:
+            self._latent = LatentKernels(
+                latent, dtype, shape.num_heads, num_processors=self._num_processors,
+                split_tokens=INVARIANT_SPLIT_TOKENS if batch_invariant else 0,
+            )  # fmt: skip
+            self.walks = self._latent.walks
 
     @property
     def can_capture_prompts(self) -> bool:
         return self._prompts is None  # who plans on the host
 
     def workspace_bytes(self, limits: BackendLimits) -> int:
+        if self._latent is not None:
+            return self._latent.workspace_bytes(limits)
         size = {"part_rows": self._tile.block_m, "head_dim": self._shape.head_dim}
         if not self._batch_invariant:  # at most two programs for each processor leave parts
             programs = 2 * self._num_processors
@@ -110,6 +122,8 @@ class TritonKernels:
 
     @property
     def tokens_per_tile(self) -> int:
+        if self._latent is not None:
+            return self._latent.tile.tokens_per_tile
         return self._tile.block_m // self._group
 
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
@@ -211,6 +225,20 @@ class TritonKernels:
             slopes = torch.from_numpy(spec.alibi).to(self._device)
             known = self._alibi[id(spec.alibi)] = (spec.alibi, slopes)
         return known[1]
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        key_up: Tensor,
+        value_up: Tensor,
+        cos_sin: Tensor,
+        cache: Tensor,
+        step: DeviceStep,
+        spec: LatentAttentionSpec,
+    ) -> Tensor:
+        assert self._latent is not None, "the model's config has its sizes"
+        return self._latent.attend(q, kv, key_up, value_up, cos_sin, cache, step, spec)
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw.draw(logits, params)
