@@ -31,6 +31,7 @@ from octavo_engine.backends.torch.triton import (
     gemv,
     grouped,
     heads,
+    latent,
     matmul,
     routing,
     rows,
@@ -154,6 +155,7 @@ def cases() -> list[Case]:
              {"HAS_BIAS": False, "IS_WHOLE": True, "BLOCK_N": gemv.BLOCK_N,
               "BLOCK_K": gemv.BLOCK_K}, gemv.BLOCK_K // 256)
     )  # fmt: skip
+    found += latent_cases()
     found += quantized_cases()
     found += [
         Case(f"experts {label}", experts.experts_kernel,
@@ -195,6 +197,42 @@ def cases() -> list[Case]:
             draw.scan_kernel, cut.bins_kernel, cut.edge_kernel, cut.gather_kernel, cut.cut_kernel,
             draw.weigh_kernel, draw.pick_kernel,
         )
+    ]  # fmt: skip
+    return found
+
+
+def latent_cases() -> list[Case]:
+    """DeepSeek-V3's 128 heads, and 16 as the smaller ones have."""
+    sizes = {"RANK": 512, "RANKS": 512, "ROPE": 64, "ROPES": 64, "PAGE": 16}
+    values = dict.fromkeys(("out", "absorbed", "turned", "cache", "q", "kv"), "*bf16")
+    values |= dict.fromkeys(("parts", "part_maxima", "part_sums", "cos_sin", "kv_norm"), "*fp32")
+    values |= {"score_scale": "fp32", "eps": "fp32"}
+    numbers = ("first_tile", "part_rows", "window", "split_tokens", "num_rows", "row_stride",
+               "head_stride", "num_outputs", "num_inputs")  # fmt: skip
+    values |= dict.fromkeys(numbers, "i32")
+    found = []
+    for num_heads in (128, 16):
+        tile = latent.choose_tile(num_heads=num_heads, itemsize=2)
+        cut = {**sizes, "GROUP": tile.group, "BLOCK_M": tile.block_m, "ROWS": tile.walk_rows,
+               "BLOCK_N": tile.block_n, "EXACT": False, "HAS_WINDOW": False}  # fmt: skip
+        stages = {"num_stages": tile.num_stages}
+        for label, extra in (
+            ("", {"SPLIT": False, "ALWAYS_MASKED": False}),
+            (" split", {"SPLIT": True, "ALWAYS_MASKED": False}),
+            (" invariant", {"SPLIT": True, "ALWAYS_MASKED": True}),
+        ):
+            found.append(Case(f"latent prompt {num_heads}{label}", latent.attend_kernel, values,
+                              cut | extra, tile.num_warps, stages))  # fmt: skip
+        found.append(Case(f"latent walk {num_heads}", latent.walk_kernel, values, cut,
+                          tile.num_warps, stages))  # fmt: skip
+    found += [
+        Case("latent join", latent.join_kernel, values, sizes | {"PARTS": latent.JOINED_PARTS}, 4),
+        Case("latent store", latent.store_kernel, values,
+             {**sizes, "NUM_HEADS": 128, "NOPE": 128, "NEIGHBOURS": True,
+              "HEADS": latent.TURNED_HEADS}, 4),
+        Case("latent heads", latent.heads_kernel, values | {"x": "*bf16", "weight": "*bf16"},
+             {"BLOCK_M": latent.HEAD_M, "BLOCK_N": latent.HEAD_N, "BLOCK_K": latent.HEAD_K,
+              "EXACT": False}, 4, {"num_stages": 3}),
     ]  # fmt: skip
     return found
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from octavo_engine.models.latent_config import LatentConfig
     from octavo_engine.ops import LatentAttentionSpec
 
-FEW_ROWS = 32  # of a token's heads: two programs fit on a processor
-
 
 class LatentKernels:
     """Launches; decides only how the work is cut."""
@@ -33,33 +31,35 @@ class LatentKernels:
     ) -> None:
         """`split_tokens`: contexts are cut at their multiples alone, whatever the step, so that
         bits depend on nothing else; 0: as keeps the processors busy."""
-        self._config, self._itemsize = config, dtype.itemsize
+        self.dtype, self._config = dtype, config
         self._num_heads, self._num_processors = num_heads, num_processors
         self._split_tokens = split_tokens
         self.tile = latent.choose_tile(num_heads=num_heads, itemsize=dtype.itemsize)
         self._num_groups = num_heads // self.tile.group
         self.walks = WalkCut()
         if not split_tokens:
-            at_once = 2 if self.tile.walk_rows <= FEW_ROWS else 1
-            self.walks = WalkCut(max(1, at_once * num_processors // self._num_groups))
+            self.walks = WalkCut(max(1, num_processors // self._num_groups))
 
     def workspace_bytes(self, limits: BackendLimits) -> int:
         """What a layer takes beside its operands: queries and sums in latent space, and parts."""
         config = self._config
         columns = 2 * config.rank + config.rope_dim + config.value_dim
-        values = limits.max_tokens * self._num_heads * columns * self._itemsize
+        values = limits.max_tokens * self._num_heads * columns * self.dtype.itemsize
         row_bytes = (config.rank + 2) * 4  # with its maximum and its sum
         if not self._split_tokens:
             programs = 2 * self._num_processors * self.tile.block_m
             walked = (limits.max_seqs + self.walks.spare_parts) * self._num_heads
             return values + max(programs, walked) * row_bytes
-        return values + attention.plan_parts(
-            num_tiles=limits.max_tokens + limits.max_seqs,
-            num_kv_heads=self._num_groups,
-            num_splits=-(-limits.max_model_len // self._split_tokens),
-            part_rows=self.tile.block_m,
-            head_dim=config.rank,
-        ).num_bytes
+        return (
+            values
+            + attention.plan_parts(
+                num_tiles=limits.max_tokens + limits.max_seqs,
+                num_kv_heads=self._num_groups,
+                num_splits=-(-limits.max_model_len // self._split_tokens),
+                part_rows=self.tile.block_m,
+                head_dim=config.rank,
+            ).num_bytes
+        )
 
     def attend(
         self,

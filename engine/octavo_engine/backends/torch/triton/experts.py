@@ -160,9 +160,9 @@ def product(x: Tensor, weights: DeviceExperts, tiles: Tiles, num_pairs: int) -> 
     if not num_pairs:  # then x may have no rows
         return out
     grid = (len(tiles.experts), triton.cdiv(num_outputs, BLOCK_N))
-    bias = None
+    bias: Tensor | None = None
     if isinstance(weights, BiasedExperts):
-        weights, bias = weights.weights, weights.bias
+        bias, weights = weights.bias, weights.weights
     own_bias = out if bias is None else bias
     common = {
         "PAIRS_PER_ROW": num_pairs // len(x), "HAS_BIAS": bias is not None,

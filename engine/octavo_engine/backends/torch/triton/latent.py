@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.ops import LatentAttentionSpec
 
-GROUP_ROWS = 64  # query heads that a program takes, at most
+GROUP_ROWS = 32  # query heads that a program takes, at most
 TURNED_HEADS = 8  # that a program turns
 JOINED_PARTS = 8  # that a program adds at once
 HEAD_M, HEAD_N, HEAD_K = 64, 64, 32  # tiles of products of heads
@@ -48,13 +48,13 @@ class LatentTile(NamedTuple):
 
     @property
     def walk_rows(self) -> int:
-        """Of a single token; what the matrix units take at least."""
-        return max(16, triton.next_power_of_2(self.group))
+        """Of a single token: no fewer than the matrix units take."""
+        return max(16, int(triton.next_power_of_2(self.group)))
 
 
 def choose_tile(*, num_heads: int, itemsize: int) -> LatentTile:
-    """What compiles without spilling for a rank of 512: the sums of 64 rows take half of a
-    processor's registers, and two blocks of vectors its shared memory."""
+    """What compiles for an H100 without spilling: of a rank of 512 the sums of 32 rows take half of
+    a program's registers, and two blocks of vectors half of a processor's shared memory."""
     most = GROUP_ROWS if itemsize == 2 else 16
     group = max(n for n in range(1, most + 1) if num_heads % n == 0)
     if itemsize == 4:  # no matrix units for exact float32: for checking, not for speed
