@@ -34,6 +34,7 @@ from octavo_engine.backends.torch.triton import (
     gemv,
     grouped,
     heads,
+    latent,
     matmul,
     prompts,
     routing,
@@ -73,11 +74,15 @@ class Case:
 def cases() -> list[Case]:
     """One of each kernel as the engine launches it."""
     found = []
+    usual = {"HAS_WINDOW": False, "IS_CHUNKED": False, "HAS_CAP": False, "HAS_SINKS": False,
+             "HAS_ALIBI": False, "EXACT": False}  # fmt: skip
     unusual = {"HAS_WINDOW": True, "HAS_CAP": True}
+    gpt_oss = {"HAS_WINDOW": True, "HAS_SINKS": True, "GROUP": 8, "HEAD_DIM": 64, "DIM": 64}
+    chunked, alibi = {"HAS_WINDOW": True, "IS_CHUNKED": True}, {"HAS_ALIBI": True}
     wide = {"HEAD_DIM": 256, "DIM": 256, "GROUP": 2}
     exact = {"EXACT": True}
     values = dict.fromkeys(("out", "q", "k_cache", "v_cache"), "*bf16")
-    values |= dict.fromkeys(("parts", "part_maxima", "part_sums"), "*fp32")
+    values |= dict.fromkeys(("parts", "part_maxima", "part_sums", "sinks", "alibi"), "*fp32")
     values |= {"score_scale": "fp32", "soft_cap": "fp32", "window": "i32"}
     numbers = dict.fromkeys(("split_tokens", "first_tile", "part_rows"), "i32")
     for label, is_split, extra in (
@@ -86,15 +91,17 @@ def cases() -> list[Case]:
         ("prompt window cap", False, unusual),
         ("prompt 256", False, wide | unusual),
         ("prompt float32", False, exact),
+        ("prompt sinks", False, gpt_oss),
+        ("prompt chunks", False, chunked),
+        ("prompt alibi", False, alibi),
     ):
         shape, itemsize = LLAMA | extra, 4 if "EXACT" in extra else 2
         tile = attention.choose_tile(
             group=shape["GROUP"], head_dim=shape["HEAD_DIM"], itemsize=itemsize
         )
         constants = {
-            **LLAMA, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-            "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": is_split, "ALWAYS_MASKED": False,
-            "EXACT": False, **extra,
+            **LLAMA, **usual, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
+            "SPLIT": is_split, "ALWAYS_MASKED": False, **extra,
         }  # fmt: skip
         types = in_float32(values) if itemsize == 4 else values
         found.append(
@@ -110,13 +117,14 @@ def cases() -> list[Case]:
     )  # fmt: skip
     for label, extra in (
         ("", {}), (" window cap", unusual), (" 256", wide | unusual), (" float32", exact),
+        (" sinks", gpt_oss), (" chunks", chunked), (" alibi", alibi),
     ):  # fmt: skip
         shape, itemsize = LLAMA | extra, 4 if "EXACT" in extra else 2
         walk = decode.choose_tile(head_dim=shape["HEAD_DIM"], itemsize=itemsize)
         constants = {
-            **LLAMA, "PAGE": 16, "ROWS": 16, "MEMBERS": shape["GROUP"], "BLOCK_N": walk.block_n,
-            "PARTS": decode.JOINED_VALUES // (shape["GROUP"] * shape["DIM"]),
-            "HAS_WINDOW": False, "HAS_CAP": False, "EXACT": False, **extra,
+            **LLAMA, **usual, "PAGE": 16, "ROWS": 16, "MEMBERS": shape["GROUP"],
+            "BLOCK_N": walk.block_n,
+            "PARTS": decode.JOINED_VALUES // (shape["GROUP"] * shape["DIM"]), **extra,
         }  # fmt: skip
         types = in_float32(values) if itemsize == 4 else values
         found.append(
@@ -126,22 +134,29 @@ def cases() -> list[Case]:
     found.append(
         Case("join", attention.join_kernel,
              {"out": "*bf16", "parts": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32",
-              **dict.fromkeys(("num_splits", "first_tile", "part_rows"), "i32")},
-             {**LLAMA, "BLOCK_M": 16}, 2)
+              "sinks": "*fp32", **dict.fromkeys(("num_splits", "first_tile", "part_rows"), "i32")},
+             {**LLAMA, "BLOCK_M": 16, "HAS_SINKS": True}, 2)
     )  # fmt: skip
-    found.append(
-        Case("turn and store", heads.turn_and_store_kernel,
+    found += [
+        Case(f"turn and store{label}", heads.turn_and_store_kernel,
              {**dict.fromkeys(("q_out", "k_cache", "v_cache", "qkv"), "*bf16"),
-              **dict.fromkeys(("cos_sin", "q_norm", "k_norm"), "*fp32"), "eps": "fp32"},
+              **dict.fromkeys(("cos_sin", "q_norm", "k_norm"), "*fp32"),
+              **dict.fromkeys(("eps", "warmth", "warmth_floor"), "fp32")},
              {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "DIM": 128, "HALF": 64,
-              "HAS_Q_NORM": True, "HAS_K_NORM": True, "HEADS": heads.HEADS_PER_PROGRAM}, 4)
-    )  # fmt: skip
+              "HAS_Q_NORM": True, "HAS_K_NORM": True, "NORMS_LAST": norms_last, "WARMS": norms_last,
+              "HEADS": heads.HEADS_PER_PROGRAM}, 4)
+        for label, norms_last in (("", False), (" norms last", True))
+    ]  # fmt: skip
     norm = {"out": "*bf16", "total": "*fp32", "x": "*fp32", "y": "*bf16", "weight": "*fp32",
             "num_columns": "i32", "scale": "fp32", "eps": "fp32"}  # fmt: skip
     found.append(Case("add rms norm", rows.rms_norm_kernel, norm,
                       {"HAS_ADD": True, "BLOCK": 4096}, 8))  # fmt: skip
-    found.append(Case("glu", rows.glu_kernel, {"out": "*bf16", "x": "*bf16", "num_columns": "i32"},
-                      {"ACTIVATION": "silu", "BLOCK": rows.GLU_COLUMNS}, 4))  # fmt: skip
+    found += [
+        Case(f"glu {activation}", rows.glu_kernel,
+             {"out": "*bf16", "x": "*bf16", "num_columns": "i32"},
+             {"ACTIVATION": activation, "BLOCK": rows.GLU_COLUMNS}, 4)
+        for activation in ("silu", "swiglu_clamped")
+    ]  # fmt: skip
     found.append(
         Case("matmul", matmul.matmul_kernel,
              {**dict.fromkeys(("out", "x", "weight", "bias"), "*bf16"),
@@ -156,28 +171,32 @@ def cases() -> list[Case]:
              {"HAS_BIAS": False, "IS_WHOLE": True, "BLOCK_N": gemv.BLOCK_N,
               "BLOCK_K": gemv.BLOCK_K}, gemv.BLOCK_K // 256)
     )  # fmt: skip
+    found += latent_cases()
     found += quantized_cases()
     found += adapter_cases()
     found += [
         Case(f"experts {label}", experts.experts_kernel,
-             {**dict.fromkeys(("out", "x", "weights"), "*bf16"), "num_outputs": "i32",
+             {**dict.fromkeys(("out", "x", "weights", "bias"), "*bf16"), "num_outputs": "i32",
               "num_inputs": "i32"},
-             {"PAIRS_PER_ROW": 2, "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N,
+             {"PAIRS_PER_ROW": 2, "HAS_BIAS": True, "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N,
               "BLOCK_K": experts.BLOCK_K}, 4, {"num_stages": 3})
         for label, block_m in (
             ("few rows", routing.FEW_PER_EXPERT), ("prompt", routing.MANY_PER_EXPERT)
         )
     ]  # fmt: skip
-    routes = {"scores": "*bf16", "results": "*bf16", "out": "*bf16", "shares": "*fp32",
-              "num_experts": "i32", "num_pairs": "i32", "num_tiles": "i32",
-              "num_columns": "i32"}  # fmt: skip
+    routes = {"scores": "*bf16", "results": "*bf16", "out": "*bf16", "x": "*bf16",
+              "weights": "*fp32", "bias": "*fp32", "scale": "fp32", "num_experts": "i32",
+              "num_pairs": "i32", "num_tiles": "i32", "num_columns": "i32"}  # fmt: skip
     found += [
         Case(f"routing: {kernel.__name__.removesuffix('_kernel')}", kernel, routes,
              {"TOP_K": 8, "PLACES": 8, "RENORMALISE": True, "BLOCK_M": routing.MANY_PER_EXPERT,
+              "IS_SIGMOID": block == 256, "HAS_BIAS": block == 256, "GROUPS": 8, "NUM_GROUPS": 8,
+              "TOP_GROUPS": 4 if block == 256 else 8, "BEST_OF_GROUP": 2, "IS_WEIGHED": False,
               "BLOCK": block, "BINS": 256, "PIECE": routing.PIECE}, num_warps)
         for kernel, block, num_warps in (
-            (routing.route_kernel, 128, 1), (routing.place_kernel, 0, 4),
-            (routing.combine_kernel, routing.COLUMNS, 4),
+            (routing.route_kernel, 128, 1), (routing.route_kernel, 256, 1),
+            (routing.place_kernel, 0, 4), (routing.combine_kernel, routing.COLUMNS, 4),
+            (routing.weigh_kernel, routing.COLUMNS, 4),
         )
     ]  # fmt: skip
     floats = dict.fromkeys(
@@ -195,6 +214,42 @@ def cases() -> list[Case]:
             draw.scan_kernel, cut.bins_kernel, cut.edge_kernel, cut.gather_kernel, cut.cut_kernel,
             draw.weigh_kernel, draw.pick_kernel,
         )
+    ]  # fmt: skip
+    return found
+
+
+def latent_cases() -> list[Case]:
+    """DeepSeek-V3's 128 heads, and 16 as the smaller ones have."""
+    sizes = {"RANK": 512, "RANKS": 512, "ROPE": 64, "ROPES": 64, "PAGE": 16}
+    values = dict.fromkeys(("out", "absorbed", "turned", "cache", "q", "kv"), "*bf16")
+    values |= dict.fromkeys(("parts", "part_maxima", "part_sums", "cos_sin", "kv_norm"), "*fp32")
+    values |= {"score_scale": "fp32", "eps": "fp32"}
+    numbers = ("first_tile", "part_rows", "window", "split_tokens", "num_rows", "row_stride",
+               "head_stride", "num_outputs", "num_inputs")  # fmt: skip
+    values |= dict.fromkeys(numbers, "i32")
+    found = []
+    for num_heads in (128, 16):
+        tile = latent.choose_tile(num_heads=num_heads, itemsize=2)
+        cut = {**sizes, "GROUP": tile.group, "BLOCK_M": tile.block_m, "ROWS": tile.walk_rows,
+               "BLOCK_N": tile.block_n, "EXACT": False, "HAS_WINDOW": False}  # fmt: skip
+        stages = {"num_stages": tile.num_stages}
+        for label, extra in (
+            ("", {"SPLIT": False, "ALWAYS_MASKED": False}),
+            (" split", {"SPLIT": True, "ALWAYS_MASKED": False}),
+            (" invariant", {"SPLIT": True, "ALWAYS_MASKED": True}),
+        ):
+            found.append(Case(f"latent prompt {num_heads}{label}", latent.attend_kernel, values,
+                              cut | extra, tile.num_warps, stages))  # fmt: skip
+        found.append(Case(f"latent walk {num_heads}", latent.walk_kernel, values, cut,
+                          tile.num_warps, stages))  # fmt: skip
+    found += [
+        Case("latent join", latent.join_kernel, values, sizes | {"PARTS": latent.JOINED_PARTS}, 4),
+        Case("latent store", latent.store_kernel, values,
+             {**sizes, "NUM_HEADS": 128, "NOPE": 128, "NEIGHBOURS": True,
+              "HEADS": latent.TURNED_HEADS}, 4),
+        Case("latent heads", latent.heads_kernel, values | {"x": "*bf16", "weight": "*bf16"},
+             {"BLOCK_M": latent.HEAD_M, "BLOCK_N": latent.HEAD_N, "BLOCK_K": latent.HEAD_K,
+              "EXACT": False}, 4, {"num_stages": 3}),
     ]  # fmt: skip
     return found
 
@@ -254,14 +309,14 @@ def quantized_cases() -> list[Case]:
                           "scales": "*fp16", "minima": "*fp16"}  # fmt: skip
         found.append(
             Case(f"int4 experts {label}", experts.grouped_experts_kernel, types,
-                 {"row_step": 1, "PAIRS_PER_ROW": 2, "BITS": 4, "HAS_MINIMA": True,
-                  "ONE_GROUP": True, "HALF": 64,
+                 {"row_step": 1, "PAIRS_PER_ROW": 2, "HAS_BIAS": True, "BITS": 4,
+                  "HAS_MINIMA": True, "ONE_GROUP": True, "HALF": 64,
                   "ASM": assembly(4, torch.bfloat16, has_minima=True, is_nvidia=True),
                   "BLOCK_M": block_m, "BLOCK_N": experts.BLOCK_N}, 4, {"num_stages": 3})
         )  # fmt: skip
         for kind, value in (("int8", "*i8"), ("fp8", "*fp8e4nv")):
             types = common | {"out": "*bf16", "x": value, "values": value, "scales": "*fp32"}
-            constants = {"PAIRS_PER_ROW": 2, "IS_INTEGER": value == "*i8",
+            constants = {"PAIRS_PER_ROW": 2, "HAS_BIAS": False, "IS_INTEGER": value == "*i8",
                          "IN_BLOCKS": value != "*i8", "BLOCK_M": block_m,
                          "BLOCK_N": experts.BLOCK_N, "BLOCK_K": scaled.BLOCK_K}  # fmt: skip
             found.append(Case(f"{kind} experts {label}", experts.scaled_experts_kernel, types,

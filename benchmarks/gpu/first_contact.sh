@@ -54,7 +54,7 @@ part_figures() {
 
 part_kernels() {
   "$python" -m benchmarks.gpu.attention --out "$results/attention.json" ${ATTENTION:-}
-  "$python" -m benchmarks.gpu.run --layers 1 --out "$results/kernels.json" --only quantized experts
+  "$python" -m benchmarks.gpu.run --layers 1 --out "$results/kernels.json" --only quantized experts latent
 }
 
 part_server() {

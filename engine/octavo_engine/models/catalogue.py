@@ -24,9 +24,7 @@ class FamilyEntry(NamedTuple):
     limits: str = ""
 
 
-_PLAIN_ATTENTION = "CUDA by `--kernels plain` only"
 _RECURRENT = "CPU only, no tensor parallelism: [recurrent states](recurrent.md)"
-_CPU_ONLY = "CPU only"
 
 CATALOGUE = (
     FamilyEntry("Arcee", ("ArceeForCausalLM",), "arcee-ai/AFM-4.5B"),
@@ -35,10 +33,9 @@ CATALOGUE = (
         ("BaichuanForCausalLM", "BaiChuanForCausalLM"),
         "baichuan-inc/Baichuan2-7B-Chat",
         "Llama",
-        "the 13B: " + _PLAIN_ATTENTION,
     ),
     FamilyEntry("Bamba", ("BambaForCausalLM",), "ibm-ai-platform/Bamba-9B-v2", limits=_RECURRENT),
-    FamilyEntry("BLOOM", ("BloomForCausalLM",), "bigscience/bloom-560m", limits=_PLAIN_ATTENTION),
+    FamilyEntry("BLOOM", ("BloomForCausalLM",), "bigscience/bloom-560m"),
     FamilyEntry("Command-R, Command-R+", ("CohereForCausalLM",), "CohereLabs/c4ai-command-r-v01"),
     FamilyEntry(
         "Command-R7B, Command A", ("Cohere2ForCausalLM",), "CohereLabs/c4ai-command-r7b-12-2024"
@@ -49,17 +46,13 @@ CATALOGUE = (
         "DeepSeek V2, V2-Lite",
         ("DeepseekV2ForCausalLM",),
         "deepseek-ai/DeepSeek-V2-Lite-Chat",
-        limits=_CPU_ONLY,
     ),
     FamilyEntry(
         "DeepSeek V3, R1, Kimi K2, Moonlight",
         ("DeepseekV3ForCausalLM",),
         "moonshotai/Moonlight-16B-A3B-Instruct",
-        limits=_CPU_ONLY,
     ),
-    FamilyEntry(
-        "dots.llm1", ("Dots1ForCausalLM",), "rednote-hilab/dots.llm1.inst", limits=_CPU_ONLY
-    ),
+    FamilyEntry("dots.llm1", ("Dots1ForCausalLM",), "rednote-hilab/dots.llm1.inst"),
     FamilyEntry("ERNIE 4.5 (dense)", ("Ernie4_5ForCausalLM",), "baidu/ERNIE-4.5-0.3B-PT"),
     FamilyEntry(
         "EXAONE 3, 3.5", ("ExaoneForCausalLM",), "LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct", "Llama"
@@ -69,7 +62,6 @@ CATALOGUE = (
         "Falcon",
         ("FalconForCausalLM",),
         "tiiuae/falcon-7b",
-        limits="with `alibi`: " + _PLAIN_ATTENTION,
     ),
     FamilyEntry(
         "Falcon-H1", ("FalconH1ForCausalLM",), "tiiuae/Falcon-H1-0.5B-Instruct", limits=_RECURRENT
@@ -96,15 +88,13 @@ CATALOGUE = (
     ),
     FamilyEntry("GLM-4", ("GlmForCausalLM",), "zai-org/glm-4-9b-chat-hf"),
     FamilyEntry("GLM-4-0414", ("Glm4ForCausalLM",), "zai-org/GLM-4-9B-0414"),
-    FamilyEntry("GLM-4.5, 4.6", ("Glm4MoeForCausalLM",), "zai-org/GLM-4.5-Air", limits=_CPU_ONLY),
-    FamilyEntry(
-        "GLM-4.7-Flash", ("Glm4MoeLiteForCausalLM",), "zai-org/GLM-4.7-Flash", limits=_CPU_ONLY
-    ),
+    FamilyEntry("GLM-4.5, 4.6", ("Glm4MoeForCausalLM",), "zai-org/GLM-4.5-Air"),
+    FamilyEntry("GLM-4.7-Flash", ("Glm4MoeLiteForCausalLM",), "zai-org/GLM-4.7-Flash"),
     FamilyEntry("GPT-2", ("GPT2LMHeadModel",), "openai-community/gpt2"),
     FamilyEntry(
         "GPT-BigCode (SantaCoder, StarCoder)", ("GPTBigCodeForCausalLM",), "bigcode/starcoder"
     ),
-    FamilyEntry("gpt-oss", ("GptOssForCausalLM",), "openai/gpt-oss-20b", limits=_CPU_ONLY),
+    FamilyEntry("gpt-oss", ("GptOssForCausalLM",), "openai/gpt-oss-20b"),
     FamilyEntry("GPT-J", ("GPTJForCausalLM",), "EleutherAI/gpt-j-6b"),
     FamilyEntry("GPT-NeoX, Pythia", ("GPTNeoXForCausalLM",), "EleutherAI/pythia-1b"),
     FamilyEntry("Granite 3", ("GraniteForCausalLM",), "ibm-granite/granite-3.3-2b-instruct"),
@@ -122,7 +112,6 @@ CATALOGUE = (
         "Hunyuan (dense)",
         ("HunYuanDenseV1ForCausalLM",),
         "tencent/Hunyuan-1.8B-Instruct",
-        limits=_PLAIN_ATTENTION,
     ),
     FamilyEntry(
         "HyperCLOVA X SEED",
@@ -177,7 +166,6 @@ CATALOGUE = (
         "Llama 4 (text)",
         ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
-        limits=_CPU_ONLY,
     ),
     FamilyEntry("Mamba 1", ("MambaForCausalLM",), "state-spaces/mamba-130m-hf", limits=_RECURRENT),
     FamilyEntry(
@@ -196,7 +184,6 @@ CATALOGUE = (
         "MPT",
         ("MptForCausalLM", "MPTForCausalLM"),
         "mosaicml/mpt-7b",
-        limits=_PLAIN_ATTENTION,
     ),
     FamilyEntry("Nemotron", ("NemotronForCausalLM",), "nvidia/Minitron-4B-Base"),
     FamilyEntry(
@@ -254,9 +241,7 @@ CATALOGUE = (
         ("SmolVLMForConditionalGeneration",),
         "HuggingFaceTB/SmolVLM-256M-Instruct",
     ),
-    FamilyEntry(
-        "Solar Open", ("SolarOpenForCausalLM",), "upstage/Solar-Open-100B", limits=_CPU_ONLY
-    ),
+    FamilyEntry("Solar Open", ("SolarOpenForCausalLM",), "upstage/Solar-Open-100B"),
     FamilyEntry("StableLM", ("StableLmForCausalLM",), "stabilityai/stablelm-2-1_6b-chat"),
     FamilyEntry("StarCoder 2", ("Starcoder2ForCausalLM",), "bigcode/starcoder2-3b"),
     FamilyEntry(
@@ -271,7 +256,7 @@ CATALOGUE = (
         "Zyphra/Zamba2-1.2B-instruct",
         limits="CPU only, in one process: [recurrent states](recurrent.md)",
     ),
-    FamilyEntry("Youtu-LLM", ("YoutuForCausalLM",), "tencent/Youtu-LLM-2B", limits=_CPU_ONLY),
+    FamilyEntry("Youtu-LLM", ("YoutuForCausalLM",), "tencent/Youtu-LLM-2B"),
 )
 
 _INTRO = """<!-- Made by `python -m octavo_engine.models`: edit models/catalogue.py. -->

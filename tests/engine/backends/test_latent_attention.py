@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from octavo_engine import _native
 from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.native.backend import NativeBackend
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.caches import KVSpec, LatentSpec, group_layers
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.config import ModelConfig
@@ -100,18 +98,6 @@ def test_8_bits_are_refused() -> None:
         native(dense(), "bf16", kv_cache_dtype="int8")
     with pytest.raises(ValueError, match="latent layers are held as f32 or bf16"):
         _native.KVCache(4, [(0, 0, 1, 48)], [0], "int8", [32])
-
-
-@pytest.mark.parametrize(
-    ("name", "what"), [("deepseek-v2", "latent attention"), ("glm4-moe", "groups or sigmoids")]
-)
-def test_devices_refuse_by_name(name: str, what: str) -> None:
-    model = tiny_model(name)
-    with pytest.raises(ModelError, match=rf"{what}, which this device .* --device cpu"):
-        CudaBackend(
-            ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=64,
-            dtype=torch.float32, device="cpu", kernels="plain",
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from octavo_engine.models.catalogue import CATALOGUE, missing_architectures, models_page
-from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.families import FAMILIES
 from tests.engine.models.classics import TWINS
 from tests.engine.models.tiny import FAMILIES as TINY
@@ -54,11 +53,6 @@ def test_limits_of_devices_are_those_of_the_models(entry) -> None:
         if (TWINS[name].architecture if name in TWINS else architecture_of(kind))
         in entry.architectures
     ]
-    configs = [tiny_model(name).config for name in names]
-    seeing = [seeing_model(name).config for name in SEEING]
-    configs += [c for c in seeing if c["architectures"][0] in entry.architectures]
-    blocks = [ModelConfig.from_hf(config).block for config in configs]
-    assert blocks
-    is_limited = any(b.positions == "alibi" or b.qk_norm_after_rope for b in blocks)
-    assert is_limited == ("--kernels plain" in entry.limits)
+    seeing = {seeing_model(name).config["architectures"][0] for name in SEEING}
+    assert names or seeing & set(entry.architectures)
     assert ("CPU only" in entry.limits) == (not set(names) <= set(ON_DEVICES))

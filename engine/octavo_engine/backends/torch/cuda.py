@@ -53,8 +53,7 @@ from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
 from octavo_engine.caches import one_group
-from octavo_engine.errors import ConfigError, ModelError
-from octavo_engine.models.grouped_experts import ExpertChoice
+from octavo_engine.errors import ConfigError
 from octavo_engine.models.registry import build_model
 from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
@@ -98,30 +97,21 @@ class Loaded(NamedTuple):
 Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
 
 
-def _check_kernels(config: ModelConfig, kernels: Kernels) -> None:
-    """Raises ModelError where only plain torch and the CPU compute a model's attention."""
-    block = config.block
-    refused = None
-    if config.latent is not None:
-        refused = "latent attention"
-    elif config.experts is not None and config.experts.routing != ExpertChoice():
-        refused = "experts that are chosen by groups or sigmoids"
-    elif config.family.has_sinks:
-        refused = "attention with sinks"
-    if refused is not None:
-        raise ModelError(
-            f"config.json: {config.architecture} needs {refused}, which this device does not "
-            "compute; use --device cpu, or --model-impl transformers"
-        )
+def _check_attention(config: ModelConfig, attention: AttentionBackend) -> None:
+    """Raises ConfigError where only our own kernels compute a model's attention."""
     what = None
-    if block.positions == "alibi":
+    if config.latent is not None:
+        what = "latent attention"
+    elif config.family.has_sinks:
+        what = "attention with sinks"
+    elif config.block.positions == "alibi":
         what = "attention with linear biases"
-    elif block.qk_norm != "none" and block.qk_norm_after_rope:
-        what = "queries and keys that are normed after their rope"
-    if what is not None and kernels.name != "plain":
-        raise ModelError(
-            f"config.json: {config.architecture} needs {what}, which the {kernels.name} kernels do "
-            "not compute; --device cpu does, and so does --kernels plain"
+    elif any(layer.is_chunked for layer in config.layers):
+        what = "attention within chunks"
+    if what is not None and attention == "flashinfer":
+        raise ConfigError(
+            f"--attention-backend flashinfer does not compute the {what} of "
+            f"{config.architecture}; use auto or triton"
         )
 
 
@@ -148,12 +138,13 @@ class CudaBackend:
     ) -> None:
         """Weights that the file holds quantised stay so by default. `memory_of` is how
         much memory a device has that is neither a GPU nor the host."""
+        _check_attention(config, attention)
         settled = open_device(device)
         chosen = choose_kernels(
             settled, dtype, config,
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
+            latent=config.latent,
         )  # fmt: skip
-        _check_kernels(config, chosen)
         formats = chosen.formats if keep_quantized else frozenset[Format]()
 
         def load(progress: Callable[[int, int], None] | None) -> Loaded:
@@ -187,12 +178,13 @@ class CudaBackend:
         batch_invariant: bool = False,
     ) -> CudaBackend:
         """A model whose weights are on the device already; for measuring without files."""
+        _check_attention(config, attention)
         backend = cls.__new__(cls)
         chosen = choose_kernels(
             device, dtype, config,
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
+            latent=config.latent,
         )  # fmt: skip
-        _check_kernels(config, chosen)
         backend._init(config, model, device, dtype, chosen, use_graphs=use_graphs)
         return backend
 

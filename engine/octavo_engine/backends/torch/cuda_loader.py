@@ -13,10 +13,12 @@ from torch.nn import functional
 
 from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.backends.latent_heads import take_latent_heads
 from octavo_engine.backends.ledger import WeightLedger
 from octavo_engine.backends.torch import repack
 from octavo_engine.backends.torch.packed import (
     FP8,
+    BiasedExperts,
     GroupedWeight,
     PackedExperts,
     ScaledWeight,
@@ -114,7 +116,16 @@ class CudaLoader:
         self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> DeviceExperts:
         """[experts, out, in] in the backend's dtype, or packed."""
-        assert not bias, "models with such experts are refused here"
+        weights = self._expert_weights(names, in_features, out_features)
+        if not bias:
+            return weights
+        sizes = list(out_features) * len(names)
+        biases = self._matrix([f"{name}.bias" for own in names for name in own], sizes)
+        return BiasedExperts(weights, self._noted(biases).view(len(names), -1))
+
+    def _expert_weights(
+        self, names: ExpertNames, in_features: int, out_features: ExpertSizes
+    ) -> Tensor | PackedExperts:
         flat = [f"{name}.weight" for own in names for name in own]
         sizes = list(out_features) * len(names)
         parts = self._take(flat, sizes, (in_features,))
@@ -124,6 +135,21 @@ class CudaLoader:
             return self._noted(PackedExperts(packed, len(names)))
         whole = self._noted(self._filled(parts, sizes, (in_features,)))
         return whole.view(len(names), -1, in_features) if self._ledger.is_complete else whole
+
+    def latent_heads(
+        self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int
+    ) -> tuple[Tensor, Tensor]:
+        """[heads, rank, nope_dim] and [heads, value_dim, rank] in the backend's dtype."""
+        heads = take_latent_heads(self._ledger, name, num_heads, nope_dim, value_dim, rank)
+        if heads is None:
+            return torch.zeros(0), torch.zeros(0)  # `finish` will raise
+        key_up, value_up = (
+            torch.from_numpy(np.ascontiguousarray(values)).to(
+                self._uploader.device, self._dtype, copy=True
+            )
+            for values in heads
+        )
+        return self._noted(key_up), self._noted(value_up)
 
     def tied(self, embedding: Tensor) -> DeviceLinear:
         return DeviceLinear(embedding, is_head=True)

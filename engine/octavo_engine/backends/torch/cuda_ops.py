@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.packed import DeviceExperts
     from octavo_engine.backends.torch.ropes import DeviceRopeTables
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, LatentAttentionSpec
 
 
 class Sum:
@@ -113,6 +113,19 @@ class CudaOps:
             qkv, spec = _normed_before(qkv, spec)
         q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, self._step, spec)
         return self._kernels.attend(q, k_cache, v_cache, self._step, spec)
+
+    def latent_attention(
+        self,
+        q: Value,
+        kv: Value,
+        key_up: Tensor,
+        value_up: Tensor,
+        spec: LatentAttentionSpec,
+    ) -> Tensor:
+        return self._kernels.latent_attention(
+            _formed(q), _formed(kv), key_up, value_up, self._ropes.table(spec.rope),
+            self._kv.latents(spec.layer), self._step, spec,
+        )  # fmt: skip
 
     def glu(self, x: Value, activation: Activation) -> Tensor:
         return self._kernels.glu(_formed(x), activation)

@@ -1,4 +1,4 @@
-"""K and V of all layers on the device, in blocks of 16 tokens."""
+"""K and V of all layers, or their latent vectors, on the device, in blocks of 16 tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo_engine.caches import KVSpec
+from octavo_engine.caches import KVSpec, LatentSpec
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from octavo_engine.caches import CacheLayout
+    from octavo_engine.caches import CacheLayout, PagedSpec
 
 
 class DeviceKV:
-    """For each shape of a layer a tensor [2 (K, V), layers, blocks, 16, kv heads, head_dim].
+    """For each shape of a layer a tensor [2 (K, V), layers, blocks, 16, kv heads, head_dim], of
+    latent ones [1, layers, blocks, 16, 1, dim].
 
     All layers are in one group here: captured graphs and FlashInfer read one block table.
     """
@@ -28,25 +29,30 @@ class DeviceKV:
         self, layout: CacheLayout, *, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         assert len(layout.groups) == 1, "the device has one block table"
-        specs = [spec for spec in layout.specs if isinstance(spec, KVSpec)]
+        specs = [spec for spec in layout.specs if isinstance(spec, (KVSpec, LatentSpec))]
         assert len(specs) == len(layout.specs), "the device keeps keys and values only"
-        shapes = [(spec.num_kv_heads, spec.head_dim) for spec in specs]
+        shapes = [_shape(spec) for spec in specs]
         self._data = {
-            shape: torch.zeros(
-                (2, count, num_blocks, BLOCK_SIZE, *shape), dtype=dtype, device=device
+            (parts, *shape): torch.zeros(
+                (parts, count, num_blocks, BLOCK_SIZE, *shape), dtype=dtype, device=device
             )
-            for shape, count in Counter(shapes).items()
+            for (parts, *shape), count in Counter(shapes).items()
         }
         taken = dict.fromkeys(self._data, 0)
-        self._layers: list[tuple[Tensor, Tensor]] = []
+        self._layers: list[tuple[Tensor, ...]] = []
         for shape in shapes:
-            data, index = self._data[shape], taken[shape]
-            self._layers.append((data[0, index], data[1, index]))
+            self._layers.append(self._data[shape][:, taken[shape]].unbind())
             taken[shape] += 1
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer."""
-        return self._layers[index]
+        k, v = self._layers[index]
+        return k, v
+
+    def latents(self, index: int) -> Tensor:
+        """The latent vectors of one layer."""
+        (vectors,) = self._layers[index]
+        return vectors
 
     def copy(self, copies: NDArray[np.int32]) -> None:
         """Rows (source block, target block, number of tokens), over all layers."""
@@ -57,3 +63,10 @@ class DeviceKV:
     def poison(self, block_ids: list[int]) -> None:
         for data in self._data.values():
             data[:, :, block_ids] = torch.nan
+
+
+def _shape(spec: PagedSpec) -> tuple[int, int, int]:
+    """Vectors that a head keeps of a token, heads, and their width."""
+    if isinstance(spec, LatentSpec):
+        return 1, 1, spec.dim
+    return 2, spec.num_kv_heads, spec.head_dim

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.models.config import ExpertsConfig
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
+    from octavo_engine.models.latent_config import LatentConfig
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, LatentAttentionSpec
 
 # Triton's matrix instructions for 16-bit floats begin here.
 MIN_CAPABILITY = (8, 0)
@@ -118,6 +119,19 @@ class Kernels(Protocol):
         spec: AttentionSpec,
     ) -> Tensor: ...
 
+    def latent_attention(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        key_up: Tensor,
+        value_up: Tensor,
+        cos_sin: Tensor,
+        cache: Tensor,
+        step: DeviceStep,
+        spec: LatentAttentionSpec,
+    ) -> Tensor:
+        """As `LatentOps.latent_attention`; `cache` is [blocks, 16, 1, rank + rope_dim]."""
+
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         """Tokens and statuses, [2, S] int32; the tokens are kept for a step that awaits them."""
 
@@ -130,8 +144,10 @@ def choose_kernels(
     choice: KernelChoice = "auto",
     attention: AttentionBackend = "auto",
     batch_invariant: bool = False,
+    latent: LatentConfig | None = None,
 ) -> Kernels:
-    """What suits the device; logs it with the reason. Raises ConfigError if a choice cannot be."""
+    """What suits the device; logs it with the reason. Raises ConfigError if a choice cannot be.
+    `latent`: of a model whose attention is."""
     name, reason = _settle(device, choice)
     logger.info("Chose %s kernels on %s: %s", name, device, reason)
     if name == "plain":
@@ -151,7 +167,7 @@ def choose_kernels(
     prompts = FlashInferAttention(device) if attends.name == "flashinfer" else None
     return TritonKernels(
         device, dtype, shape,
-        batch_invariant=batch_invariant, prompts=prompts,
+        batch_invariant=batch_invariant, prompts=prompts, latent=latent,
     )  # fmt: skip
 
 

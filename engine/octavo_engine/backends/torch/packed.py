@@ -104,11 +104,34 @@ class PackedExperts:
         )
 
 
-DeviceExperts: TypeAlias = "Tensor | PackedExperts"  # or [experts, out, in]
+@dataclass(frozen=True, slots=True, eq=False)
+class BiasedExperts:
+    """Experts whose products gain a bias."""
+
+    weights: Tensor | PackedExperts  # or [experts, out, in]
+    bias: Tensor  # [experts, out]
+
+    def __len__(self) -> int:
+        return len(self.bias)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        num_experts, rows, columns = self.weights.shape
+        return num_experts, rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes + self.bias.nbytes
+
+
+DeviceExperts: TypeAlias = "Tensor | PackedExperts | BiasedExperts"  # or [experts, out, in]
 
 
 def expert_product(x: Tensor, experts: DeviceExperts, index: int) -> Tensor:
-    """x · the expert's weightᵀ, in x's dtype."""
+    """x · the expert's weightᵀ + its bias, in x's dtype."""
+    if isinstance(experts, BiasedExperts):
+        y = expert_product(x, experts.weights, index)
+        return (y.float() + experts.bias[index].float()).to(x.dtype)
     if isinstance(experts, PackedExperts):
         return packed_product(x, experts.expert(index)).to(x.dtype)
     return torch.nn.functional.linear(x, experts[index])

@@ -12,6 +12,7 @@ from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.packed import ALL_FORMATS, expert_product
 from octavo_engine.backends.torch.plain_adapters import add_adapters
 from octavo_engine.backends.torch.plain_draw import draw
+from octavo_engine.backends.torch.plain_latent import latent_attention
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.packed import DeviceExperts
     from octavo_engine.models.config import ExpertsConfig
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, LatentAttentionSpec
 
 
 class PlainKernels:
@@ -62,6 +63,9 @@ class PlainKernels:
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         left, right = x.float().chunk(2, dim=-1)
+        if activation == "swiglu_clamped":
+            gate, up = left.clamp(max=7.0), right.clamp(-7.0, 7.0)
+            return (gate * torch.sigmoid(1.702 * gate) * (up + 1)).to(x.dtype)
         return (activate(left, activation) * right).to(x.dtype)
 
     def experts(
@@ -72,13 +76,16 @@ class PlainKernels:
         down: DeviceExperts,
         spec: ExpertsSpec,
     ) -> Tensor:
-        shares, chosen = choose_experts(scores, spec)
+        weights, chosen = choose_experts(scores, spec)
         out = torch.zeros_like(x, dtype=torch.float32)
         for expert in range(len(gate_up)):
             tokens, places = torch.nonzero(chosen == expert, as_tuple=True)
-            h = self.glu(expert_product(x[tokens], gate_up, expert), spec.activation)
+            own, taken = weights[tokens, places, None], x[tokens]
+            if spec.weighs_inputs:
+                taken = (taken.float() * own).to(x.dtype)
+            h = self.glu(expert_product(taken, gate_up, expert), spec.activation)
             h = expert_product(h, down, expert).float()
-            out.index_add_(0, tokens, shares[tokens, places, None] * h)
+            out.index_add_(0, tokens, h if spec.weighs_inputs else own * h)
         return out.to(x.dtype)
 
     def turn_and_store(
@@ -101,6 +108,9 @@ class PlainKernels:
             q, k = _turn(q, angles), _turn(k, angles)
         if spec.norm_after_rope:
             q, k = norm_heads(q, spec.q_norm, spec), norm_heads(k, spec.k_norm, spec)
+        if spec.temperature is not None:
+            steps = torch.floor((step.positions.double() + 1) / spec.temperature.floor)
+            q = q * (1 + spec.temperature.scale * steps.log1p()).float()[:, None, None]
         kept = step.slots >= 0
         slots = step.slots[kept].long()
         k_cache.flatten(0, 1)[slots] = k[kept].to(k_cache.dtype)
@@ -124,17 +134,44 @@ class PlainKernels:
             out[own] = _attend_one(q[own], k_cache, v_cache, step, spec, index, length)
         return out
 
+    def latent_attention(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        key_up: Tensor,
+        value_up: Tensor,
+        cos_sin: Tensor,
+        cache: Tensor,
+        step: DeviceStep,
+        spec: LatentAttentionSpec,
+    ) -> Tensor:
+        return latent_attention(q, kv, key_up, value_up, cos_sin, cache, step, spec)
+
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw(logits, params)
 
 
 def choose_experts(scores: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
-    """Each row's best experts and their shares, [T, top_k] both; of equal scores the first."""
-    ranked = scores.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
-    shares, chosen = ranked.values[:, : spec.top_k], ranked.indices[:, : spec.top_k]
+    """The weights of each row's best experts, and these, [T, top_k] both; of equals the first."""
+    scores = scores.float()
+    shares = torch.sigmoid(scores) if spec.is_sigmoid else scores.softmax(-1)
+    choice = shares if spec.bias is None else shares + spec.bias
+    if spec.top_groups < spec.num_groups:
+        groups = choice.view(len(choice), spec.num_groups, -1)
+        best = groups.topk(min(spec.best_of_group, groups.shape[-1]), dim=-1).values.sum(-1)
+        is_open = torch.zeros_like(best, dtype=torch.bool)
+        is_open.scatter_(1, _first_of_best(best, spec.top_groups), True)
+        choice = groups.masked_fill(~is_open[..., None], -torch.inf).flatten(1)
+    chosen = _first_of_best(choice, spec.top_k)
+    weights = shares.gather(1, chosen)
     if spec.renormalise:
-        shares = shares / shares.sum(-1, keepdim=True)
-    return shares, chosen
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * spec.scale, chosen
+
+
+def _first_of_best(values: Tensor, count: int) -> Tensor:
+    """Where each row's largest values are, the first of equals."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -173,7 +210,10 @@ def _attend_one(
     count = len(q)
     first = 0
     if spec.window is not None:  # memory before the window may be gone: do not read it
-        first = max(0, length - count - spec.window + 1)
+        begin = length - count
+        first = max(0, begin - spec.window + 1)
+        if spec.is_chunked:
+            first = begin // spec.window * spec.window
     first_block, num_blocks = first // BLOCK_SIZE, -(-length // BLOCK_SIZE)
     start = int(step.table_starts[index])
     blocks = step.tables[start + first_block : start + num_blocks].long()
@@ -185,23 +225,35 @@ def _attend_one(
     columns = torch.arange(first, length, device=q.device)
     visible = columns <= own
     if spec.window is not None:
-        visible &= columns > own - spec.window
-    if spec.alibi is not None:
-        slopes = torch.from_numpy(spec.alibi).to(q.device)[:, None, None]
-        group = spec.num_heads // spec.num_kv_heads
-        k, v = (x.repeat_interleave(group, dim=0).float() for x in (k, v))
-        scores = heads.float() @ k.transpose(1, 2) * spec.scale + slopes * (columns - own)
-        result = (scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v).to(q.dtype)
-    elif spec.soft_cap is None:
+        if spec.is_chunked:
+            visible &= columns >= own // spec.window * spec.window
+        else:
+            visible &= columns > own - spec.window
+    if spec.alibi is None and spec.soft_cap is None and spec.sinks is None:
         result = functional.scaled_dot_product_attention(
             heads[None], k[None], v[None], attn_mask=visible, scale=spec.scale,
             enable_gqa=spec.num_heads != spec.num_kv_heads,
         )[0]  # fmt: skip
     else:
-        group = spec.num_heads // spec.num_kv_heads
-        k, v = (x.repeat_interleave(group, dim=0).float() for x in (k, v))
-        scores = heads.float() @ k.transpose(1, 2) * spec.scale
-        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        result = (weights @ v).to(q.dtype)
+        result = _attend_by_scores(heads, k, v, visible, columns - own, spec)
     return result.transpose(0, 1).flatten(1)
+
+
+def _attend_by_scores(
+    heads: Tensor, k: Tensor, v: Tensor, visible: Tensor, distance: Tensor, spec: AttentionSpec
+) -> Tensor:
+    """All by [heads, tokens, …], in float32: what becomes of scores torch's own does not know."""
+    group = spec.num_heads // spec.num_kv_heads
+    k, v = (x.repeat_interleave(group, dim=0).float() for x in (k, v))
+    scores = heads.float() @ k.transpose(1, 2) * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    if spec.alibi is not None:
+        slopes = torch.from_numpy(spec.alibi).to(heads.device)
+        scores = scores + slopes[:, None, None] * distance
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if spec.sinks is not None:
+        sinks = spec.sinks[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(-1)[..., : v.shape[1]]
+    return (weights @ v).to(heads.dtype)

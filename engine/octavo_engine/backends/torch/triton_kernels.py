@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo_engine.backends.torch.device_step import WalkCut
+from octavo_engine.backends.torch.latent_kernels import LatentKernels
 from octavo_engine.backends.torch.packed import ALL_FORMATS, GroupedWeight
 from octavo_engine.backends.torch.triton import (
     adapters,
@@ -25,6 +26,8 @@ from octavo_engine.backends.torch.triton import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.head_shape import HeadShape
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
     from octavo_engine.models.config import ExpertsConfig
-    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
+    from octavo_engine.models.latent_config import LatentConfig
+    from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, LatentAttentionSpec
 
 FP8_CAPABILITY = (
     8,
@@ -59,11 +63,13 @@ class TritonKernels:
         *,
         batch_invariant: bool = False,
         prompts: FlashInferAttention | None = None,
+        latent: LatentConfig | None = None,
     ) -> None:
         """`prompts` attends in steps that are not of single tokens, if given."""
         self._prompts = prompts
         # Long prompts depend on the company: they are attended to otherwise than short ones.
         self._gathers = prompts is None and not batch_invariant and dtype.itemsize == 2
+        self._gathers = self._gathers and latent is None
         self._gathers = self._gathers and _copies_blocks(device)
         self._itemsize = dtype.itemsize
         group = shape.num_heads // shape.num_kv_heads
@@ -75,6 +81,8 @@ class TritonKernels:
         self._shape = shape
         self._batch_invariant = batch_invariant
         self.formats = _formats(device)
+        self._device = device
+        self._alibi: dict[int, tuple[NDArray[np.float32], Tensor]] = {}  # by id, which is kept
         self._num_processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
@@ -86,6 +94,13 @@ class TritonKernels:
         if not batch_invariant:
             parts = PARTS_PER_PROCESSOR * self._num_processors // shape.num_kv_heads
             self.walks = WalkCut(max(1, parts), shape.num_heads)
+        self._latent: LatentKernels | None = None
+        if latent is not None:
+            self._latent = LatentKernels(
+                latent, dtype, shape.num_heads, num_processors=self._num_processors,
+                split_tokens=INVARIANT_SPLIT_TOKENS if batch_invariant else 0,
+            )  # fmt: skip
+            self.walks = self._latent.walks
 
     @property
     def batch_invariant(self) -> bool:
@@ -96,6 +111,8 @@ class TritonKernels:
         return self._prompts is None  # who plans on the host
 
     def workspace_bytes(self, limits: BackendLimits) -> int:
+        if self._latent is not None:
+            return self._latent.workspace_bytes(limits)
         size = {"part_rows": self._tile.block_m, "head_dim": self._shape.head_dim}
         if not self._batch_invariant:  # at most two programs for each processor leave parts
             programs = 2 * self._num_processors
@@ -127,6 +144,8 @@ class TritonKernels:
 
     @property
     def tokens_per_tile(self) -> int:
+        if self._latent is not None:
+            return self._latent.tile.tokens_per_tile
         return self._tile.block_m // self._group
 
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
@@ -172,12 +191,15 @@ class TritonKernels:
         down: DeviceExperts,
         spec: ExpertsSpec,
     ) -> Tensor:
-        shares, chosen = routing.route(scores, spec)
+        weights, chosen = routing.route(scores, spec)
         tiles = routing.cut_tiles(chosen, len(gate_up), batch_invariant=self._batch_invariant)
         num_pairs = chosen.numel()
-        h = self.glu(experts.product(x.contiguous(), gate_up, tiles, num_pairs), spec.activation)
+        taken = x.contiguous()
+        if spec.weighs_inputs:
+            taken = routing.weigh(taken, weights)
+        h = self.glu(experts.product(taken, gate_up, tiles, num_pairs), spec.activation)
         h = experts.product(h, down, tiles, num_pairs).view(*chosen.shape, x.shape[1])
-        return routing.combine(h, shares, x.dtype)
+        return routing.combine(h, weights, x.dtype, is_weighed=spec.weighs_inputs)
 
     def turn_and_store(
         self,
@@ -200,8 +222,9 @@ class TritonKernels:
     ) -> Tensor:
         if self._prompts is not None and not step.is_decode:
             return self._prompts.attend(q, k_cache, v_cache, step, spec)
+        alibi = self._slopes(spec)
         if step.is_decode and not self._batch_invariant:
-            return decode.attend(q, k_cache, v_cache, step, spec, tile=self._walk_tile)
+            return decode.attend(q, k_cache, v_cache, step, spec, tile=self._walk_tile, alibi=alibi)
         out = torch.empty_like(q)
         runs = [range(len(step.tile_seqs))]
         long = prompts.find_long(step, spec, self._itemsize) if self._gathers else []
@@ -209,7 +232,7 @@ class TritonKernels:
             prompts.attend(out, q, k_cache, v_cache, step, spec, long)
             runs = prompts.tiles_of_others(step, long, self.tokens_per_tile)
         for tiles in runs:
-            self._attend_tiles(out, q, k_cache, v_cache, step, spec, tiles)
+            self._attend_tiles(out, q, k_cache, v_cache, step, spec, tiles, alibi)
         return out
 
     def _attend_tiles(
@@ -221,6 +244,7 @@ class TritonKernels:
         step: DeviceStep,
         spec: AttentionSpec,
         tiles: range,
+        alibi: Tensor | None,
     ) -> None:
         if self._batch_invariant:
             split_tokens = INVARIANT_SPLIT_TOKENS
@@ -236,8 +260,33 @@ class TritonKernels:
         attention.attend(
             q, k_cache, v_cache, step, spec,
             tile=self._tile, tiles=tiles, out=out,
-            num_splits=num_splits, split_tokens=split_tokens,
+            num_splits=num_splits, split_tokens=split_tokens, alibi=alibi,
         )  # fmt: skip
+
+    def _slopes(self, spec: AttentionSpec) -> Tensor | None:
+        """Its linear biases on the device. A layer's are sent once, by the warm-up at the latest:
+        what a graph holds may not wait for the host."""
+        if spec.alibi is None:
+            return None
+        known = self._alibi.get(id(spec.alibi))
+        if known is None:
+            slopes = torch.from_numpy(spec.alibi).to(self._device)
+            known = self._alibi[id(spec.alibi)] = (spec.alibi, slopes)
+        return known[1]
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        key_up: Tensor,
+        value_up: Tensor,
+        cos_sin: Tensor,
+        cache: Tensor,
+        step: DeviceStep,
+        spec: LatentAttentionSpec,
+    ) -> Tensor:
+        assert self._latent is not None, "the model's config has its sizes"
+        return self._latent.attend(q, kv, key_up, value_up, cos_sin, cache, step, spec)
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw.draw(logits, params)

@@ -24,7 +24,7 @@ from octavo_engine.backends.torch.triton.attention import (
 from octavo_engine.backends.torch.triton.heads import turn_and_store
 from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
-from octavo_engine.ops import AttentionSpec, Rope
+from octavo_engine.ops import AttentionSpec, QueryTemperature, Rope
 from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device
 
 MIXED = [(0, 3), (37, 1), (13, 9), (0, 1), (30, 4)]
@@ -71,7 +71,7 @@ class Paged:
 
 
 def on_host(spec: AttentionSpec) -> AttentionSpec:
-    norms = {"q_norm": spec.q_norm, "k_norm": spec.k_norm}
+    norms = {"q_norm": spec.q_norm, "k_norm": spec.k_norm, "sinks": spec.sinks}
     there = {name: norm.cpu() for name, norm in norms.items() if norm is not None}
     return dataclasses.replace(spec, **there)
 
@@ -81,6 +81,10 @@ def cos_sin(rope: Rope | None, device: torch.device) -> torch.Tensor | None:
         return None
     angles = torch.arange(256)[:, None] * torch.from_numpy(rope.inv_freq)
     return (torch.cat([angles.cos(), angles.sin()], 1) * rope.attention_factor).to(device)
+
+
+def slopes(spec: AttentionSpec, device: torch.device) -> torch.Tensor | None:
+    return None if spec.alibi is None else torch.from_numpy(spec.alibi).to(device)
 
 
 def run(paged: Paged, tile: Tile, num_splits: int = 1, split_tokens: int = 0) -> torch.Tensor:
@@ -94,6 +98,7 @@ def run(paged: Paged, tile: Tile, num_splits: int = 1, split_tokens: int = 0) ->
     result = attend(
         q, k_cache, v_cache, step, spec,
         tile=tile, num_splits=num_splits, split_tokens=split_tokens,
+        alibi=slopes(spec, q.device),
     )  # fmt: skip
     return result.float().cpu()
 
@@ -115,6 +120,16 @@ SPECS = {
     "one group": make_spec(num_heads=6, num_kv_heads=1),
     "three to one": make_spec(num_heads=6, num_kv_heads=2, window=20),
     "odd head": make_spec(head_dim=24, num_heads=3, num_kv_heads=3),
+    "sinks": make_spec(rope=ROPE, sinks=torch.tensor([-1.0, 0.5, 3.0, -torch.inf])),
+    "sinks and window": make_spec(window=9, sinks=torch.tensor([90.0, 0.5, -300.0, 1.0])),
+    "chunks": make_spec(rope=ROPE, window=12, is_chunked=True),
+    "linear biases": make_spec(
+        num_heads=6, num_kv_heads=2, alibi=np.array([1, 0.5, 0.3, 0.2, 0.1, 0], np.float32)
+    ),
+    "norms last": make_spec(
+        rope=PARTIAL, norm_after_rope=True, q_norm=torch.rand(16) + 0.5, k_norm=torch.rand(16)
+    ),
+    "warm queries": make_spec(temperature=QueryTemperature(floor=7.0, scale=0.4)),
 }
 
 
@@ -133,7 +148,7 @@ def test_any_mix_of_prompts_and_single_tokens_equals_the_reference(name, device)
 def to_device(spec: AttentionSpec, device: torch.device) -> AttentionSpec:
     norms = {
         name: getattr(spec, name).to(device)
-        for name in ("q_norm", "k_norm")
+        for name in ("q_norm", "k_norm", "sinks")
         if getattr(spec, name) is not None
     }
     return dataclasses.replace(spec, **norms)

@@ -51,7 +51,22 @@ def test_every_family_equals_transformers(name, device):
 
 
 # The interpreter is slow: families whose kernels differ, and few tokens.
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "olmo2", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3",
+        "gemma2",
+        "olmo2",
+        "gpt2",
+        "bloom",
+        "hunyuan",
+        "solar-open",
+        "gpt-oss",
+        "llama4",
+        "deepseek-v3",
+        "deepseek-v2-lite",
+    ],
+)
 def test_triton_kernels_give_whole_models(name, device):
     model = tiny_model(name)
     token_ids = random_tokens(19, seed=1)
@@ -59,15 +74,22 @@ def test_triton_kernels_give_whole_models(name, device):
     np.testing.assert_allclose(logits, model.logits(token_ids), **FLOAT32)
 
 
-@pytest.mark.parametrize("name", ["bloom", "hunyuan"])
-def test_triton_kernels_refuse_what_they_do_not_compute(name, device):
-    architecture = tiny_model(name).config["architectures"][0]
-    with pytest.raises(ModelError, match=f"{architecture} needs .* --device cpu does"):
-        build(name, device, kernels="triton")
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("bloom", "with linear biases"), ("gpt-oss", "with sinks"), ("llama4", "within chunks"),
+        ("deepseek-v3", "latent attention"),
+    ],
+)  # fmt: skip
+def test_flashinfer_is_refused_for_attention_that_it_does_not_compute(name, what, device):
+    with pytest.raises(ConfigError, match=rf"flashinfer does not compute .*{what}.*use auto"):
+        build(name, device, dtype=torch.bfloat16, kernels="triton", attention="flashinfer")
 
 
 @pytest.mark.parametrize("kernels", ["plain", pytest.param("triton", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "granite", "llama-tied-biased"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "granite", "llama-tied-biased", "bloom", "hunyuan", "youtu"]
+)
 def test_bf16_is_as_near_as_bf16_can_be(name, kernels, device):
     model = tiny_model(name)
     token_ids = random_tokens(100, seed=2)
@@ -180,6 +202,9 @@ def test_names_and_sizes_are_told(device):
     ("name", "dtype"),
     [
         ("qwen2-window", torch.float32),
+        ("deepseek-v3", torch.float32),
+        pytest.param("gpt-oss", torch.bfloat16, marks=pytest.mark.gpu),
+        pytest.param("deepseek-v3", torch.bfloat16, marks=pytest.mark.gpu),
         pytest.param("gemma2", torch.bfloat16, marks=pytest.mark.gpu),
         pytest.param("llama", torch.bfloat16, marks=pytest.mark.gpu),
     ],
@@ -215,7 +240,7 @@ def test_steps_in_buckets_with_padding_equal_each_sequence_alone(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "llama4", "deepseek-v3"])
 def test_captured_steps_give_the_bits_of_launched_ones(name, device):
     results = []
     for use_graphs in (False, True):

@@ -16,6 +16,7 @@ from tests.engine.backends.torch_cuda.test_attention import (
     Paged,
     cos_sin,
     make_spec,
+    slopes,
     to_device,
 )
 
@@ -41,7 +42,8 @@ def run(paged: Paged, length: int = 1000, tile: WalkTile = TILE):
     k_cache, v_cache = paged.kv.unbind()
     angles = cos_sin(spec.rope, paged.kv.device)
     q = turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
-    result = decode.attend(q, k_cache, v_cache, step, spec, tile=tile)
+    alibi = slopes(spec, q.device)
+    result = decode.attend(q, k_cache, v_cache, step, spec, tile=tile, alibi=alibi)
     return result.float().cpu(), step.arrivals
 
 

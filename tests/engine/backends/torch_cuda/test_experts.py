@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -10,9 +11,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from octavo_engine.backends.torch import reference
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.kernels import choose_kernels
-from octavo_engine.backends.torch.packed import FP8, PackedExperts, ScaledWeight, expert_product
+from octavo_engine.backends.torch.packed import (
+    FP8,
+    BiasedExperts,
+    PackedExperts,
+    ScaledWeight,
+    expert_product,
+)
 from octavo_engine.backends.torch.plain import PlainKernels, choose_experts
 from octavo_engine.backends.torch.triton import experts, routing, rows
 from octavo_engine.models.config import ModelConfig
@@ -27,6 +35,28 @@ PLAIN = PlainKernels()
 
 def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# How experts are chosen and weighed where it is not by a softmax alone.
+CHOICES = {
+    "sigmoids": ExpertsSpec(3, True, "silu", is_sigmoid=True, scale=2.5),
+    "bias": ExpertsSpec(3, True, "silu", is_sigmoid=True, bias=random(8, seed=7) / 4),
+    "groups by their best": ExpertsSpec(3, False, "silu", num_groups=4, top_groups=2, scale=3.0),
+    "groups by two": ExpertsSpec(
+        3, True, "silu", is_sigmoid=True, bias=random(8, seed=7) / 4,
+        num_groups=4, top_groups=2, best_of_group=2, scale=2.5,
+    ),
+    "groups of one": ExpertsSpec(
+        3, True, "silu", is_sigmoid=True, num_groups=8, top_groups=4, best_of_group=2
+    ),
+    "weighed inputs": ExpertsSpec(2, False, "silu", is_sigmoid=True, weighs_inputs=True),
+    "clamped units": ExpertsSpec(2, True, "swiglu_clamped"),
+}  # fmt: skip
+
+
+def choice(name, device):
+    spec = CHOICES[name]
+    return dataclasses.replace(spec, bias=None if spec.bias is None else spec.bias.to(device))
 
 
 def layer(num_experts, columns, width, device):
@@ -96,6 +126,30 @@ def test_tokens_are_routed_as_their_plain_twin_says(num_experts, top_k, device):
     expected = choose_experts(scores, spec)
     assert chosen.tolist() == expected[1].tolist()
     torch.testing.assert_close(shares, expected[0])
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_choice_is_the_references(name, device):
+    spec, scores = choice(name, device), random(40, 8, seed=3).to(device) * 2
+    truth = reference.choose_experts(scores.cpu(), CHOICES[name])
+    for found in (choose_experts(scores, spec), routing.route(scores, spec)):
+        assert found[1].tolist() == truth[1].tolist()
+        torch.testing.assert_close(found[0].cpu(), truth[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("name", CHOICES)
+def test_experts_of_each_choice_equal_their_plain_twin(name, has_bias, device):
+    spec = choice(name, device)
+    x, scores = random(9, 64).to(device), random(9, 8, seed=3).to(device) * 2
+    gate_up, down = layer(8, 64, 32, device)
+    if has_bias:
+        gate_up = BiasedExperts(gate_up, random(8, 64, seed=4).to(device))
+        down = BiasedExperts(down, random(8, 64, seed=5).to(device))
+    found = triton(device).experts(x * 3, scores, gate_up, down, spec)
+    truth = PLAIN.experts(x * 3, scores, gate_up, down, spec)
+    torch.testing.assert_close(found, truth, rtol=5e-5, atol=5e-5)
 
 
 def test_a_row_that_is_no_number_spoils_no_other(device):

@@ -19,6 +19,7 @@ from benchmarks.gpu import (
     correctness,
     estimate,
     gap,
+    latent,
     measure,
     products,
     run,
@@ -29,6 +30,7 @@ from benchmarks.gpu.random_model import TINY, Bench
 from octavo.measure import device_limits
 from octavo.measure.machine_limits import MachineLimits
 from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.models.latent_config import LatentConfig
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +85,28 @@ def test_products_and_experts_are_measured_beside_bf16():
     assert mixed["tiny_int4_3_ms"] == mixed["tiny_fp8_1_ms"] == 2.0
     assert len(calls) == 2 * len(products.KINDS) + 6
     assert all(torch.isfinite(result).all() for result in calls)
+
+
+def test_latent_attention_is_measured_beside_a_copy_of_its_vectors():
+    config = LatentConfig(
+        rank=32, rope_dim=16, nope_dim=24, value_dim=20, query_rank=None, turns_neighbours=True
+    )
+    results: list[torch.Tensor] = []
+
+    def timer(works):
+        results.extend(work() for work in works)
+        return 2e-3
+
+    found = latent.measure(
+        Ceilings(bytes_per_s=1e9, flops_per_s=1e12), device=torch.device("cpu"),
+        shape=latent.Shape(4, config), walks={"1_x_300": [300], "2_x_40": [40, 40]},
+        num_processors=3, timer=timer,
+    )  # fmt: skip
+    assert found["1_x_300_us"] == found["2_x_40_layer_us"] == 2.0
+    assert found["1_x_300_copy_us"] == pytest.approx(300 * 48 * 4 / 1e3)
+    assert found["2_x_40_bandwidth_share"] == pytest.approx(80 * 48 * 4 / 1e3 / 2)
+    assert len(results) == 2 * 2 * latent.LAYERS
+    assert all(torch.isfinite(result).all() for result in results)
 
 
 def test_whole_steps_are_timed_ahead_and_not_in_a_pool_that_is_free_again():

@@ -80,6 +80,8 @@ def check(found, truth):
         ("llama", {"kernels": "triton"}),
         ("mixtral", {"kernels": "plain"}),
         ("gemma2", {"kernels": "plain"}),
+        ("deepseek-v3", {"kernels": "triton"}),
+        ("gpt-oss", {"kernels": "triton"}),
     ],
 )
 def test_an_engine_says_what_it_says_on_the_cpu(tmp_path, pretended, family, options):

@@ -66,12 +66,16 @@ def test_tiles_of_others_are_all_but_those_of_the_long_ones(device):
     assert prompts.tiles_of_others(step, [], 16) == [range(12)]
 
 
-def test_windows_caps_other_heads_and_endless_contexts_stay_in_pages(device, monkeypatch):
+def test_unusual_heads_and_endless_contexts_stay_in_pages(device, monkeypatch):
     monkeypatch.setattr(prompts, "MIN_TOKENS", SHORT)
     case = paged([(0, 40)], device)
     step = of_prompts(case.step, device)
     assert prompts.find_long(step, case.spec, 2)
-    for changes in ({"window": 8}, {"soft_cap": 5.0}, {"head_dim": 80}):
+    sinks = torch.zeros(4)
+    for changes in (
+        {"window": 8}, {"soft_cap": 5.0}, {"head_dim": 80}, {"sinks": sinks},
+        {"alibi": sinks.numpy()},
+    ):  # fmt: skip
         assert not prompts.find_long(step, dataclasses.replace(case.spec, **changes), 2)
     captured = dataclasses.replace(step, host=None)
     assert not prompts.find_long(captured, case.spec, 2)

@@ -88,7 +88,8 @@ def look_at(
     low,
     high,
     positions,  # [rows]: the last token that each sees
-    window,
+    lows,  # [rows]: the first one, if HAS_WINDOW
+    slopes,  # [rows]: of linear biases, times log2(e), if HAS_ALIBI
     kv_head,
     num_kv_heads,
     score_scale,
@@ -100,6 +101,7 @@ def look_at(
     IS_MASKED: tl.constexpr,  # False: all rows see all of the tokens
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
     EXACT: tl.constexpr,
 ):
     """The running maximum, sum and average of values, after BLOCK_N more tokens."""
@@ -133,10 +135,12 @@ def look_at(
         powers = tl.minimum(scores / soft_cap * 2.8853900817779268, 120.0)
         scores = soft_cap * (1 - 2 / (tl.exp2(powers) + 1))
         scores = scores * 1.4426950408889634
+    if HAS_ALIBI:
+        scores += slopes[:, None] * (columns[None, :] - positions[:, None]).to(tl.float32)
     if IS_MASKED:
         seen = (columns[None, :] <= positions[:, None]) & column_ok[None, :]
         if HAS_WINDOW:
-            seen = seen & (columns[None, :] > positions[:, None] - window)
+            seen = seen & (columns[None, :] >= lows[:, None])
         scores = tl.where(seen, scores, -float("inf"))
     new_maxima = tl.maximum(maxima, tl.max(scores, 1))
     pivots = new_maxima
@@ -167,7 +171,8 @@ def look_along(
     low,
     high,
     positions,
-    window,
+    lows,
+    slopes,
     kv_head,
     num_kv_heads,
     score_scale,
@@ -178,22 +183,39 @@ def look_along(
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
     EXACT: tl.constexpr,
 ):
     """As `look_at`, over the tokens [start, stop)."""
     for n in range(start, whole, BLOCK_N):
         maxima, sums, acc = look_at(
-            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, window,
-            kv_head, num_kv_heads, score_scale, soft_cap,
-            HEAD_DIM, DIM, PAGE, BLOCK_N, False, False, HAS_CAP, EXACT,
+            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, lows,
+            slopes, kv_head, num_kv_heads, score_scale, soft_cap,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, False, False, HAS_CAP, HAS_ALIBI, EXACT,
         )  # fmt: skip
     for n in range(whole, stop, BLOCK_N):
         maxima, sums, acc = look_at(
-            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, window,
-            kv_head, num_kv_heads, score_scale, soft_cap,
-            HEAD_DIM, DIM, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_CAP, EXACT,
+            maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, lows,
+            slopes, kv_head, num_kv_heads, score_scale, soft_cap,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_CAP, HAS_ALIBI, EXACT,
         )  # fmt: skip
     return maxima, sums, acc
+
+
+@triton.jit
+def first_seen(positions, window, IS_CHUNKED: tl.constexpr):
+    """The first token that a window shows at a position: the window ends there, or texts are cut
+    into chunks of its length."""
+    if IS_CHUNKED:
+        return positions // window * window
+    return tl.maximum(positions - window + 1, 0)
+
+
+@triton.jit
+def add_sinks(sums, maxima, sinks, heads, mask):
+    """The softmax's sums, with each head's sink: a score more, of no value."""
+    scores = tl.load(sinks + heads, mask=mask, other=0.0) * 1.4426950408889634
+    return sums + tl.exp2(tl.minimum(scores - maxima, 120.0))  # beyond, nothing else counts
 
 
 @triton.jit(do_not_specialize=["first_tile", "part_rows", "split_tokens"])
@@ -205,6 +227,8 @@ def attend_kernel(
     q,  # [T, num_heads * HEAD_DIM]
     k_cache,  # [blocks, PAGE, kv heads, HEAD_DIM]
     v_cache,
+    sinks,  # [num_heads] f32, if HAS_SINKS
+    alibi,  # [num_heads] f32, if HAS_ALIBI
     tile_seqs,
     tile_starts,
     seq_starts,
@@ -224,7 +248,10 @@ def attend_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
     SPLIT: tl.constexpr,
     ALWAYS_MASKED: tl.constexpr,  # masks cost time and change the way in which numbers are rounded
     EXACT: tl.constexpr,  # float32 products as they are, not in tf32
@@ -259,8 +286,12 @@ def attend_kernel(
     # NaN too, and must not be read: zero times NaN is NaN.
     high = tl.minimum(context + first + BLOCK_Q, seq_len)
     low = 0
+    lows, slopes = positions, positions
     if HAS_WINDOW:
-        low = tl.maximum(context + first - window + 1, 0)
+        low = first_seen(context + first, window, IS_CHUNKED)
+        lows = first_seen(positions, window, IS_CHUNKED)
+    if HAS_ALIBI:
+        slopes = tl.load(alibi + heads) * 1.4426950408889634
     start = low // BLOCK_N * BLOCK_N
     stop = high
     if SPLIT:
@@ -281,8 +312,8 @@ def attend_kernel(
         whole += tl.maximum(tl.minimum(stop, context + first + 1) - start, 0) // BLOCK_N * BLOCK_N
     maxima, sums, acc = look_along(
         maxima, sums, acc, q_rows, k_cache, v_cache, pages, start, whole, stop, low, high,
-        positions, window, kv_head, num_kv_heads, score_scale, soft_cap,
-        HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, EXACT,
+        positions, lows, slopes, kv_head, num_kv_heads, score_scale, soft_cap,
+        HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_ALIBI, EXACT,
     )  # fmt: skip
 
     if SPLIT:
@@ -293,6 +324,8 @@ def attend_kernel(
         target = parts + at.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
         tl.store(target, acc, mask=is_used[:, None] & dim_ok[None, :])
     else:
+        if HAS_SINKS:
+            sums = add_sinks(sums, maxima, sinks, heads, row_ok)
         result = acc / tl.where(sums > 0, sums, 1.0)[:, None]
         out_rows = out + row_offsets[:, None] + dims[None, :]
         tl.store(out_rows, result.to(out.dtype.element_ty), mask=q_mask)
@@ -304,6 +337,7 @@ def join_kernel(
     parts,
     part_maxima,
     part_sums,
+    sinks,
     tile_seqs,
     tile_starts,
     seq_starts,
@@ -314,6 +348,7 @@ def join_kernel(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """One row of one tile: its parts, weighed by how much of the softmax each has seen."""
     tile, row = first_tile + tl.program_id(0), tl.program_id(1)
@@ -342,6 +377,8 @@ def join_kernel(
             acc = acc * fade + part * weight
             total = total * fade + tl.load(part_sums + place) * weight
             maximum = new_max
+        if HAS_SINKS:
+            total = add_sinks(total, maximum, sinks, row, row >= 0)
         acc = acc / tl.where(total > 0, total, 1.0)
         token = (begin + first + index).to(tl.int64)
         out_row = out + (token * num_heads + row) * HEAD_DIM + dims
@@ -358,11 +395,12 @@ def attend(
     tile: Tile,
     num_splits: int,
     split_tokens: int = 0,
+    alibi: Tensor | None = None,
     tiles: range | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """q [T, num_heads * head_dim] over the pages of each sequence. Of some tiles, if given: then
-    the rows of others in `out` stay as they are."""
+    """q [T, num_heads * head_dim] over the pages of each sequence. `alibi`: the spec's. Of some
+    tiles, if given: then the rows of others in `out` stay as they are."""
     out = torch.empty_like(q) if out is None else out
     tiles = range(len(step.tile_seqs)) if tiles is None else tiles
     num_tiles = len(tiles)
@@ -380,28 +418,32 @@ def attend(
         parts = q.new_empty((planned.num_rows, spec.head_dim), dtype=torch.float32)
         maxima = q.new_empty(planned.num_rows, dtype=torch.float32)
         sums = torch.empty_like(maxima)
+    sinks = q if spec.sinks is None else spec.sinks
     common = {
         "GROUP": group,
         "HEAD_DIM": spec.head_dim,
         "DIM": triton.next_power_of_2(spec.head_dim),
         "BLOCK_M": tile.block_m,
+        "HAS_SINKS": spec.sinks is not None,
     }
     for first in range(tiles.start, tiles.stop, planned.num_tiles):
         count = min(planned.num_tiles, tiles.stop - first)
         attend_kernel[(count, spec.num_kv_heads, num_splits)](
             out, parts, maxima, sums, q, k_cache, v_cache,
+            sinks, q if alibi is None else alibi,
             step.tile_seqs, step.tile_starts, step.seq_starts, step.seq_lens,
             step.table_starts, step.tables, first, part_rows,
             spec.scale if spec.soft_cap is not None else spec.scale * LOG2_E,
             spec.soft_cap or 0.0, spec.window or 0, split_tokens,
             PAGE=k_cache.shape[1], BLOCK_N=tile.block_n,
-            HAS_WINDOW=spec.window is not None, HAS_CAP=spec.soft_cap is not None,
+            HAS_WINDOW=spec.window is not None, IS_CHUNKED=spec.is_chunked,
+            HAS_CAP=spec.soft_cap is not None, HAS_ALIBI=alibi is not None,
             SPLIT=is_split, ALWAYS_MASKED=split_tokens > 0, EXACT=q.dtype == torch.float32,
             num_warps=tile.num_warps, num_stages=tile.num_stages, **common,
         )  # fmt: skip
         if is_split:
             join_kernel[(count, spec.num_heads)](
-                out, parts, maxima, sums, step.tile_seqs, step.tile_starts, step.seq_starts,
+                out, parts, maxima, sums, sinks, step.tile_seqs, step.tile_starts, step.seq_starts,
                 first, part_rows, num_splits, num_warps=2, **common,
             )  # fmt: skip
     return out

@@ -15,7 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_engine.backends.torch.triton.attention import LOG2_E, look_along
+from octavo_engine.backends.torch.triton.attention import (
+    LOG2_E,
+    add_sinks,
+    first_seen,
+    look_along,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +59,8 @@ def walk_kernel(
     q,  # [S, num_heads * HEAD_DIM]
     k_cache,  # [blocks, PAGE, kv heads, HEAD_DIM]
     v_cache,
+    sinks,  # [num_heads] f32, if HAS_SINKS
+    alibi,  # [num_heads] f32, if HAS_ALIBI
     tile_seqs,  # -1: no part
     tile_starts,
     tile_ends,
@@ -73,7 +80,10 @@ def walk_kernel(
     BLOCK_N: tl.constexpr,
     PARTS: tl.constexpr,  # that are added at once
     HAS_WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
     EXACT: tl.constexpr,
 ):
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -88,16 +98,20 @@ def walk_kernel(
         rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
         dim_ok = dims < HEAD_DIM
         num_heads = num_kv_heads * GROUP
-        heads = sequence.to(tl.int64) * num_heads + kv_head * GROUP + rows
-        q_mask = (rows < GROUP)[:, None] & dim_ok[None, :]
-        q_places = heads[:, None] * HEAD_DIM + dims[None, :]
+        heads, member_ok = kv_head * GROUP + rows, rows < GROUP
+        q_mask = member_ok[:, None] & dim_ok[None, :]
+        q_places = (sequence.to(tl.int64) * num_heads + heads)[:, None] * HEAD_DIM + dims[None, :]
         q_rows = tl.load(q + q_places, mask=q_mask, other=0.0)
         positions = tl.zeros([ROWS], tl.int32) + (seq_len - 1)
 
         low = start
+        lows, slopes = positions, positions
         if HAS_WINDOW:
-            low = tl.maximum(start, seq_len - window)
+            lows = first_seen(positions, window, IS_CHUNKED)
+            low = tl.maximum(start, first_seen(seq_len - 1, window, IS_CHUNKED))
             start = low // BLOCK_N * BLOCK_N
+        if HAS_ALIBI:
+            slopes = tl.load(alibi + heads, mask=member_ok, other=0.0) * 1.4426950408889634
         whole = start
         if not HAS_WINDOW:
             whole = start + (end - start) // BLOCK_N * BLOCK_N
@@ -106,17 +120,19 @@ def walk_kernel(
         acc = tl.zeros([ROWS, DIM], tl.float32)
         maxima, sums, acc = look_along(
             maxima, sums, acc, q_rows, k_cache, v_cache, pages, start, whole, end, low, end,
-            positions, window, kv_head, num_kv_heads, score_scale, soft_cap,
-            HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, EXACT,
+            positions, lows, slopes, kv_head, num_kv_heads, score_scale, soft_cap,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_ALIBI, EXACT,
         )  # fmt: skip
 
         if num_parts == 1:
+            if HAS_SINKS:
+                sums = add_sinks(sums, maxima, sinks, heads, member_ok)
             result = acc / tl.where(sums > 0, sums, 1.0)[:, None]
             tl.store(out + q_places, result.to(out.dtype.element_ty), mask=q_mask)
         else:
             at = (tile * num_kv_heads + kv_head) * GROUP + rows
-            tl.store(part_maxima + at, maxima, mask=rows < GROUP)
-            tl.store(part_sums + at, sums, mask=rows < GROUP)
+            tl.store(part_maxima + at, maxima, mask=member_ok)
+            tl.store(part_sums + at, sums, mask=member_ok)
             target = parts + at.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
             tl.store(target, acc, mask=q_mask)
             arrival = arrivals + sequence * num_kv_heads + kv_head
@@ -124,8 +140,8 @@ def walk_kernel(
             if tl.atomic_add(arrival, 1, sem="acq_rel") == num_parts - 1:
                 tl.store(arrival, 0)
                 join_parts(
-                    out, parts, part_maxima, part_sums, sequence, kv_head, num_kv_heads,
-                    first_tile, num_parts, GROUP, MEMBERS, HEAD_DIM, DIM, PARTS,
+                    out, parts, part_maxima, part_sums, sinks, sequence, kv_head, num_kv_heads,
+                    first_tile, num_parts, GROUP, MEMBERS, HEAD_DIM, DIM, PARTS, HAS_SINKS,
                 )  # fmt: skip
 
 
@@ -135,6 +151,7 @@ def join_parts(
     parts,
     part_maxima,
     part_sums,
+    sinks,
     sequence,
     kv_head,
     num_kv_heads,
@@ -145,6 +162,7 @@ def join_parts(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """What the parts of a sequence come to, each weighed by how much of the softmax it has seen.
     They are read past the first cache, which other processors do not write to."""
@@ -169,11 +187,13 @@ def join_parts(
         acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], 0)
         total = total * fade + tl.sum(part_sum * weight, 0)
         maximum = new_max
+    heads = kv_head * GROUP + members
+    if HAS_SINKS:
+        total = add_sinks(total, maximum, sinks, heads, member_ok)
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    num_heads = num_kv_heads * GROUP
-    heads = sequence.to(tl.int64) * num_heads + kv_head * GROUP + members
+    rows = sequence.to(tl.int64) * num_kv_heads * GROUP + heads
     tl.store(
-        out + heads[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty),
+        out + rows[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty),
         mask=member_ok[:, None] & dim_ok[None, :],
     )  # fmt: skip
 
@@ -191,8 +211,10 @@ def attend(
     spec: AttentionSpec,
     *,
     tile: WalkTile,
+    alibi: Tensor | None = None,
 ) -> Tensor:
-    """q [S, num_heads * head_dim], a token of each sequence, over the sequence's pages."""
+    """q [S, num_heads * head_dim], a token of each sequence, over the sequence's pages. `alibi`:
+    the spec's."""
     out = torch.empty_like(q)
     num_tiles = len(step.tile_seqs)
     if num_tiles == 0:
@@ -204,6 +226,7 @@ def attend(
     maxima, sums = q.new_empty((2, num_parts), dtype=torch.float32).unbind()
     walk_kernel[(num_tiles, spec.num_kv_heads)](
         out, parts, maxima, sums, step.arrivals, q, k_cache, v_cache,
+        q if spec.sinks is None else spec.sinks, q if alibi is None else alibi,
         step.tile_seqs, step.tile_starts, step.tile_ends, step.seq_tiles, step.seq_lens,
         step.table_starts, step.tables,
         spec.scale if spec.soft_cap is not None else spec.scale * LOG2_E,
@@ -211,7 +234,9 @@ def attend(
         GROUP=group, MEMBERS=members, ROWS=max(16, members), HEAD_DIM=spec.head_dim, DIM=dim,
         PAGE=k_cache.shape[1], BLOCK_N=tile.block_n,
         PARTS=max(2, min(64, JOINED_VALUES // (members * dim))),
-        HAS_WINDOW=spec.window is not None, HAS_CAP=spec.soft_cap is not None,
+        HAS_WINDOW=spec.window is not None, IS_CHUNKED=spec.is_chunked,
+        HAS_CAP=spec.soft_cap is not None, HAS_SINKS=spec.sinks is not None,
+        HAS_ALIBI=alibi is not None,
         EXACT=q.dtype == torch.float32,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

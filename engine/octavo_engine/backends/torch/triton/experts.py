@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_engine.backends.torch.packed import GroupedWeight, PackedExperts
+from octavo_engine.backends.torch.packed import BiasedExperts, GroupedWeight, PackedExperts
 from octavo_engine.backends.torch.triton.grouped import (
     assembly_of,
     grouped_sum,
@@ -35,16 +35,18 @@ def experts_kernel(
     out,  # [pairs, N]
     x,  # [pairs / PAIRS_PER_ROW, K]
     weights,  # [experts, N, K]
+    bias,  # [experts, N], if HAS_BIAS
     tile_pairs,
     tile_experts,
     num_outputs,
     num_inputs,
     PAIRS_PER_ROW: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[pair] = x[pair / PAIRS_PER_ROW] · weights[its expert]ᵀ"""
+    """out[pair] = x[pair / PAIRS_PER_ROW] · weights[its expert]ᵀ + bias[its expert]"""
     tile = tl.program_id(0)
     expert = tl.load(tile_experts + tile)
     if expert >= 0:
@@ -63,6 +65,9 @@ def experts_kernel(
             b_mask = input_ok[:, None] & output_ok[None, :]
             b = tl.load(weight_rows + inputs[:, None], mask=b_mask, other=0.0)
             acc = tl.dot(a, b, acc, input_precision="ieee")
+        if HAS_BIAS:
+            own = bias + expert.to(tl.int64) * num_outputs + outputs
+            acc += tl.load(own, mask=output_ok, other=0.0).to(tl.float32)[None, :]
         target = out + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
         mask = row_ok[:, None] & output_ok[None, :]
         tl.store(target, acc.to(out.dtype.element_ty), mask=mask)
@@ -78,12 +83,14 @@ def grouped_experts_kernel(
     minima,
     row_step,
     group_step,
+    bias,
     tile_pairs,
     tile_experts,
     num_outputs,
     num_inputs,
     group_size,
     PAIRS_PER_ROW: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BITS: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
     ONE_GROUP: tl.constexpr,
@@ -106,6 +113,9 @@ def grouped_experts_kernel(
             0, num_inputs // (2 * HALF), num_inputs, group_size,
             BITS, HAS_MINIMA, ONE_GROUP, HALF, ASM, BLOCK_M, BLOCK_N,
         )  # fmt: skip
+        if HAS_BIAS:
+            own = bias + expert.to(tl.int64) * num_outputs + outputs
+            acc += tl.load(own, mask=output_ok, other=0.0).to(tl.float32)[None, :]
         target = out + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
         mask = row_ok[:, None] & output_ok[None, :]
         tl.store(target, acc.to(out.dtype.element_ty), mask=mask)
@@ -118,12 +128,14 @@ def scaled_experts_kernel(
     x_scales,
     values,  # [experts * N, K]
     scales,  # [experts * N, blocks]
+    bias,
     tile_pairs,
     tile_experts,
     num_outputs,
     num_inputs,
     num_blocks,
     PAIRS_PER_ROW: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     IS_INTEGER: tl.constexpr,
     IN_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -143,6 +155,9 @@ def scaled_experts_kernel(
             tl.cdiv(num_inputs, BLOCK_K), num_inputs, num_blocks,
             IS_INTEGER, IN_BLOCKS, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
+        if HAS_BIAS:
+            own = bias + expert.to(tl.int64) * num_outputs + outputs
+            result += tl.load(own, mask=output_ok, other=0.0).to(tl.float32)[None, :]
         target = out + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
         mask = row_ok[:, None] & output_ok[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=mask)
@@ -155,13 +170,17 @@ def product(x: Tensor, weights: DeviceExperts, tiles: Tiles, num_pairs: int) -> 
     if not num_pairs:  # then x may have no rows
         return out
     grid = (len(tiles.experts), triton.cdiv(num_outputs, BLOCK_N))
+    bias: Tensor | None = None
+    if isinstance(weights, BiasedExperts):
+        bias, weights = weights.bias, weights.weights
+    own_bias = out if bias is None else bias
     common = {
-        "PAIRS_PER_ROW": num_pairs // len(x), "BLOCK_M": tiles.block_m, "BLOCK_N": BLOCK_N,
-        "num_warps": 4, "num_stages": 3,
+        "PAIRS_PER_ROW": num_pairs // len(x), "HAS_BIAS": bias is not None,
+        "BLOCK_M": tiles.block_m, "BLOCK_N": BLOCK_N, "num_warps": 4, "num_stages": 3,
     }  # fmt: skip
     if not isinstance(weights, PackedExperts):
         experts_kernel[grid](
-            out, x, weights, tiles.pairs, tiles.experts, num_outputs, num_inputs,
+            out, x, weights, own_bias, tiles.pairs, tiles.experts, num_outputs, num_inputs,
             BLOCK_K=BLOCK_K, **common,
         )  # fmt: skip
     elif isinstance(weights.weight, GroupedWeight):
@@ -170,13 +189,14 @@ def product(x: Tensor, weights: DeviceExperts, tiles: Tiles, num_pairs: int) -> 
         grouped_experts_kernel[grid](
             out, x, sums_for(x, weight), weight.packed, weight.scales,
             weight.scales if weight.minima is None else weight.minima, *weight.scales.stride(),
+            own_bias,
             tiles.pairs, tiles.experts, num_outputs, num_inputs, weight.group_size,
             BITS=weight.bits, HAS_MINIMA=weight.minima is not None,
             ONE_GROUP=is_one_group(weight), HALF=weight.half,
             ASM=assembly_of(weight, x.dtype), **common,
         )  # fmt: skip
     else:
-        _scaled_product(out, x, weights.weight, tiles, grid, common)
+        _scaled_product(out, x, weights.weight, own_bias, tiles, grid, common)
     return out
 
 
@@ -184,6 +204,7 @@ def _scaled_product(
     out: Tensor,
     x: Tensor,
     weight: ScaledWeight,
+    bias: Tensor,
     tiles: Tiles,
     grid: tuple[int, int],
     common: dict[str, int],
@@ -192,8 +213,8 @@ def _scaled_product(
     in_blocks = weight.block < num_inputs
     rounded = round_rows(x.contiguous(), dtype, weight.block)
     scaled_experts_kernel[grid](
-        out, rounded.values, rounded.scales, weight.values, weight.scales, tiles.pairs,
-        tiles.experts, out.shape[1], num_inputs, weight.scales.shape[1],
+        out, rounded.values, rounded.scales, weight.values, weight.scales, bias,
+        tiles.pairs, tiles.experts, out.shape[1], num_inputs, weight.scales.shape[1],
         IS_INTEGER=dtype == torch.int8, IN_BLOCKS=in_blocks,
         BLOCK_K=weight.block if in_blocks else SCALED_BLOCK_K, **common,
     )  # fmt: skip

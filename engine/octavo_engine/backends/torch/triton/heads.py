@@ -29,6 +29,8 @@ def turn_and_store_kernel(
     q_norm,
     k_norm,
     eps,
+    warmth,  # of queries, if WARMS: as ops.QueryTemperature
+    warmth_floor,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -36,6 +38,8 @@ def turn_and_store_kernel(
     HALF: tl.constexpr,  # pairs that turn; 0: no rope
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    NORMS_LAST: tl.constexpr,  # after the turn
+    WARMS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
     """HEADS heads of one token, all of q, of k or of v alike; a head is read once."""
@@ -55,7 +59,7 @@ def turn_and_store_kernel(
     y = x
     if HALF > 0:
         y = tl.load(source + partners[None, :], mask=mask, other=0.0).to(tl.float32)
-    if HAS_Q_NORM or HAS_K_NORM:
+    if (HAS_Q_NORM or HAS_K_NORM) and not NORMS_LAST:
         factor = 1 / tl.sqrt_rn(tl.sum(x * x, 1) / HEAD_DIM + eps)
         dim_ok = dims < HEAD_DIM
         own = tl.full([HEADS, DIM], 1.0, tl.float32)
@@ -79,6 +83,20 @@ def turn_and_store_kernel(
         sin = tl.load(angles + HALF + pair, mask=turns, other=0.0)
         sin = tl.where(dims < HALF, -sin, sin)
         x = tl.where(is_v[:, None], x, x * cos[None, :] + y * sin[None, :])
+    if (HAS_Q_NORM or HAS_K_NORM) and NORMS_LAST:
+        factor = 1 / tl.sqrt_rn(tl.sum(x * x, 1) / HEAD_DIM + eps)
+        own = tl.full([HEADS, DIM], 1.0, tl.float32)
+        if HAS_Q_NORM:
+            weight = tl.load(q_norm + dims, mask=dims < HEAD_DIM, other=0.0)[None, :]
+            own = tl.where(is_q[:, None], weight * factor[:, None], own)
+        if HAS_K_NORM:
+            weight = tl.load(k_norm + dims, mask=dims < HEAD_DIM, other=0.0)[None, :]
+            own = tl.where(is_k[:, None], weight * factor[:, None], own)
+        x = x * own
+    if WARMS:
+        place = (tl.load(positions + token) + 1).to(tl.float32)
+        warm = 1 + warmth * tl.log(1 + tl.floor(tl.div_rn(place, warmth_floor)))
+        x = tl.where(is_q[:, None], x * warm, x)
 
     target = q_out + (token * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(target, x.to(q_out.dtype.element_ty), mask=mask & is_q[:, None])
@@ -107,6 +125,7 @@ def turn_and_store(
     if num_tokens == 0:
         return q
     total = spec.num_heads + 2 * spec.num_kv_heads
+    warmth = spec.temperature
     turn_and_store_kernel[(num_tokens, triton.cdiv(total, HEADS_PER_PROGRAM))](
         q, k_cache, v_cache, qkv,
         qkv if cos_sin is None else cos_sin,
@@ -114,10 +133,12 @@ def turn_and_store(
         qkv if spec.q_norm is None else spec.q_norm,
         qkv if spec.k_norm is None else spec.k_norm,
         spec.norm_eps,
+        0.0 if warmth is None else warmth.scale, 1.0 if warmth is None else warmth.floor,
         NUM_HEADS=spec.num_heads, NUM_KV_HEADS=spec.num_kv_heads,
         HEAD_DIM=spec.head_dim, DIM=triton.next_power_of_2(spec.head_dim),
         HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
         HAS_Q_NORM=spec.q_norm is not None, HAS_K_NORM=spec.k_norm is not None,
+        NORMS_LAST=spec.norm_after_rope, WARMS=warmth is not None,
         HEADS=HEADS_PER_PROGRAM, num_warps=4,
     )  # fmt: skip
     return q

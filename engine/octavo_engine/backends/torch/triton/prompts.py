@@ -48,7 +48,8 @@ class Long(NamedTuple):
 def find_long(step: DeviceStep, spec: AttentionSpec, itemsize: int) -> list[Long]:
     """The step's sequences that this is for, in their order."""
     host = step.host
-    if host is None or spec.window is not None or spec.soft_cap is not None:
+    unusual = (spec.window, spec.soft_cap, spec.sinks, spec.alibi)
+    if host is None or any(part is not None for part in unusual):
         return []
     if spec.head_dim not in (64, 128) or spec.num_heads // spec.num_kv_heads > BLOCK_M:
         return []

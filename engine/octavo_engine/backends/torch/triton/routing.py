@@ -1,8 +1,10 @@
 """Which experts a token's row goes to, and back: three launches around a mixture's products.
 
-  route    each token's best experts and their shares
+  route    each token's best experts and their weights
   place    each expert's pairs of token and expert, in tiles of its own
   combine  a token's results, in the order of its own scores: the same sum in any company
+
+Where weights multiply what experts take, a fourth one, `weigh`, makes a row for each pair.
 
 Nothing of it waits for the host: how many tiles there are is bounded by the shapes, and a tile of
 no expert ends at once, so a graph may hold it.
@@ -29,7 +31,7 @@ COLUMNS = 1024  # of a token that a program sums
 class Routed(NamedTuple):
     """Each token's experts, best first."""
 
-    shares: Tensor  # float32 [T, top_k]
+    weights: Tensor  # float32 [T, top_k]
     chosen: Tensor  # int32 [T, top_k]
 
 
@@ -43,16 +45,24 @@ class Tiles(NamedTuple):
 
 @triton.jit
 def route_kernel(
-    shares,  # [T, TOP_K] f32
+    weights,  # [T, TOP_K] f32
     chosen,  # [T, TOP_K] i32
     scores,  # [T, experts]
+    bias,  # [experts] f32, if HAS_BIAS: counts in the choice, not in the weight
     num_experts,
+    scale,
     TOP_K: tl.constexpr,
     PLACES: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    BEST_OF_GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,  # NUM_GROUPS, up to a power of two
     BLOCK: tl.constexpr,
 ):
-    """One token. Of equal probabilities the first expert is taken."""
+    """One token. Of equals the first expert, or group, is taken."""
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK)
     is_there = experts < num_experts
@@ -61,25 +71,82 @@ def route_kernel(
     # What is no number chooses all the same, and makes its token's result none either.
     is_flawed = (x != x) | (x == float("inf"))
     x = tl.where(is_flawed, 0.0, x)
-    powers = tl.exp(x - tl.max(x, 0))
-    probabilities = powers / tl.sum(powers, 0)
-    left = tl.where(is_there, probabilities, -1.0)
+    if IS_SIGMOID:
+        shares = 1 / (1 + tl.exp(tl.minimum(-x, 80.0)))
+    else:
+        powers = tl.exp(x - tl.max(x, 0))
+        shares = powers / tl.sum(powers, 0)
+    left = shares
+    if HAS_BIAS:
+        left += tl.load(bias + experts, mask=is_there, other=0.0)
+    left = tl.where(is_there, left, -float("inf"))
+    if TOP_GROUPS < NUM_GROUPS:
+        group_of = experts // (num_experts // NUM_GROUPS)
+        best_of = rate_groups(left, group_of, NUM_GROUPS, BEST_OF_GROUP, GROUPS, BLOCK)
+        groups = tl.arange(0, GROUPS)
+        is_open = experts < 0
+        for _ in range(TOP_GROUPS):
+            best = tl.min(tl.where(best_of == tl.max(best_of, 0), groups, GROUPS), 0)
+            is_open = is_open | (group_of == best)
+            best_of = tl.where(groups == best, -float("inf"), best_of)
+        left = tl.where(is_open, left, -float("inf"))
     places = tl.arange(0, PLACES)
-    own_shares = tl.zeros([PLACES], tl.float32)
+    own_weights = tl.zeros([PLACES], tl.float32)
     own_chosen = tl.zeros([PLACES], tl.int32)
     for place in tl.static_range(TOP_K):
         best = tl.min(tl.where(left == tl.max(left, 0), experts, BLOCK), 0)
         is_best = experts == best
-        share = tl.sum(tl.where(is_best, probabilities, 0.0), 0)
-        own_shares = tl.where(places == place, share, own_shares)
+        share = tl.sum(tl.where(is_best, shares, 0.0), 0)
+        own_weights = tl.where(places == place, share, own_weights)
         own_chosen = tl.where(places == place, best, own_chosen)
-        left = tl.where(is_best, -1.0, left)
+        left = tl.where(is_best, -float("inf"), left)
     if RENORMALISE:
-        own_shares = own_shares / tl.sum(own_shares, 0)
+        own_weights = own_weights / (tl.sum(own_weights, 0) + 1e-20)
+    own_weights = own_weights * scale
     if tl.max(is_flawed.to(tl.int32), 0) > 0:
-        own_shares = tl.full([PLACES], float("nan"), tl.float32)
-    tl.store(shares + token * TOP_K + places, own_shares, mask=places < TOP_K)
+        own_weights = tl.full([PLACES], float("nan"), tl.float32)
+    tl.store(weights + token * TOP_K + places, own_weights, mask=places < TOP_K)
     tl.store(chosen + token * TOP_K + places, own_chosen, mask=places < TOP_K)
+
+
+@triton.jit
+def rate_groups(
+    choice,  # [BLOCK]: what each expert is chosen by; -inf beyond the last
+    group_of,
+    NUM_GROUPS: tl.constexpr,
+    BEST_OF_GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """[GROUPS]: the sum of each group's best experts; -inf beyond the last group."""
+    experts, groups = tl.arange(0, BLOCK), tl.arange(0, GROUPS)
+    best_of = tl.full([GROUPS], -float("inf"), tl.float32)
+    for group in range(NUM_GROUPS):
+        own = tl.where(group_of == group, choice, -float("inf"))
+        total = tl.max(own, 0)
+        for _ in tl.static_range(BEST_OF_GROUP - 1):
+            best = tl.min(tl.where(own == tl.max(own, 0), experts, BLOCK), 0)
+            own = tl.where(experts == best, -float("inf"), own)
+            total += tl.max(own, 0)
+        best_of = tl.where(groups == group, total, best_of)
+    return best_of
+
+
+@triton.jit
+def weigh_kernel(
+    out,  # [T, TOP_K, columns]
+    x,  # [T, columns]
+    weights,  # [T, TOP_K] f32
+    num_columns,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    pair = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < num_columns
+    values = tl.load(x + pair // TOP_K * num_columns + columns, mask=mask, other=0.0)
+    values = values.to(tl.float32) * tl.load(weights + pair)
+    tl.store(out + pair * num_columns + columns, values.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
@@ -124,9 +191,10 @@ def place_kernel(
 def combine_kernel(
     out,  # [T, columns]
     results,  # [T, TOP_K, columns]
-    shares,  # [T, TOP_K] f32
+    weights,  # [T, TOP_K] f32
     num_columns,
     TOP_K: tl.constexpr,
+    IS_WEIGHED: tl.constexpr,  # what experts took was
     BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -136,7 +204,10 @@ def combine_kernel(
     for place in tl.static_range(TOP_K):
         pair = token * TOP_K + place
         result = tl.load(results + pair * num_columns + columns, mask=mask, other=0.0)
-        total += tl.load(shares + pair) * result.to(tl.float32)
+        if IS_WEIGHED:
+            total += result.to(tl.float32)
+        else:
+            total += tl.load(weights + pair) * result.to(tl.float32)
     tl.store(out + token * num_columns + columns, total.to(out.dtype.element_ty), mask=mask)
 
 
@@ -144,15 +215,32 @@ def route(scores: Tensor, spec: ExpertsSpec) -> Routed:
     """As `plain.choose_experts`."""
     num_tokens, num_experts = scores.shape
     shape = (num_tokens, spec.top_k)
-    shares = scores.new_empty(shape, dtype=torch.float32)
+    weights = scores.new_empty(shape, dtype=torch.float32)
     chosen = scores.new_empty(shape, dtype=torch.int32)
     if num_tokens:
         route_kernel[(num_tokens,)](
-            shares, chosen, scores.contiguous(), num_experts, TOP_K=spec.top_k,
+            weights, chosen, scores.contiguous(), scores if spec.bias is None else spec.bias,
+            num_experts, spec.scale, TOP_K=spec.top_k,
             PLACES=triton.next_power_of_2(spec.top_k), RENORMALISE=spec.renormalise,
+            IS_SIGMOID=spec.is_sigmoid, HAS_BIAS=spec.bias is not None,
+            NUM_GROUPS=spec.num_groups, TOP_GROUPS=spec.top_groups,
+            BEST_OF_GROUP=min(spec.best_of_group, num_experts // spec.num_groups),
+            GROUPS=triton.next_power_of_2(spec.num_groups),
             BLOCK=triton.next_power_of_2(num_experts), num_warps=1,
         )  # fmt: skip
-    return Routed(shares, chosen)
+    return Routed(weights, chosen)
+
+
+def weigh(x: Tensor, weights: Tensor) -> Tensor:
+    """x [T, columns] times each of its weights [T, top_k]: a row for each pair."""
+    (num_tokens, top_k), num_columns = weights.shape, x.shape[1]
+    out = x.new_empty((num_tokens * top_k, num_columns))
+    if num_tokens:
+        weigh_kernel[(num_tokens * top_k, triton.cdiv(num_columns, COLUMNS))](
+            out, x, weights, num_columns, TOP_K=top_k,
+            BLOCK=min(COLUMNS, triton.next_power_of_2(num_columns)), num_warps=4,
+        )  # fmt: skip
+    return out
 
 
 def cut_tiles(chosen: Tensor, num_experts: int, *, batch_invariant: bool) -> Tiles:
@@ -172,13 +260,15 @@ def cut_tiles(chosen: Tensor, num_experts: int, *, batch_invariant: bool) -> Til
     return Tiles(pairs, experts, block_m)
 
 
-def combine(results: Tensor, shares: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sums of `results` [T, top_k, columns], each by its share."""
+def combine(
+    results: Tensor, weights: Tensor, dtype: torch.dtype, *, is_weighed: bool = False
+) -> Tensor:
+    """Sums of `results` [T, top_k, columns], each by its weight unless what experts took was."""
     num_tokens, top_k, num_columns = results.shape
     out = results.new_empty((num_tokens, num_columns), dtype=dtype)
     if num_tokens:
         combine_kernel[(num_tokens, triton.cdiv(num_columns, COLUMNS))](
-            out, results, shares, num_columns, TOP_K=top_k,
+            out, results, weights, num_columns, TOP_K=top_k, IS_WEIGHED=is_weighed,
             BLOCK=min(COLUMNS, triton.next_power_of_2(num_columns)), num_warps=4,
         )  # fmt: skip
     return out

@@ -51,14 +51,18 @@ def glu_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = activation(left half) * right half."""
+    """out = activation(left half) * right half, or what `ops.Activation` says of two halves."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < num_columns
     source = x + row * 2 * num_columns + columns
     left = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     right = tl.load(source + num_columns, mask=mask, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
+    if ACTIVATION == "swiglu_clamped":
+        left = tl.minimum(left, 7.0)
+        left = left / (1 + tl.exp(tl.minimum(-1.702 * left, 80.0)))
+        right = tl.minimum(tl.maximum(right, -7.0), 7.0) + 1
+    elif ACTIVATION == "silu":
         left = left / (1 + tl.exp(tl.minimum(-left, 80.0)))
     elif ACTIVATION == "gelu":
         left = 0.5 * left * (1 + tl.erf(left * 0.7071067811865476))
