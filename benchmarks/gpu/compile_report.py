@@ -36,6 +36,7 @@ from octavo_engine.backends.torch.triton import (
     rows,
     scaled,
     splits,
+    texts,
 )
 
 TARGETS = {
@@ -140,6 +141,7 @@ def cases() -> list[Case]:
              {"HAS_BIAS": False, "IS_WHOLE": True, "BLOCK_N": gemv.BLOCK_N,
               "BLOCK_K": gemv.BLOCK_K}, gemv.BLOCK_K // 256)
     )  # fmt: skip
+    found += text_cases()
     found += quantized_cases()
     found += [
         Case(f"experts {label}", experts.experts_kernel,
@@ -178,6 +180,50 @@ def cases() -> list[Case]:
             draw.scan_kernel, cut.bins_kernel, cut.edge_kernel, cut.gather_kernel, cut.cut_kernel,
             draw.weigh_kernel, draw.pick_kernel,
         )
+    ]  # fmt: skip
+    return found
+
+
+def text_cases() -> list[Case]:
+    """Models that pool: a BERT, a ModernBERT of long texts, a decoder that embeds."""
+    values = dict.fromkeys(("out", "q", "k", "v"), "*fp16")
+    values |= {"slopes": "*fp32", "score_scale": "fp32", "soft_cap": "fp32", "window": "i32"}
+    bert = {"group": 1, "head_dim": 64, "max_text_len": 512}
+    found = []
+    for label, shape, extra in (
+        ("bert", bert, {}),
+        ("minilm", bert | {"head_dim": 32}, {}),
+        ("long window", bert | {"max_text_len": 8192}, {"HAS_WINDOW": True}),
+        ("long", bert | {"max_text_len": 8192}, {}),
+        ("decoder", {"group": 4, "head_dim": 128, "max_text_len": 8192}, {"IS_CAUSAL": True}),
+        ("cap biases", {"group": 2, "head_dim": 256, "max_text_len": 8192},
+         {"IS_CAUSAL": True, "HAS_CAP": True, "HAS_ALIBI": True}),
+        ("float32", bert, {"EXACT": True}),
+    ):  # fmt: skip
+        group, head_dim = shape["group"], shape["head_dim"]
+        tile = texts.choose_tile(**shape, itemsize=4 if "EXACT" in extra else 2)
+        constants = {
+            "Q_STRIDE": 24 * head_dim, "KV_STRIDE": 24 * head_dim, "GROUP": group,
+            "HEAD_DIM": head_dim, "DIM": head_dim, "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n, "IS_CAUSAL": False, "HAS_WINDOW": False, "HAS_CAP": False,
+            "HAS_ALIBI": False, "EXACT": False, **extra,
+        }  # fmt: skip
+        types = {n: "*fp32" if "EXACT" in extra and k == "*fp16" else k for n, k in values.items()}
+        found.append(
+            Case(f"texts {label}", texts.attend_texts_kernel, types, constants, tile.num_warps,
+                 {"num_stages": tile.num_stages})
+        )  # fmt: skip
+    norm = {"out": "*fp16", "total": "*fp32", "x": "*fp32", "y": "*fp16", "weight": "*fp32",
+            "bias": "*fp32", "num_columns": "i32", "scale": "fp32", "eps": "fp32"}  # fmt: skip
+    flags = dict.fromkeys(("HAS_ADD", "KEEPS_SUM", "HAS_WEIGHT", "HAS_BIAS"), True)
+    found.append(
+        Case("texts layer norm", texts.layer_norm_kernel, norm, flags | {"BLOCK": 1024}, 2)
+    )
+    found += [
+        Case(f"texts pool {how}", texts.pool_kernel,
+             {"out": "*fp32", "x": "*fp16", "num_columns": "i32"},
+             {"HOW": how, "ROWS": texts.POOLED_ROWS, "BLOCK": texts.POOLED_COLUMNS}, 4)
+        for how in ("mean", "max")
     ]  # fmt: skip
     return found
 

@@ -52,8 +52,12 @@ def build_pooling_backend(
             return _build_torch(
                 config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
             )
+        case "cuda":
+            return _build_cuda(
+                config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
+            )
     raise ConfigError(
-        f"--device {config.device} does not serve models for embeddings and scores; use cpu"
+        f"--device {config.device} does not serve models for embeddings and scores; use cpu or cuda"
     )
 
 
@@ -79,8 +83,7 @@ def _build_torch(
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
 ) -> PoolingBackend:
-    if config.quantization in ("int8", "int4"):
-        raise ConfigError(f"--quantization {config.quantization} is computed by --device cpu only")
+    _check_weights(config)
     try:
         import torch
     except ImportError as error:
@@ -96,6 +99,29 @@ def _build_torch(
         precision=Precision(storage=storage),
         progress=progress,
     )
+
+
+def _build_cuda(
+    config: EngineConfig,
+    pooling: PoolingConfig,
+    checkpoint: Checkpoint,
+    *,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None,
+) -> PoolingBackend:
+    _check_weights(config)
+    try:
+        from octavo_engine.backends.torch.build_pooling import build_cuda_pooling
+    except ImportError as error:
+        raise ConfigError("--device cuda needs torch: pip install torch triton") from error
+    return build_cuda_pooling(
+        config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
+    )
+
+
+def _check_weights(config: EngineConfig) -> None:
+    if config.quantization in ("int8", "int4"):
+        raise ConfigError(f"--quantization {config.quantization} is computed by --device cpu only")
 
 
 def _open(config: EngineConfig, pooling: PoolingConfig, files: ModelFiles) -> Checkpoint:
