@@ -9,7 +9,7 @@ code runs without graphs.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -90,7 +90,14 @@ class Loaded(NamedTuple):
 Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
 
 
-def _check_kernels(config: ModelConfig, kernels: Kernels) -> None:
+class Named(Protocol):
+    """Kernels, as far as a check looks at them."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def _check_kernels(config: ModelConfig, kernels: Named) -> None:
     """Raises ModelError where only plain torch and the CPU compute a model's attention."""
     block = config.block
     refused = None

@@ -142,6 +142,9 @@ class PendingRows:
 class CudaPoolingBackend:
     """A model that pools, on one device."""
 
+    _parking: Parking | None
+    _load: Callable[[Callable[[int, int], None] | None], None] | None
+
     def __init__(
         self,
         config: PoolingConfig,
@@ -169,7 +172,7 @@ class CudaPoolingBackend:
                 loader.finish()
                 self._parking = Parking(loader.made)
 
-        self._load: Callable[[Callable[[int, int], None] | None], None] | None = load
+        self._load = load
         load(progress)
         self._use_graphs = use_graphs and self._can_capture
 
@@ -222,7 +225,7 @@ class CudaPoolingBackend:
         self._buffer: TextBuffer | None = None
         self._kept: Tensor | None = None  # the results of graphs
         self._hooks: CompileHooks | None = None
-        self._parking: Parking | None = None
+        self._parking = None
         self._tokens: list[int] = []  # buckets
         self._texts: list[int] = []
         self._max_tokens = 0
