@@ -196,8 +196,10 @@ def text_cases() -> list[Case]:
         ("long window", bert | {"max_text_len": 8192}, {"HAS_WINDOW": True}),
         ("long", bert | {"max_text_len": 8192}, {}),
         ("decoder", {"group": 4, "head_dim": 128, "max_text_len": 8192}, {"IS_CAUSAL": True}),
-        ("cap biases", {"group": 2, "head_dim": 256, "max_text_len": 8192},
-         {"IS_CAUSAL": True, "HAS_CAP": True, "HAS_ALIBI": True}),
+        ("window cap 256", {"group": 2, "head_dim": 256, "max_text_len": 8192},
+         {"IS_CAUSAL": True, "HAS_WINDOW": True, "HAS_CAP": True}),
+        ("biases", {"group": 1, "head_dim": 128, "max_text_len": 2048},
+         {"IS_CAUSAL": True, "HAS_ALIBI": True}),
         ("float32", bert, {"EXACT": True}),
     ):  # fmt: skip
         group, head_dim = shape["group"], shape["head_dim"]

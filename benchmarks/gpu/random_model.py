@@ -69,7 +69,8 @@ class RandomLoader:
         self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> DeviceLinear:
         rows = out_features if isinstance(out_features, int) else sum(out_features)
-        made = DeviceLinear(self._matrix(rows, in_features), None, is_head=names == "lm_head")
+        own_bias = torch.zeros(rows, dtype=self._dtype, device=self._device) if bias else None
+        made = DeviceLinear(self._matrix(rows, in_features), own_bias, is_head=names == "lm_head")
         self.linears.append(made)
         return made
 

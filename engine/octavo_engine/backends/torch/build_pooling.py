@@ -8,6 +8,7 @@ import torch
 
 from octavo_engine.backends.torch.build_cuda import settle_dtype
 from octavo_engine.backends.torch.cuda_pooling import CudaPoolingBackend
+from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ def build_cuda_pooling(
     progress: Callable[[int, int], None] | None = None,
 ) -> CudaPoolingBackend:
     """The model on the first GPU. Raises ConfigError and ModelError."""
+    if engine.attention_backend == "flashinfer":
+        raise ConfigError(
+            "--attention-backend flashinfer attends over a KV cache, and models for embeddings and "
+            "scores keep none; leave it out"
+        )
     return CudaPoolingBackend(
         config,
         checkpoint,

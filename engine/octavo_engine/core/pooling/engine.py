@@ -311,11 +311,21 @@ class PoolingEngine:
     ) -> list[PoolingOutput]:
         config = self.backend.config
         starts = step.starts.tolist() if _is_per_token(batch[0]) else range(len(batch) + 1)
+        finite = np.isfinite(rows).all(axis=1)
+        params = batch[0].params
+        # Hot path: most steps are of texts that want the same, and finished at once.
+        together = None
+        if finite.all() and all(request.params == params for request in batch):
+            together = finish(rows, params, config)
         outputs = []
         for request, start, end in zip(batch, starts[:-1], starts[1:], strict=True):
-            own = rows[start:end]
-            if np.isfinite(own).all():
-                data = finish(own, request.params, config).astype("<f4", copy=False).tobytes()
+            if finite[start:end].all():
+                own = (
+                    finish(rows[start:end], request.params, config)
+                    if together is None
+                    else together[start:end]
+                )
+                data = own.astype("<f4", copy=False).tobytes()
                 outputs.append(
                     PoolingOutput(request_id=request.request_id, data=data, rows=end - start)
                 )

@@ -10,16 +10,19 @@ import pytest
 import torch
 
 from octavo_engine.backends.pooling import make_step
-from octavo_engine.backends.pooling_registry import _open
+from octavo_engine.backends.pooling_registry import _open, build_pooling_backend
 from octavo_engine.backends.torch import cuda_pooling
 from octavo_engine.backends.torch.build_pooling import pooling_dtype
 from octavo_engine.backends.torch.cuda_pooling import CudaPoolingBackend, check_pooled
 from octavo_engine.config import EngineConfig
+from octavo_engine.core import device_choice
+from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.pooling.engine import PoolingEngine, PoolingLimits
 from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.pooling_config import read_pooling
 from octavo_engine.state.pooling import PoolingParams, PoolingRequest
+from octavo_engine.weights.demo import locate_demo
 from octavo_engine.weights.source import resolve_model
 from tests.engine.backends.test_pooling_heads import splade
 from tests.engine.backends.test_pooling_models import CLOSE, LENGTHS, LONGEST, step_of, texts_of
@@ -236,6 +239,24 @@ def test_nothing_compiles_once_texts_are_served(pretended, monkeypatch):
     backend.close()
 
 
+@pytest.mark.slow
+def test_auto_serves_minilm_on_the_gpu_it_sees(gpu, monkeypatch, caplog):
+    try:
+        locate_demo("minilm")
+    except ModelError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(device_choice, "DRIVER_FILES", ("null",))
+    texts = ["a cat", "Octopuses have eight arms."]
+    with LLM("demo://minilm", device="cpu", num_threads=1) as llm:
+        expected = [output.outputs.embedding for output in llm.embed(texts)]
+    with caplog.at_level("INFO"), LLM("demo://minilm", kernels="plain") as llm:
+        assert llm.info.backend == "cuda/float16/plain"
+        found = [output.outputs.embedding for output in llm.embed(texts)]
+    assert [m for m in caplog.messages if "--device auto chose cuda" in m]
+    for one, other in zip(found, expected, strict=True):
+        assert one @ other > 0.9999
+
+
 # ── what is chosen, and what is refused ──
 
 
@@ -249,6 +270,14 @@ def test_an_encoders_float32_is_kept_in_float16():
     files = resolve_model(str(tiny_embedder("qwen3").folder))
     qwen = read_pooling(files.config, files.path)
     assert pooling_dtype(EngineConfig(), qwen) == torch.bfloat16
+
+
+def test_flashinfer_is_refused_where_nothing_is_cached():
+    files = resolve_model(str(tiny_embedder("bert").folder))
+    config = EngineConfig(model=str(files.path), device="cuda", attention_backend="flashinfer")
+    pooling = read_pooling(files.config, files.path)
+    with pytest.raises(ConfigError, match="keep none; leave it out"):
+        build_pooling_backend(config, pooling, files, max_model_len=64)
 
 
 def test_bodies_that_only_the_cpu_computes_are_refused_by_name():

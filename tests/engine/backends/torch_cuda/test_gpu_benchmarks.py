@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import attention, correctness, estimate, gap, measure, products, run, server
+from benchmarks.gpu import (
+    attention,
+    correctness,
+    encoders,
+    estimate,
+    gap,
+    measure,
+    products,
+    run,
+    server,
+)
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
 from octavo.measure import device_limits
@@ -73,6 +83,26 @@ def test_products_and_experts_are_measured_beside_bf16():
     assert mixed["tiny_int4_3_ms"] == mixed["tiny_fp8_1_ms"] == 2.0
     assert len(calls) == 2 * len(products.KINDS) + 6
     assert all(torch.isfinite(result).all() for result in calls)
+
+
+def test_encoders_are_measured_by_texts_and_by_their_share_of_products(device):
+    tiny = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4}  # fmt: skip
+    found = encoders.encoders(
+        Ceilings(bytes_per_s=1e9, flops_per_s=1e12), device=device, shapes={"tiny": tiny},
+        num_texts=12, step_tokens=(512,), kernels="plain",
+    )  # fmt: skip
+    assert list(found) == [
+        "tiny_512_texts_per_s", "tiny_512_tokens_per_s", "tiny_512_peak_share",
+        "tiny_512_step_ms", "tiny_512_step_peak_share", "tiny_one_text_ms",
+    ]  # fmt: skip
+    tokens = found["tiny_512_tokens_per_s"] / found["tiny_512_texts_per_s"] * 12
+    assert 12 * 20 <= round(tokens) <= 12 * 200
+    # By hand: 2 layers of 4 * 64 * 64 and 2 * 64 * 128 weights, and attention of each text.
+    lengths = np.random.default_rng(0).integers(20, 201, 12)
+    flops = 2 * 65536 * lengths.sum() + 4 * 2 * 64 * (lengths**2).sum()
+    seconds = 12 / found["tiny_512_texts_per_s"]
+    assert found["tiny_512_peak_share"] == pytest.approx(flops / seconds / 1e12)
 
 
 def test_whole_steps_are_timed_ahead_and_not_in_a_pool_that_is_free_again():
@@ -185,7 +215,7 @@ def test_kernels_compile_for_hopper_without_spilling(tmp_path):
     script = ROOT / "benchmarks" / "gpu" / "compile_report.py"
     subprocess.run(
         [sys.executable, script, "--json", out, "--targets", "sm_90",
-         "--only", "attend prompt", "draw: scan", "draw: weigh", "draw: pick"],
+         "--only", "attend prompt", "texts", "draw: scan", "draw: weigh", "draw: pick"],
         env=environment | {"PYTHONPATH": str(ROOT / "engine")}, check=True, timeout=200,
         capture_output=True,
     )  # fmt: skip

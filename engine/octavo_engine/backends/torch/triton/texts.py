@@ -42,7 +42,7 @@ def choose_tile(*, group: int, head_dim: int, itemsize: int, max_text_len: int) 
     if itemsize == 4:  # no matrix units for exact float32: for checking, not for speed
         return TextTile(least, 16, 4, 1)
     if head_dim > 128:
-        return TextTile(max(64, least), 32, 4 if least <= 64 else 8, 2)
+        return TextTile(max(64, least), 32, 8, 2)
     if max_text_len > LONG_TEXT or least > 64:
         return TextTile(max(128, least), 64, 8, 3)
     return TextTile(64, 64, 4, 3)
@@ -78,7 +78,7 @@ def look_at_text(
     """The running maximum, sum and average of values, after BLOCK_N more tokens."""
     columns = n + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, DIM)
-    places = columns * KV_STRIDE
+    places = columns.to(tl.int64) * KV_STRIDE
     k_rows = k_first + places[None, :] + dims[:, None]
     v_rows = v_first + places[:, None] + dims[None, :]
     column_ok = (columns >= low) & (columns < high)
