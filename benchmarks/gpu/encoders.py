@@ -1,5 +1,5 @@
-"""Encoders of random weights over texts of all lengths, as a server has them: texts a second, and the
-share of the device's products."""
+"""Encoders of random weights over texts of all lengths, as a server has them: texts a second, and
+the share of the device's products."""
 
 from __future__ import annotations
 

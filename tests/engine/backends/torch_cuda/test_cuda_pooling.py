@@ -15,14 +15,11 @@ from octavo_engine.backends.torch import cuda_pooling
 from octavo_engine.backends.torch.build_pooling import pooling_dtype
 from octavo_engine.backends.torch.cuda_pooling import CudaPoolingBackend, check_pooled
 from octavo_engine.config import EngineConfig
-from octavo_engine.core import device_choice
-from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.pooling.engine import PoolingEngine, PoolingLimits
 from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.pooling_config import read_pooling
 from octavo_engine.state.pooling import PoolingParams, PoolingRequest
-from octavo_engine.weights.demo import locate_demo
 from octavo_engine.weights.source import resolve_model
 from tests.engine.backends.test_pooling_heads import splade
 from tests.engine.backends.test_pooling_models import CLOSE, LENGTHS, LONGEST, step_of, texts_of
@@ -36,7 +33,7 @@ from tests.engine.models.tiny_poolers import (
 )
 
 TRITON = ["bert", "bert-max", "nomic", "modernbert", "qwen3", "mistral-window"]
-SHORT = (1, 2, 15, 16, 17, 48, 49)
+SHORT = (1, 17, 2, 33)
 
 
 def build(tiny, device, *, max_tokens=700, **options) -> CudaPoolingBackend:
@@ -129,7 +126,7 @@ def test_16_bits_turn_no_vector_away(device, name, kernels):
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_batch_invariant_bits_are_a_texts_own(device, name, row_by_row):
     backend = build(tiny_embedder(name), device, batch_invariant=True)
-    texts = texts_of((1, 17, 5, 33, 16, 2), seed=4)
+    texts = texts_of((1, 17, 5, 20), seed=4)
     alone = [embed(backend, [ids])[0] for ids in texts]
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
@@ -167,7 +164,7 @@ def served(engine, texts, task="embed") -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
 def test_small_steps_are_graphs_that_give_what_launches_give(gpu, name):
     tiny = tiny_embedder(name)
     backend = build(tiny, gpu, max_tokens=64)
@@ -181,11 +178,11 @@ def test_small_steps_are_graphs_that_give_what_launches_give(gpu, name):
 
 @pytest.mark.slow
 def test_an_engine_launches_a_step_before_it_finishes_the_one_before(gpu):
-    backend = build(tiny_embedder("bert"), gpu, max_tokens=40)
-    limits = PoolingLimits(max_model_len=40, max_tokens=40, max_texts=16, max_queue=64)
+    backend = build(tiny_embedder("bert"), gpu, max_tokens=24)
+    limits = PoolingLimits(max_model_len=24, max_tokens=24, max_texts=16, max_queue=64)
     engine = PoolingEngine(backend, limits)
     engine.warm_up()
-    texts = texts_of((30, 25, 20, 40, 7))
+    texts = texts_of((14, 11, 12, 24, 7))
     engine.add_pooling(requests_of(texts))
     counts = []
     while engine.has_work:
@@ -230,31 +227,13 @@ def test_nothing_compiles_once_texts_are_served(pretended, monkeypatch):
     backend = build(tiny_embedder("bert"), pretended, max_tokens=20)
     backend.warm_up(Heartbeat())
     warm = variants.take()
-    for lengths in ((1,), (9, 7), (1,) * 16):
+    for lengths in ((1,), (9, 7)):
         texts = texts_of(lengths)
         for _ in range(2):
             embed(backend, texts)
         backend.token_rows(step_of(backend, texts))
     assert warm and variants.take() <= warm
     backend.close()
-
-
-@pytest.mark.slow
-def test_auto_serves_minilm_on_the_gpu_it_sees(gpu, monkeypatch, caplog):
-    try:
-        locate_demo("minilm")
-    except ModelError as error:
-        pytest.skip(str(error))
-    monkeypatch.setattr(device_choice, "DRIVER_FILES", ("null",))
-    texts = ["a cat", "Octopuses have eight arms."]
-    with LLM("demo://minilm", device="cpu", num_threads=1) as llm:
-        expected = [output.outputs.embedding for output in llm.embed(texts)]
-    with caplog.at_level("INFO"), LLM("demo://minilm", kernels="plain") as llm:
-        assert llm.info.backend == "cuda/float16/plain"
-        found = [output.outputs.embedding for output in llm.embed(texts)]
-    assert [m for m in caplog.messages if "--device auto chose cuda" in m]
-    for one, other in zip(found, expected, strict=True):
-        assert one @ other > 0.9999
 
 
 # ── what is chosen, and what is refused ──

@@ -19,6 +19,8 @@ from octavo_engine.backends.registry import build_backend
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.cuda_pooling import CudaPoolingBackend
 from octavo_engine.config import EngineConfig
+from octavo_engine.core import device_choice
+from octavo_engine.core.offline.llm import LLM
 from octavo_engine.errors import ModelError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.pooling_config import read_pooling
@@ -87,6 +89,22 @@ def on_device(files, device, **options) -> CudaBackend:
     return CudaBackend(
         config, open_checkpoint(files), max_model_len=512, device=device.type, **options
     )
+
+
+def test_auto_embeds_on_the_gpu_that_it_sees(request, minilm, monkeypatch, caplog):
+    is_real = torch.cuda.is_available()
+    if not is_real:
+        request.getfixturevalue("pretended")
+        monkeypatch.setattr(device_choice, "DRIVER_FILES", ("null",))
+    config = EngineConfig(model=str(minilm.path), kernels="auto" if is_real else "plain")
+    with LLM.from_config(config.replace(device="cpu", num_threads=1)) as llm:
+        expected = [output.outputs.embedding for output in llm.embed(TEXTS)]
+    with caplog.at_level("INFO"), LLM.from_config(config) as llm:
+        assert llm.info.backend == f"cuda/float16/{'triton' if is_real else 'plain'}"
+        found = [output.outputs.embedding for output in llm.embed(TEXTS)]
+    assert [message for message in caplog.messages if "--device auto chose cuda" in message]
+    for one, other in zip(found, expected, strict=True):
+        assert one @ other > 0.9999
 
 
 def test_greedy_tokens_are_the_cpus(device, smollm2, answer):
