@@ -34,12 +34,12 @@ GIB = 1 << 30
 logger = logging.getLogger(__name__)
 
 
-class Choice(NamedTuple):
+class DeviceChoice(NamedTuple):
     device: Literal["cpu", "cuda"]
     reason: str
 
 
-class Machine(Protocol):
+class GpuMachine(Protocol):
     """What there is; what takes long comes last."""
 
     def lacks(self) -> str | None:
@@ -63,34 +63,34 @@ class Needs(Protocol):
         """Of the model's files; 0: it has none."""
 
 
-def choose_device(machine: Machine, needs: Needs) -> Choice:
+def choose_device(machine: GpuMachine, needs: Needs) -> DeviceChoice:
     """Pure but for what it asks, in this order."""
     lacks = machine.lacks()
     if lacks is not None:
-        return Choice("cpu", lacks)
+        return DeviceChoice("cpu", lacks)
     refused = needs.refused()
     if refused is not None:
-        return Choice("cpu", f"--device cuda refuses this: {refused}")
+        return DeviceChoice("cpu", f"--device cuda refuses this: {refused}")
     gpu = machine.gpu()
     if gpu is None:
-        return Choice("cpu", "torch sees no GPU")
+        return DeviceChoice("cpu", "torch sees no GPU")
     refused = needs.refused_by_kernels()
     if refused is not None:
-        return Choice("cpu", f"--device cuda refuses this: {refused}")
+        return DeviceChoice("cpu", f"--device cuda refuses this: {refused}")
     if needs.weight_bytes > gpu.free_bytes:
-        return Choice(
+        return DeviceChoice(
             "cpu",
             f"the weights take {needs.weight_bytes / GIB:.1f} GiB, and {gpu.name} has "
             f"{gpu.free_bytes / GIB:.1f} GiB of memory free",
         )
-    return Choice("cuda", f"{gpu.name} with {gpu.free_bytes / GIB:.1f} GiB of memory free")
+    return DeviceChoice("cuda", f"{gpu.name} with {gpu.free_bytes / GIB:.1f} GiB of memory free")
 
 
 def settle_device(
     config: EngineConfig,
     files: ModelFiles | None = None,
     pooling: PoolingConfig | None = None,
-    machine: Machine | None = None,
+    machine: GpuMachine | None = None,
 ) -> EngineConfig:
     """The same settings with `auto` decided, and the choice logged. Raises ModelError and
     ConfigError if the model cannot be found."""
@@ -127,7 +127,9 @@ class ThisMachine:
             OSError,
             RuntimeError,
         ) as error:  # a torch, or a driver, that is broken
-            logger.warning("torch cannot be asked for a GPU", extra={"reason": str(error)})
+            logger.warning(
+                "torch does not work here, so no GPU can be used", extra={"reason": str(error)}
+            )
             return None
 
 

@@ -17,7 +17,7 @@ from octavo_engine.core import device_choice
 from octavo_engine.core.build import resolve
 from octavo_engine.core.build_core import build_core
 from octavo_engine.core.device_choice import (
-    Choice,
+    DeviceChoice,
     ModelNeeds,
     NoNeeds,
     ThisMachine,
@@ -60,7 +60,7 @@ def needs(refused=None, by_kernels=None, weight_bytes=0):
 
 
 def test_a_gpu_that_refuses_nothing_is_chosen():
-    assert choose_device(Machine(), needs(weight_bytes=70 * GIB)) == Choice(
+    assert choose_device(Machine(), needs(weight_bytes=70 * GIB)) == DeviceChoice(
         "cuda", "H100 with 79.0 GiB of memory free"
     )
 
@@ -77,7 +77,7 @@ def test_a_gpu_that_refuses_nothing_is_chosen():
     ],
 )  # fmt: skip
 def test_what_stands_in_the_way_is_named(machine, what, reason):
-    assert choose_device(machine, what) == Choice("cpu", reason)
+    assert choose_device(machine, what) == DeviceChoice("cpu", reason)
 
 
 def test_torch_is_asked_last():

@@ -127,7 +127,7 @@ class WideLoader(CudaLoader):
         return DeviceLinear(made.weight, made.bias, is_head=True)
 
 
-class PendingRows:
+class LandingRows:
     """Rows that are on their way to the host, or there."""
 
     def __init__(self, host: Tensor, mark: StreamMark, num_rows: int) -> None:
@@ -344,7 +344,7 @@ class CudaPoolingBackend:
     def token_rows(self, step: PoolingStep) -> NDArray[np.float32]:
         return self.launch(step, is_per_token=True).wait()
 
-    def launch(self, step: PoolingStep, *, is_per_token: bool) -> PendingRows:
+    def launch(self, step: PoolingStep, *, is_per_token: bool) -> LandingRows:
         """As `LaunchesTexts`."""
         bucket = None
         if self._tokens and not is_per_token:
@@ -360,7 +360,7 @@ class CudaPoolingBackend:
             )
             # Behind the step, and before whatever writes to the same memory next.
             host.copy_(rows, non_blocking=True)
-            return PendingRows(host, self._make_mark(), num_rows)
+            return LandingRows(host, self._make_mark(), num_rows)
 
     def _launch_all(
         self, step: PoolingStep, bucket: TextSizes | None, *, is_per_token: bool

@@ -311,7 +311,7 @@ class PoolingEngine:
     ) -> list[PoolingOutput]:
         config = self.backend.config
         starts = step.starts.tolist() if _is_per_token(batch[0]) else range(len(batch) + 1)
-        finite = np.isfinite(rows).all(axis=1)
+        finite = np.asarray(np.isfinite(rows).all(axis=1))
         params = batch[0].params
         # Hot path: most steps are of texts that want the same, and finished at once.
         together = None
