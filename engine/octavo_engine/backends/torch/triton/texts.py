@@ -40,7 +40,7 @@ def choose_tile(*, group: int, head_dim: int, itemsize: int, max_text_len: int) 
     """Small tiles waste less of short texts, large ones read keys less often."""
     least = max(16, triton.next_power_of_2(group))
     if itemsize == 4:  # no matrix units for exact float32: for checking, not for speed
-        return TextTile(least, 16, 4, 1)
+        return TextTile(least, 16, 2, 1)
     if head_dim > 128:
         return TextTile(max(64, least), 32, 8, 2)
     if max_text_len > LONG_TEXT or least > 64:
