@@ -14,6 +14,8 @@ from octavo_engine.backends.pooling_registry import _open, build_pooling_backend
 from octavo_engine.backends.torch import cuda_pooling
 from octavo_engine.backends.torch.build_pooling import pooling_dtype
 from octavo_engine.backends.torch.cuda_pooling import CudaPoolingBackend, check_pooled
+from octavo_engine.backends.torch.text_kernels import PlainTextKernels
+from octavo_engine.backends.torch.text_ops import TextOps
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.pooling.engine import PoolingEngine, PoolingLimits
 from octavo_engine.core.process.heartbeat import Heartbeat
@@ -268,3 +270,17 @@ def test_bodies_that_only_the_cpu_computes_are_refused_by_name():
     check_pooled(other, "plain")
     with pytest.raises(ModelError, match=r"normed after their rope.*--device cpu"):
         check_pooled(other, "triton")
+
+
+@pytest.mark.parametrize("keeps_sums", [True, False])
+def test_the_residual_stream_is_float32_where_norms_come_before_blocks(keeps_sums):
+    """A sum that is normed at once is never written."""
+    ops = TextOps(
+        None, None, PlainTextKernels(), None, torch.float16, keeps_sums=keeps_sums
+    )  # fmt: skip
+    x, y = torch.ones((2, 16)).half(), torch.full((2, 16), 2.0**-12).half()
+    total = ops.add(x, y)
+    assert ops.layer_norm(total, None, None, 1e-5).dtype == torch.float16
+    assert total.is_formed == keeps_sums
+    assert total.form().dtype == (torch.float32 if keeps_sums else torch.float16)
+    assert (total.form() > 1).all() == keeps_sums
