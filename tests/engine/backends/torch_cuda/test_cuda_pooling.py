@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from octavo_engine.backends.pooling import make_step
 from octavo_engine.backends.pooling_registry import _open, build_pooling_backend
-from octavo_engine.backends.torch import cuda_pooling
+from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.build_pooling import pooling_dtype
 from octavo_engine.backends.torch.cuda_pooling import CudaPoolingBackend, check_pooled
 from octavo_engine.backends.torch.text_kernels import PlainTextKernels
@@ -22,9 +23,10 @@ from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.pooling_config import read_pooling
 from octavo_engine.state.pooling import PoolingParams, PoolingRequest
-from octavo_engine.weights.source import resolve_model
+from octavo_engine.weights.source import ModelFiles, resolve_model
 from tests.engine.backends.test_pooling_heads import splade
 from tests.engine.backends.test_pooling_models import CLOSE, LENGTHS, LONGEST, step_of, texts_of
+from tests.engine.backends.torch_cuda.test_packed_models import Quantized
 from tests.engine.backends.torch_cuda.variants import Variants
 from tests.engine.models.tiny_poolers import (
     CLASSIFIERS,
@@ -38,10 +40,14 @@ TRITON = ["bert", "bert-max", "nomic", "modernbert", "qwen3", "mistral-window"]
 SHORT = (1, 17, 2, 33)
 
 
-def build(tiny, device, *, max_tokens=700, **options) -> CudaPoolingBackend:
+def files_of(tiny) -> tuple[ModelFiles, Any]:
+    """With what the model is, checked by tests of its own."""
     files = resolve_model(str(tiny.folder))
-    config = read_pooling(files.config, files.path)
-    assert config is not None
+    return files, read_pooling(files.config, files.path)
+
+
+def build(tiny, device, *, max_tokens=700, **options):
+    files, config = files_of(tiny)
     options = {"dtype": torch.float32, "kernels": "triton", **options}
     backend = CudaPoolingBackend(
         config, _open(EngineConfig(model=str(tiny.folder)), config, files),
@@ -51,7 +57,7 @@ def build(tiny, device, *, max_tokens=700, **options) -> CudaPoolingBackend:
     return backend
 
 
-def embed(backend, texts) -> np.ndarray:
+def embed(backend, texts):
     return backend.pool(step_of(backend, texts)).copy()
 
 
@@ -92,6 +98,30 @@ def test_token_rows_are_the_last_hidden_states(device, name):
     expected = np.concatenate([tiny.hidden(ids).numpy() for ids in texts])
     rows = backend.token_rows(step_of(backend, texts))
     np.testing.assert_allclose(rows, expected, **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["plain", "triton"])
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_quantised_weights_stay_so(device, kind, kernels):
+    tiny = tiny_embedder("qwen3")
+    files, config = files_of(tiny)
+    checkpoint = Quantized(kind)
+    checkpoint.inner = _open(EngineConfig(model=str(tiny.folder)), config, files)
+    checkpoint.total_bytes = checkpoint.inner.total_bytes
+    backends: list[Any] = [
+        CudaPoolingBackend(
+            config, checkpoint, max_model_len=160, dtype=torch.float32, device=device.type,
+            **options,
+        )
+        for options in ({"kernels": kernels}, {"kernels": "plain", "keep_quantized": False})
+    ]  # fmt: skip
+    made = [backend._model.body.body.layers[0].attention.qkv.weight for backend in backends]
+    assert [isinstance(weight, torch.Tensor) for weight in made] == [False, True]
+    for backend in backends:
+        backend.prepare(max_tokens=64, max_texts=4)
+    texts = texts_of((9, 17))
+    np.testing.assert_allclose(embed(backends[0], texts), embed(backends[1], texts), **CLOSE)
 
 
 def test_types_tell_the_texts_of_a_pair_apart(device):
@@ -213,8 +243,8 @@ def test_weights_leave_the_device_and_come_back(gpu, level):
 
 def test_steps_that_do_not_fit_are_refused_with_the_numbers(gpu, monkeypatch):
     monkeypatch.setattr(
-        cuda_pooling.memory, "device_memory", lambda device: cuda_pooling.memory.DeviceMemory(
-            cuda_pooling.memory.SPARE_BYTES + (1 << 20), 1 << 30
+        memory, "device_memory", lambda device: memory.DeviceMemory(
+            memory.SPARE_BYTES + (1 << 20), 1 << 30
         ),
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"steps of 700 tokens need .* --max-num-batched-tokens"):
@@ -242,28 +272,24 @@ def test_nothing_compiles_once_texts_are_served(pretended, monkeypatch):
 
 
 def test_an_encoders_float32_is_kept_in_float16():
-    files = resolve_model(str(tiny_embedder("bert").folder))
-    bert = read_pooling(files.config, files.path)
+    _, bert = files_of(tiny_embedder("bert"))
     assert pooling_dtype(EngineConfig(), bert) == torch.float16
     assert pooling_dtype(EngineConfig(dtype="float32"), bert) == torch.float32
     stored = dataclasses.replace(bert, torch_dtype="bfloat16")
     assert pooling_dtype(EngineConfig(), stored) == torch.bfloat16
-    files = resolve_model(str(tiny_embedder("qwen3").folder))
-    qwen = read_pooling(files.config, files.path)
+    _, qwen = files_of(tiny_embedder("qwen3"))
     assert pooling_dtype(EngineConfig(), qwen) == torch.bfloat16
 
 
 def test_flashinfer_is_refused_where_nothing_is_cached():
-    files = resolve_model(str(tiny_embedder("bert").folder))
+    files, pooling = files_of(tiny_embedder("bert"))
     config = EngineConfig(model=str(files.path), device="cuda", attention_backend="flashinfer")
-    pooling = read_pooling(files.config, files.path)
     with pytest.raises(ConfigError, match="keep none; leave it out"):
         build_pooling_backend(config, pooling, files, max_model_len=64)
 
 
 def test_bodies_that_only_the_cpu_computes_are_refused_by_name():
-    files = resolve_model(str(tiny_embedder("qwen3").folder))
-    config = read_pooling(files.config, files.path)
+    _, config = files_of(tiny_embedder("qwen3"))
     check_pooled(config, "triton")
     block = dataclasses.replace(config.body.block, qk_norm="head", qk_norm_after_rope=True)
     other = dataclasses.replace(config, body=dataclasses.replace(config.body, block=block))
@@ -275,9 +301,9 @@ def test_bodies_that_only_the_cpu_computes_are_refused_by_name():
 @pytest.mark.parametrize("keeps_sums", [True, False])
 def test_the_residual_stream_is_float32_where_norms_come_before_blocks(keeps_sums):
     """A sum that is normed at once is never written."""
-    ops = TextOps(
-        None, None, PlainTextKernels(), None, torch.float16, keeps_sums=keeps_sums
-    )  # fmt: skip
+    nothing: Any = None
+    kernels = PlainTextKernels()
+    ops = TextOps(nothing, nothing, kernels, nothing, torch.float16, keeps_sums=keeps_sums)
     x, y = torch.ones((2, 16)).half(), torch.full((2, 16), 2.0**-12).half()
     total = ops.add(x, y)
     assert ops.layer_norm(total, None, None, 1e-5).dtype == torch.float16
