@@ -54,7 +54,11 @@ class TextStep:
     tile_starts: Tensor
     slots: Tensor  # where each token's key and value lie: 0, 1, 2, …
     host: PoolingStep | None
-    is_decode: bool = False
+
+    @property
+    def is_decode(self) -> bool:
+        """Rows are chosen from those of all tokens."""
+        return False
 
 
 def most_captured(*, layer_weights: int, max_tokens: int) -> int:
