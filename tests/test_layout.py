@@ -31,6 +31,8 @@ LONGER_WITH_REASON = {
     f"{TRITON}/attention.py:look_at": "the loop of two Triton kernels",
     f"{TRITON}/decode.py:walk_kernel": "one Triton kernel",
     f"{TRITON}/heads.py:turn_and_store_kernel": "one Triton kernel",
+    f"{TRITON}/texts.py:attend_texts_kernel": "one Triton kernel",
+    f"{TRITON}/texts.py:look_at_text": "its loop",
     "router/octavo_router/app.py:__init__": "wires the router's parts together",
 }
 

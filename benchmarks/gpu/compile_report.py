@@ -41,6 +41,7 @@ from octavo_engine.backends.torch.triton import (
     rows,
     scaled,
     splits,
+    texts,
 )
 from octavo_engine.backends.torch.triton.integers import assembly
 
@@ -172,6 +173,7 @@ def cases() -> list[Case]:
               "BLOCK_K": gemv.BLOCK_K}, gemv.BLOCK_K // 256)
     )  # fmt: skip
     found += latent_cases()
+    found += text_cases()
     found += quantized_cases()
     found += adapter_cases()
     found += [
@@ -250,6 +252,52 @@ def latent_cases() -> list[Case]:
         Case("latent heads", latent.heads_kernel, values | {"x": "*bf16", "weight": "*bf16"},
              {"BLOCK_M": latent.HEAD_M, "BLOCK_N": latent.HEAD_N, "BLOCK_K": latent.HEAD_K,
               "EXACT": False}, 4, {"num_stages": 3}),
+    ]  # fmt: skip
+    return found
+
+
+def text_cases() -> list[Case]:
+    """Models that pool: a BERT, a ModernBERT of long texts, a decoder that embeds."""
+    values = dict.fromkeys(("out", "q", "k", "v"), "*fp16")
+    values |= {"slopes": "*fp32", "score_scale": "fp32", "soft_cap": "fp32", "window": "i32"}
+    bert = {"group": 1, "head_dim": 64, "max_text_len": 512}
+    found = []
+    for label, shape, extra in (
+        ("bert", bert, {}),
+        ("minilm", bert | {"head_dim": 32}, {}),
+        ("long window", bert | {"max_text_len": 8192}, {"HAS_WINDOW": True}),
+        ("long", bert | {"max_text_len": 8192}, {}),
+        ("decoder", {"group": 4, "head_dim": 128, "max_text_len": 8192}, {"IS_CAUSAL": True}),
+        ("window cap 256", {"group": 2, "head_dim": 256, "max_text_len": 8192},
+         {"IS_CAUSAL": True, "HAS_WINDOW": True, "HAS_CAP": True}),
+        ("biases", {"group": 1, "head_dim": 128, "max_text_len": 2048},
+         {"IS_CAUSAL": True, "HAS_ALIBI": True}),
+        ("float32", bert, {"EXACT": True}),
+    ):  # fmt: skip
+        group, head_dim = shape["group"], shape["head_dim"]
+        tile = texts.choose_tile(**shape, itemsize=4 if "EXACT" in extra else 2)
+        constants = {
+            "Q_STRIDE": 24 * head_dim, "KV_STRIDE": 24 * head_dim, "GROUP": group,
+            "HEAD_DIM": head_dim, "DIM": head_dim, "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n, "IS_CAUSAL": False, "HAS_WINDOW": False, "HAS_CAP": False,
+            "HAS_ALIBI": False, "EXACT": False, **extra,
+        }  # fmt: skip
+        types = {n: "*fp32" if "EXACT" in extra and k == "*fp16" else k for n, k in values.items()}
+        found.append(
+            Case(f"texts {label}", texts.attend_texts_kernel, types, constants, tile.num_warps,
+                 {"num_stages": tile.num_stages})
+        )  # fmt: skip
+    norm = {"out": "*fp16", "total": "*fp32", "x": "*fp32", "y": "*fp16", "weight": "*fp32",
+            "bias": "*fp32", "num_columns": "i32", "scale": "fp32", "eps": "fp32"}  # fmt: skip
+    flags = dict.fromkeys(("HAS_ADD", "KEEPS_SUM", "HAS_WEIGHT", "HAS_BIAS"), True)
+    found.append(
+        Case("texts layer norm", texts.layer_norm_kernel, norm, flags | {"BLOCK": 1024}, 2)
+    )
+    found += [
+        Case(f"texts pool {how}", texts.pool_kernel,
+             {"out": "*fp32", "x": "*fp16", "num_columns": "i32"},
+             {"HOW": how, "ROWS": texts.POOLED_ROWS, "BLOCK": texts.POOLED_COLUMNS}, 4)
+        for how in ("mean", "max")
     ]  # fmt: skip
     return found
 

@@ -90,7 +90,10 @@ class RandomLoader:
             weight = self._matrix(sum(sizes), in_features)
         else:
             weight = random_weight(self._kind, sum(sizes), in_features, self._device)
-        made = DeviceLinear(weight, None, is_head=site < 0, site=site)
+        own_bias = None
+        if bias:
+            own_bias = torch.zeros(sum(sizes), dtype=self._dtype, device=self._device)
+        made = DeviceLinear(weight, own_bias, is_head=names == ["lm_head"], site=site)
         self.linears.append(made)
         return made
 

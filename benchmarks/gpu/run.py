@@ -43,7 +43,7 @@ GOALS = {
 PARTS = (
     "decode1", "decode64", "decode256", "decode_long", "prefill", "prefill_8k", "steps1",
     "steps256", "mixed", "draw", "upload", "quantized", "experts", "decode1_int4", "decode64_int4",
-    "adapters", "latent",
+    "adapters", "latent", "encoders",
 )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def measure(
     num_layers: int, only: list[str], done: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """`done` gets the report after each part: who runs out of time has what was measured."""
-    from benchmarks.gpu import adapters, correctness, gap, latent, products
+    from benchmarks.gpu import adapters, correctness, encoders, gap, latent, products
     from benchmarks.gpu import measure as parts
     from benchmarks.gpu.random_model import LLAMA_8B, Bench
     from octavo.measure import device_limits
@@ -108,6 +108,7 @@ def measure(
         "quantized": lambda: products.quantized(best, device=device),
         "experts": lambda: products.mixtures(best, device=device),
         "latent": lambda: latent.measure(best, device=device),
+        "encoders": lambda: encoders.encoders(best, device=device),
         "upload": parts.upload,
         "decode1_int4": lambda: parts.decode(packed(), 1, 512, best),
         "decode64_int4": lambda: parts.decode(packed(), 64, 256, best),

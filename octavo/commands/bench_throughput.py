@@ -27,9 +27,11 @@ def main(prog: str, argv: Sequence[str]) -> int:
     config = engine_config(args)
     from octavo.measure.batch_limits import of_limit
     from octavo.measure.limits import limits_for
+    from octavo_engine.core.device_choice import settle_device
     from octavo_engine.core.offline.llm import LLM
     from octavo_engine.state.sampling_params import SamplingParams
 
+    config = settle_device(config)
     limits = limits_for(config)
     with LLM.from_config(config) as llm:
         info = llm.info

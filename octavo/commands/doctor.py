@@ -56,6 +56,7 @@ def examine() -> Iterator[MachineFinding]:
     yield _memory()
     yield from _packages()
     yield _accelerator()
+    yield _device()
     yield from _models()
 
 
@@ -126,8 +127,17 @@ def _accelerator() -> MachineFinding:
         installed = version("torch")
     except PackageNotFoundError:
         return MachineFinding("torch", "optional", "has no version", "reinstall torch")
-    advice = "octavo serve MODEL --device cuda uses the GPU" if gpus else ""
-    return MachineFinding("torch", "ok", f"{installed}, {_listed(gpus)}", advice)
+    return MachineFinding("torch", "ok", f"{installed}, {_listed(gpus)}")
+
+
+def _device() -> MachineFinding:
+    """What --device auto chooses here for a model that needs nothing unusual. Torch is imported
+    only where a GPU's driver is."""
+    from octavo_engine.core.device_choice import NoNeeds, ThisMachine, choose_device
+
+    choice = choose_device(ThisMachine(), NoNeeds())
+    value = f"--device auto chooses {choice.device}: {choice.reason}"
+    return MachineFinding("device", "ok", value)
 
 
 def _listed(gpus: list[str]) -> str:

@@ -87,7 +87,9 @@ def measure(
 ) -> StepStudy:
     """Loads the model, and measures the limits unless they are given. Raises as the engine does."""
     from octavo_engine.core.build import build_engine
+    from octavo_engine.core.device_choice import settle_device
 
+    config = settle_device(config)
     if limits is None:
         limits = limits_for(config)
         if limits is None:

@@ -65,7 +65,9 @@ ENGINE_FLAGS = (
     Flag("model_impl",
          "who computes the model: octavo's own pages or transformers; auto: octavo where it can"),
     Flag("trust_remote_code", "run the code in the model's repository; transformers only"),
-    Flag("device", "where to compute; sim models the time and invents the tokens"),
+    Flag("device",
+         "where to compute; auto: a GPU that torch sees and that refuses nothing, else the CPU; "
+         "sim models the time and invents the tokens"),
     Flag("platform",
          "platform of --device plugin: xpu, hpu, npu, tpu (all untested) or a plug-in's name"),
     Flag("dtype",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -71,3 +71,19 @@ class PoolingBackend(Protocol):
 
     def close(self) -> None:
         """Let go of memory and threads."""
+
+
+class PendingRows(Protocol):
+    """Rows that a device is computing."""
+
+    def wait(self) -> NDArray[np.float32]:
+        """Until they are there; they stay valid."""
+
+
+@runtime_checkable
+class LaunchesTexts(Protocol):
+    """A backend whose steps compute while the next ones are packed."""
+
+    def launch(self, step: PoolingStep, *, is_per_token: bool) -> PendingRows:
+        """Begin with a step, behind those that were launched before it: what `pool` gives, or
+        `token_rows`."""

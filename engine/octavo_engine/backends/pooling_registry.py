@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.backends.registry import check_activation_bits
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
@@ -33,6 +34,7 @@ def build_pooling_backend(
     progress: Callable[[int, int], None] | None = None,
 ) -> PoolingBackend:
     """Reads the weights. Raises ModelError and ConfigError."""
+    check_pooling_device(config)
     checkpoint = _open(config, pooling, files)
     match config.device:
         case "auto" | "cpu":
@@ -52,9 +54,23 @@ def build_pooling_backend(
             return _build_torch(
                 config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
             )
-    raise ConfigError(
-        f"--device {config.device} does not serve models for embeddings and scores; use cpu"
-    )
+        case "cuda":
+            return _build_cuda(
+                config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
+            )
+    raise AssertionError(config.device)
+
+
+def check_pooling_device(config: EngineConfig) -> None:
+    """Raises ConfigError where the device that is named does not do what the settings say."""
+    check_activation_bits(config)
+    if config.device not in ("auto", "cpu", "torch", "cuda"):
+        raise ConfigError(
+            f"--device {config.device} does not serve models for embeddings and scores; use cpu or "
+            "cuda"
+        )
+    if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
+        raise ConfigError(f"--quantization {config.quantization} is computed by --device cpu only")
 
 
 def _native_dtype(config: EngineConfig, pooling: PoolingConfig) -> Dtype:
@@ -79,8 +95,6 @@ def _build_torch(
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
 ) -> PoolingBackend:
-    if config.quantization in ("int8", "int4"):
-        raise ConfigError(f"--quantization {config.quantization} is computed by --device cpu only")
     try:
         import torch
     except ImportError as error:
@@ -95,6 +109,23 @@ def _build_torch(
         max_model_len=max_model_len,
         precision=Precision(storage=storage),
         progress=progress,
+    )
+
+
+def _build_cuda(
+    config: EngineConfig,
+    pooling: PoolingConfig,
+    checkpoint: Checkpoint,
+    *,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None,
+) -> PoolingBackend:
+    try:
+        from octavo_engine.backends.torch.build_pooling import build_cuda_pooling
+    except ImportError as error:
+        raise ConfigError("--device cuda needs torch: pip install torch triton") from error
+    return build_cuda_pooling(
+        config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
     )
 
 

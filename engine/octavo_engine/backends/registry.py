@@ -39,13 +39,37 @@ def build_backend(
     `progress(bytes_done, bytes_total)` follows it. With `peers` it has some of the experts. Raises
     ModelError and ConfigError.
     """
-    _check_kv_cache_dtype(config)
-    check_activation_bits(config)
-    check_draft_device(config)
+    model = check_device(config, files, None if peers is None else peers.shard.size)
     if config.device == "sim":
         from octavo_engine.backends.sim.backend import SimBackend
 
         return SimBackend(config)
+    assert files is not None, "checked above"
+    if model is None:
+        return _build_transformers(config, files)
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    if config.device == "torch":
+        return _build_torch(config, model, files, max_model_len=max_model_len, progress=progress)
+    if config.device in ("cuda", "plugin"):
+        return _build_cuda(config, model, files, max_model_len=max_model_len, progress=progress)
+    return _build_native(
+        config, model, files, max_model_len=max_model_len, progress=progress, peers=peers
+    )
+
+
+def check_device(
+    config: EngineConfig, files: ModelFiles | None, num_cores: int | None = None
+) -> ModelConfig | None:
+    """What the settings and the model need of the device that is named; reads no weights.
+
+    Returns the model; None of one that transformers computes, and of the simulator. Raises
+    ConfigError and ModelError where the device does not compute it.
+    """
+    _check_kv_cache_dtype(config)
+    check_activation_bits(config)
+    check_draft_device(config)
+    if config.device == "sim":
+        return None
     if files is None:
         raise ConfigError(f"--device {config.device} needs a model")
     if implementation_of(config, files.config, is_gguf=files.gguf is not None) == "transformers":
@@ -55,23 +79,16 @@ def build_backend(
                 "--enable-expert-parallel is for models that octavo computes itself, and this one "
                 "is computed by transformers; leave it out"
             )
-        return _build_transformers(config, files)
+        return None
     model = ModelConfig.from_hf(files.config)
     _check_states(config, model)
-    _check_experts(config, model, None if peers is None else peers.shard.size)
-    max_model_len = config.max_model_len or model.max_position_embeddings
+    _check_experts(config, model, num_cores)
     if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
         raise ConfigError(
             f"--quantization {config.quantization} is computed by --device cpu only; "
             f"--device {config.device} takes auto or none"
         )
-    if config.device == "torch":
-        return _build_torch(config, model, files, max_model_len=max_model_len, progress=progress)
-    if config.device in ("cuda", "plugin"):
-        return _build_cuda(config, model, files, max_model_len=max_model_len, progress=progress)
-    return _build_native(
-        config, model, files, max_model_len=max_model_len, progress=progress, peers=peers
-    )
+    return model
 
 
 def build_rank(

@@ -129,7 +129,7 @@ def build_engine(
     identity = identify(config, files)
     check_context(config, identity.own_max_model_len)
     check_draft_tokenizer(config, files)
-    _check_speech(config, files)
+    check_speech(config, files)
     check_picture_overrides(files, config.picture_overrides)
     if backend is None:
         if config.device in ("auto", "cpu"):
@@ -361,7 +361,7 @@ def _audio_slots(config: EngineConfig, backend: EncodesAudio) -> int:
     return min(fits, config.scheduler.max_num_seqs)
 
 
-def _check_speech(config: EngineConfig, files: ModelFiles | None) -> None:
+def check_speech(config: EngineConfig, files: ModelFiles | None) -> None:
     """Raises ConfigError for what models that read audio cannot be combined with."""
     if files is None or architecture_of(files) not in SPEECH_ARCHITECTURES:
         return

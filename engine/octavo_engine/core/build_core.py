@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.core.build import build_engine, resolve
 from octavo_engine.core.data_parallel.core_share import core_share, expert_peers, settle_ranks
+from octavo_engine.core.device_choice import settle_device
 from octavo_engine.core.expected_files import check_runner
 from octavo_engine.core.pooling.build import build_pooling_engine, pooling_config
 
@@ -31,10 +32,12 @@ def build_core(
     is used instead of the one that the settings name. `expert_file` is memory that cores share
     which compute experts for each other.
     """
-    peers = expert_peers(config, expert_file)
-    config = settle_ranks(core_share(config))
     files = resolve(config)
     pooling = None if backend is not None else pooling_config(config, files)
+    if backend is None:  # by the settings of all cores, of which some rule a GPU out
+        config = settle_device(config, files, pooling)
+    peers = expert_peers(config, expert_file)
+    config = settle_ranks(core_share(config))
     check_runner(config, pools=pooling is not None)
     if pooling is not None:
         return build_pooling_engine(config, pooling, files, progress=progress)

@@ -11,7 +11,7 @@ from octavo_engine.models.catalogue import CATALOGUE, missing_architectures, mod
 from octavo_engine.models.families import FAMILIES
 from tests.engine.models.classics import TWINS
 from tests.engine.models.tiny import FAMILIES as TINY
-from tests.engine.models.tiny import ON_DEVICES, architecture_of, tiny_model
+from tests.engine.models.tiny import ON_DEVICES, architecture_of
 from tests.engine.models.tiny_seeing import SEEING, seeing_model
 
 ROOT = Path(__file__).parents[3]

@@ -97,7 +97,7 @@ class Loaded(NamedTuple):
 Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
 
 
-def _check_attention(config: ModelConfig, attention: AttentionBackend) -> None:
+def check_attention(config: ModelConfig, attention: AttentionBackend) -> None:
     """Raises ConfigError where only our own kernels compute a model's attention."""
     what = None
     if config.latent is not None:
@@ -138,7 +138,7 @@ class CudaBackend:
     ) -> None:
         """Weights that the file holds quantised stay so by default. `memory_of` is how
         much memory a device has that is neither a GPU nor the host."""
-        _check_attention(config, attention)
+        check_attention(config, attention)
         settled = open_device(device)
         chosen = choose_kernels(
             settled, dtype, config,
@@ -178,7 +178,7 @@ class CudaBackend:
         batch_invariant: bool = False,
     ) -> CudaBackend:
         """A model whose weights are on the device already; for measuring without files."""
-        _check_attention(config, attention)
+        check_attention(config, attention)
         backend = cls.__new__(cls)
         chosen = choose_kernels(
             device, dtype, config,

@@ -148,7 +148,7 @@ def choose_kernels(
 ) -> Kernels:
     """What suits the device; logs it with the reason. Raises ConfigError if a choice cannot be.
     `latent`: of a model whose attention is."""
-    name, reason = _settle(device, choice)
+    name, reason = settle_kernels(device, choice)
     logger.info("Chose %s kernels on %s: %s", name, device, reason)
     if name == "plain":
         if batch_invariant:
@@ -171,7 +171,8 @@ def choose_kernels(
     )  # fmt: skip
 
 
-def _settle(device: torch.device, choice: KernelChoice) -> tuple[str, str]:
+def settle_kernels(device: torch.device, choice: KernelChoice) -> tuple[str, str]:
+    """Their name, and why. Raises ConfigError if a choice cannot be."""
     if choice == "plain":
         return "plain", "requested"
     has_triton = importlib.util.find_spec("triton") is not None

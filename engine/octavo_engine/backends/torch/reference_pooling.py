@@ -40,14 +40,14 @@ class ReferencePoolingOps(ReferenceOps):
         return table[ids + offset]
 
     def pool(self, x: Tensor, how: Pool) -> Tensor:
-        return torch.stack([_pooled(x[text], how) for text in self._texts])
+        return torch.stack([pooled(x[text], how) for text in self._texts])
 
     def encoder_attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
         q, k, v = self._heads(qkv, spec)
-        return torch.cat([_attend(q[own], k[own], v[own], spec) for own in self._texts])
+        return torch.cat([attend_whole(q[own], k[own], v[own], spec) for own in self._texts])
 
 
-def _pooled(x: Tensor, how: Pool) -> Tensor:
+def pooled(x: Tensor, how: Pool) -> Tensor:
     """One text's row from its tokens'."""
     match how:
         case "mean":
@@ -57,14 +57,14 @@ def _pooled(x: Tensor, how: Pool) -> Tensor:
         case "mean_sqrt_len":
             return x.sum(0) / math.sqrt(len(x))
         case "weightedmean":
-            weights = torch.arange(1, len(x) + 1, dtype=x.dtype)[:, None]
+            weights = torch.arange(1, len(x) + 1, dtype=x.dtype, device=x.device)[:, None]
             return (weights * x).sum(0) / weights.sum()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+def attend_whole(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     group = spec.num_heads // spec.num_kv_heads
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    positions = torch.arange(len(q))
+    positions = torch.arange(len(q), device=q.device)
     distance = positions[:, None] - positions
     visible = distance >= 0 if spec.is_causal else torch.ones_like(distance, dtype=torch.bool)
     if spec.window is not None:
@@ -73,6 +73,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     if spec.alibi is not None:
-        scores = scores - torch.from_numpy(spec.alibi)[:, None, None] * distance
+        scores = scores - torch.from_numpy(spec.alibi).to(q.device)[:, None, None] * distance
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
     return torch.einsum("hts,shd->thd", weights, v).flatten(1)

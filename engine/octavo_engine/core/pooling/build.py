@@ -121,8 +121,8 @@ def _backend(
         if is_set:
             model = "a model for embeddings and scores"
             raise ConfigError(f"{flag} has no effect on {model}, which {why}; leave it out")
-    check_activation_bits(config)
     if files is None:
+        check_activation_bits(config)
         from octavo_engine.backends.sim.pooling import SimPoolingBackend
 
         return SimPoolingBackend(config, pooling)

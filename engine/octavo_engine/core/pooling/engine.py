@@ -3,6 +3,9 @@
 Texts lie one behind the other without padding, so a step costs what its tokens cost and they need
 no sorting. The first one that waits is in every next step, so none waits longer than those before
 it take; later ones fill what room it leaves.
+
+Where a device computes, the next step is packed and launched before the rows of the one before are
+finished and sent, so that the device does not wait for the host.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from octavo_engine.backends.pooling import make_step
+from octavo_engine.backends.pooling import LaunchesTexts, make_step
 from octavo_engine.core.pooling.async_pooling import PER_TOKEN, WrongTask
 from octavo_engine.core.pooling.postprocess import finish
 from octavo_engine.core.process.heartbeat import Heartbeat
@@ -25,6 +28,7 @@ from octavo_engine.errors import (
     OctavoError,
     QueueFull,
 )
+from octavo_engine.executor.executor import ReleasesWeights, WarmsUp
 from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.state.outputs import EngineStats, SequenceOutput, StepOutput
 from octavo_engine.state.pooling import PoolingOutput, PoolingParams, PoolingRequest
@@ -32,7 +36,9 @@ from octavo_engine.state.pooling import PoolingOutput, PoolingParams, PoolingReq
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from octavo_engine.backends.pooling import PoolingBackend
+    from numpy.typing import NDArray
+
+    from octavo_engine.backends.pooling import PendingRows, PoolingBackend, PoolingStep
     from octavo_engine.errors import RequestError
     from octavo_engine.profile import StepProfile
     from octavo_engine.state.labels import Labels
@@ -53,6 +59,15 @@ class PoolingLimits(NamedTuple):
     max_tokens: int  # of a step
     max_texts: int  # of a step
     max_queue: int  # texts that wait before new ones are refused
+
+
+class _Launched(NamedTuple):
+    """A step that a device is computing."""
+
+    batch: list[PoolingRequest]
+    step: PoolingStep
+    rows: PendingRows
+    started_at: float
 
 
 class PoolingEngine:
@@ -77,11 +92,13 @@ class PoolingEngine:
         self._failed_steps = 0
         self._stats = EngineStats()
         self._step_time = StepTimeModel()
+        self._launched: _Launched | None = None
+        self._landed_at = 0.0  # when the last step's rows were there
         backend.prepare(max_tokens=limits.max_tokens, max_texts=limits.max_texts)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting) or bool(self._refused)
+        return bool(self._waiting) or bool(self._refused) or self._launched is not None
 
     def add(self, request: EngineRequest) -> None:
         tasks = ", ".join(self.backend.config.tasks)
@@ -118,12 +135,14 @@ class PoolingEngine:
             profile.start_step()
         self._expire()
         batch = self._next_batch()
-        self.last_step_was_empty = not batch
-        if batch:
-            for request in batch:
-                self._take(request.request_id)
-            if profile is not None:
-                profile.laps.mark("schedule")
+        self.last_step_was_empty = not batch and self._launched is None
+        for request in batch:
+            self._take(request.request_id)
+        if profile is not None and batch:
+            profile.laps.mark("schedule")
+        if isinstance(self.backend, LaunchesTexts):
+            outputs, batch = self._turn(self.backend, batch)
+        elif batch:
             outputs = self._compute(batch)
         stats = self._snapshot()
         if profile is not None and batch:
@@ -152,19 +171,31 @@ class PoolingEngine:
         return True
 
     def sleep(self, *, on: bool, level: int = 1) -> None:
-        """There is no KV cache."""
+        """There is no KV cache, but a device may hold weights. With work at hand nothing is
+        done."""
+        if not isinstance(self.backend, ReleasesWeights) or (on and self.has_work):
+            return
+        self.heartbeat.pause()
+        if on:
+            self.backend.release_weights(keep=level == 1)
+        else:
+            self.backend.restore_weights()
 
     def warm_up(self) -> None:
-        """Compute one text, so that the first request finds memory touched and times known."""
+        """Compute one text, so that the first request finds memory touched and times known. What
+        compiles kernels has compiled them before, as no clock runs yet."""
+        if isinstance(self.backend, WarmsUp):
+            self.backend.warm_up(self.heartbeat)
         task = cast("PoolingTask", self.backend.config.tasks[0])
         tokens = [0] * min(16, self.limits.max_model_len)
         request = PoolingRequest(
             request_id="warm-up", token_ids=tokens, params=PoolingParams(task=task)
         )
         self.add_pooling([request])
-        for output in self.step().pooled:
-            if output.error is not None:
-                raise ModelError(f"the model cannot compute: {output.error}")
+        while self.has_work:
+            for output in self.step().pooled:
+                if output.error is not None:
+                    raise ModelError(f"the model cannot compute: {output.error}")
         self._stats = EngineStats()
 
     def close(self) -> None:
@@ -229,25 +260,72 @@ class PoolingEngine:
         self._note(num_tokens, step_s)
         return outputs
 
+    def _turn(
+        self, backend: LaunchesTexts, batch: list[PoolingRequest]
+    ) -> tuple[list[PoolingOutput], list[PoolingRequest]]:
+        """Launch a step, then wait for the one before: its outputs, and its texts."""
+        before, self._launched = self._launched, None
+        outputs: list[PoolingOutput] = []
+        if batch:
+            num_tokens = sum(len(request.token_ids) for request in batch)
+            self.heartbeat.expect(self._step_time.prefill_s(num_tokens))
+            started_at = self._now()
+            try:
+                step = self._step_of(batch)
+                rows = backend.launch(step, is_per_token=_is_per_token(batch[0]))
+                self._launched = _Launched(batch, step, rows, started_at)
+            except Exception as error:
+                outputs += self._fail(batch, error)
+        if before is None:
+            return outputs, []
+        try:
+            outputs += self._finish(before.batch, before.step, before.rows.wait())
+            self._failed_steps = 0
+        except Exception as error:
+            outputs += self._fail(before.batch, error)
+        num_tokens = len(before.step.token_ids)
+        # It began when it was launched, or when the one before it was done.
+        step_s = self._now() - max(before.started_at, self._landed_at)
+        self._landed_at = self._now()
+        self._step_time.observe(0, num_tokens, step_s)
+        self._note(num_tokens, step_s)
+        return outputs, before.batch
+
     def _pool(self, batch: list[PoolingRequest]) -> list[PoolingOutput]:
+        step = self._step_of(batch)
+        is_per_token = _is_per_token(batch[0])
+        rows = self.backend.token_rows(step) if is_per_token else self.backend.pool(step)
+        return self._finish(batch, step, rows)
+
+    def _step_of(self, batch: list[PoolingRequest]) -> PoolingStep:
         config = self.backend.config
         # A model without a table of types does not distinguish the texts of a pair.
         with_types = config.num_types > 1
-        step = make_step(
+        return make_step(
             [(r.token_ids, r.type_ids if with_types else ()) for r in batch],
             is_last=config.pooling == "last",
         )
-        if _is_per_token(batch[0]):
-            rows = self.backend.token_rows(step)
-            starts = step.starts.tolist()
-        else:
-            rows = self.backend.pool(step)
-            starts = range(len(batch) + 1)
+
+    def _finish(
+        self, batch: list[PoolingRequest], step: PoolingStep, rows: NDArray[np.float32]
+    ) -> list[PoolingOutput]:
+        config = self.backend.config
+        starts = step.starts.tolist() if _is_per_token(batch[0]) else range(len(batch) + 1)
+        finite = np.asarray(np.isfinite(rows).all(axis=1))
+        params = batch[0].params
+        # Hot path: most steps are of texts that want the same, and finished at once.
+        together = None
+        if finite.all() and all(request.params == params for request in batch):
+            together = finish(rows, params, config)
         outputs = []
         for request, start, end in zip(batch, starts[:-1], starts[1:], strict=True):
-            own = rows[start:end]
-            if np.isfinite(own).all():
-                data = finish(own, request.params, config).astype("<f4", copy=False).tobytes()
+            if finite[start:end].all():
+                own = (
+                    finish(rows[start:end], request.params, config)
+                    if together is None
+                    else together[start:end]
+                )
+                data = own.astype("<f4", copy=False).tobytes()
                 outputs.append(
                     PoolingOutput(request_id=request.request_id, data=data, rows=end - start)
                 )

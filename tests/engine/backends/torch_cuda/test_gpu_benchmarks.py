@@ -17,6 +17,7 @@ from benchmarks.gpu import (
     adapters,
     attention,
     correctness,
+    encoders,
     estimate,
     gap,
     latent,
@@ -107,6 +108,26 @@ def test_latent_attention_is_measured_beside_a_copy_of_its_vectors():
     assert found["2_x_40_bandwidth_share"] == pytest.approx(80 * 48 * 4 / 1e3 / 2)
     assert len(results) == 2 * 2 * latent.LAYERS
     assert all(torch.isfinite(result).all() for result in results)
+
+
+def test_encoders_are_measured_by_texts_and_by_their_share_of_products(device):
+    tiny = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4}  # fmt: skip
+    found = encoders.encoders(
+        Ceilings(bytes_per_s=1e9, flops_per_s=1e12), device=device, shapes={"tiny": tiny},
+        num_texts=12, step_tokens=(512,), kernels="plain",
+    )  # fmt: skip
+    assert list(found) == [
+        "tiny_512_texts_per_s", "tiny_512_tokens_per_s", "tiny_512_peak_share",
+        "tiny_512_step_ms", "tiny_512_step_peak_share", "tiny_one_text_ms",
+    ]  # fmt: skip
+    tokens = found["tiny_512_tokens_per_s"] / found["tiny_512_texts_per_s"] * 12
+    assert 12 * 20 <= round(tokens) <= 12 * 200
+    # By hand: 2 layers of 4 * 64 * 64 and 2 * 64 * 128 weights, and attention of each text.
+    lengths = np.random.default_rng(0).integers(20, 201, 12)
+    flops = 2 * 65536 * lengths.sum() + 4 * 2 * 64 * (lengths**2).sum()
+    seconds = 12 / found["tiny_512_texts_per_s"]
+    assert found["tiny_512_peak_share"] == pytest.approx(flops / seconds / 1e12)
 
 
 def test_whole_steps_are_timed_ahead_and_not_in_a_pool_that_is_free_again():
@@ -232,7 +253,7 @@ def test_kernels_compile_for_hopper_without_spilling(tmp_path):
     script = ROOT / "benchmarks" / "gpu" / "compile_report.py"
     subprocess.run(
         [sys.executable, script, "--json", out, "--targets", "sm_90",
-         "--only", "attend prompt", "draw: scan", "draw: weigh", "draw: pick", "adapters"],
+         "--only", "attend prompt", "texts", "draw: scan", "draw: weigh", "draw: pick", "adapters"],
         env=environment | {"PYTHONPATH": str(ROOT / "engine")}, check=True, timeout=200,
         capture_output=True,
     )  # fmt: skip
