@@ -195,6 +195,19 @@ class DraftsTokens(Protocol):
 
 
 @runtime_checkable
+class LaunchesDrafts(DraftsTokens, Protocol):
+    """A backend whose draft passes may follow one another before their tokens are known."""
+
+    def launch_draft(self, step: BackendStep, sampling: SamplingBatch) -> PendingSample:
+        """As `draft`, which is this and `wait`. Tokens may be awaited from the pass before."""
+
+    @property
+    def drafts_are_usual(self) -> bool:
+        """Whether the passes since the last look took what such passes take from then on: none was
+        the first of its size, or captured."""
+
+
+@runtime_checkable
 class DraftsFromStates(Protocol):
     """A backend that can hold a head which drafts from hidden states, and has layers of its own in
     the same blocks."""

@@ -14,6 +14,7 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo_engine.backends.draft_part import DraftSources
     from octavo_engine.backends.torch.platforms import Platform
     from octavo_engine.config import DType, EngineConfig
     from octavo_engine.models.config import ModelConfig
@@ -29,6 +30,7 @@ def build_cuda(
     engine: EngineConfig,
     config: ModelConfig,
     checkpoint: Checkpoint,
+    drafts: DraftSources,
     *,
     max_model_len: int,
     progress: Callable[[int, int], None] | None = None,
@@ -45,18 +47,27 @@ def build_cuda(
         batch_invariant=engine.batch_invariant,
         keep_quantized=engine.quantization != "none",
         progress=progress,
+        num_drafts=_num_drafts(engine),
+        drafts=drafts if drafts.is_any else None,
     )
+
+
+def _num_drafts(engine: EngineConfig) -> int:
+    """Tokens that a step verifies of a sequence at most."""
+    return 0 if engine.speculation is None else engine.speculation.num_speculative_tokens
 
 
 def build_plugin(
     engine: EngineConfig,
     config: ModelConfig,
     checkpoint: Checkpoint,
+    drafts: DraftSources,
     *,
     max_model_len: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> CudaBackend:
     """The model on --platform, by plain kernels. Raises ConfigError and ModelError."""
+    assert not drafts.is_any, "refused by `check_draft_device`"
     platform = find_platform(engine.platform)
     logger.warning("Computing on %s by plain torch, which has not been tested there", platform.name)
     return CudaBackend(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from octavo_engine.backends.backend import draft_limits
 from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.capture import CudaRecorder
 from octavo_engine.backends.torch.compiling import (
@@ -24,6 +25,7 @@ from octavo_engine.backends.torch.compiling import (
 )
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
+from octavo_engine.backends.torch.device_drafts import DeviceDrafts
 from octavo_engine.backends.torch.device_kv import DeviceKV
 from octavo_engine.backends.torch.device_sampler import is_plain, sample
 from octavo_engine.backends.torch.device_step import (
@@ -33,6 +35,7 @@ from octavo_engine.backends.torch.device_step import (
     cut_walks,
     is_decode,
 )
+from octavo_engine.backends.torch.few_steps import FewSteps, plan_few
 from octavo_engine.backends.torch.graphs import (
     MIXED_TOKENS,
     Buckets,
@@ -45,6 +48,7 @@ from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
+from octavo_engine.backends.torch.programs import Program
 from octavo_engine.backends.torch.reference import block_values
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep, CompileListener
+    from octavo_engine.backends.draft_part import DraftSources
     from octavo_engine.backends.torch.device_step import DeviceStep, StepTiles
     from octavo_engine.backends.torch.graphs import GraphRecorder
     from octavo_engine.backends.torch.kernels import Kernels
@@ -136,9 +141,12 @@ class CudaBackend:
         label: str = "cuda",
         memory_of: Callable[[], DeviceMemory | None] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        num_drafts: int = 0,
+        drafts: DraftSources | None = None,
     ) -> None:
         """Weights that the file holds quantised stay so by default. `memory_of` is how
-        much memory a device has that is neither a GPU nor the host."""
+        much memory a device has that is neither a GPU nor the host. `num_drafts`: tokens that a
+        step verifies of a sequence at most; `drafts`: what proposes them, if it is not the text."""
         settled = open_device(device)
         chosen = choose_kernels(
             settled, dtype, config,
@@ -156,10 +164,25 @@ class CudaBackend:
             return Loaded(model, Parking(loader.made), largest)
 
         loaded = load(progress)
+        device_drafts = None
+        if drafts is not None:
+
+            def kernels_of(shape: ModelConfig) -> Kernels:
+                found = choose_kernels(
+                    settled, dtype, shape,
+                    choice=kernels, attention=attention, batch_invariant=batch_invariant,
+                )  # fmt: skip
+                _check_kernels(shape, found)
+                return found
+
+            device_drafts = DeviceDrafts(
+                config, drafts, loaded.model, settled, dtype, kernels_of, max_model_len
+            )
         self._init(
             config, loaded.model, settled, dtype, chosen,
             use_graphs=use_graphs, label=label, memory_of=memory_of,
             parking=loaded.parking, load=load, expanded_bytes=loaded.expanded_bytes,
+            num_drafts=num_drafts, drafts=device_drafts,
         )  # fmt: skip
 
     @classmethod
@@ -174,6 +197,7 @@ class CudaBackend:
         attention: AttentionBackend = "auto",
         use_graphs: bool = True,
         batch_invariant: bool = False,
+        num_drafts: int = 0,
     ) -> CudaBackend:
         """A model whose weights are on the device already; for measuring without files."""
         backend = cls.__new__(cls)
@@ -182,7 +206,9 @@ class CudaBackend:
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
         )  # fmt: skip
         _check_kernels(config, chosen)
-        backend._init(config, model, device, dtype, chosen, use_graphs=use_graphs)
+        backend._init(
+            config, model, device, dtype, chosen, use_graphs=use_graphs, num_drafts=num_drafts
+        )
         return backend
 
     def _init(
@@ -199,9 +225,14 @@ class CudaBackend:
         parking: Parking | None = None,
         load: Load | None = None,
         expanded_bytes: int = 0,
+        num_drafts: int = 0,
+        drafts: DeviceDrafts | None = None,
     ) -> None:
         self.config = config
-        self.cache_layout = one_group(config.caches())  # as DeviceKV has it
+        self._num_drafts = 0 if config.family.has_sinks else num_drafts
+        self._drafts = drafts
+        draft_caches = () if drafts is None else drafts.caches
+        self.cache_layout = one_group([*config.caches(), *draft_caches])  # as DeviceKV has it
         self.device = device
         self._label = label
         self._memory_of = memory_of
@@ -219,6 +250,8 @@ class CudaBackend:
         self._counts: TokenCounts | None = None
         self._graphs: GraphCache[tuple[Tensor, Tensor]] | None = None
         self._buckets = Buckets([], {})
+        self._few = FewSteps()
+        self._program: Program | None = None
         self._limits: BackendLimits | None = None
         self._num_blocks = 0
         self._is_awake = True
@@ -261,33 +294,50 @@ class CudaBackend:
             if device is None:  # then only --kv-cache-memory-bytes can say
                 return 0
             free = device.free_bytes
+        few = plan_few(limits, self._kernels, self._num_drafts)
         workspace = self._kernels.workspace_bytes(limits) + self._expanded_bytes
+        workspace = max(workspace, self._kernels.few_bytes(few.max_tokens, few.width))
         needed = memory.step_bytes(self.config, limits, self._dtype.itemsize) + workspace
         needed += memory.count_bytes(self.config, limits)
         if self._use_graphs:
             # Graphs have memory of their own.
             needed += workspace + memory.graph_bytes(
                 self.config, limits, self._dtype.itemsize,
-                num_graphs=self._plan_buckets(limits).total, max_tokens=MIXED_TOKENS[-1],
+                num_graphs=self._plan_buckets(limits).total + len(few.buckets),
+                max_tokens=MIXED_TOKENS[-1], max_logits=few.max_tokens,
             )  # fmt: skip
+        if self._drafts is not None:
+            needed += self._drafts.needed_bytes(
+                limits, self._num_drafts, use_graphs=self._use_graphs
+            )
         return memory.kv_budget(free, needed, fraction=fraction or memory.DEVICE_FRACTION)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits, self._num_blocks = limits, num_blocks
+        self._few = plan_few(limits, self._kernels, self._num_drafts)
+        largest, walks = limits, self._kernels.walks
+        if self._drafts is not None:
+            largest, walks = draft_limits(limits), self._drafts.walks_beside(walks)
         self._buffer = StepBuffer(
-            limits, self.device, lambda: self._make_mark(), self._kernels.walks
+            largest, self.device, lambda: self._make_mark(), walks, self._few.max_tokens
         )
         self._counts = TokenCounts(limits.max_seqs, self.config.vocab_size, self.device)
         self._buckets = self._plan_buckets(limits)
-        self._graphs = GraphCache(self._recorder, max_graphs=MAX_GRAPHS)
+        max_graphs = MAX_GRAPHS + len(self._few.buckets)
+        self._graphs = GraphCache(self._recorder, max_graphs=max_graphs)
+        self._program = Program(
+            self._logits_of, self._kernels, self._buckets, self._few, self._graphs
+        )
+        if self._drafts is not None:
+            self._drafts.prepare(limits, self._num_drafts, self._recorder)
         if self.device.type == "cuda":
             memory.require(self.device, num_blocks * self.kv_bytes_per_block)
         self.restore_kv()
         if self._use_graphs:
-            rows = (limits.max_seqs, self.config.vocab_size)
+            num_rows = max(limits.max_seqs, self._few.max_tokens)
             self._kept = (
-                torch.empty(rows, device=self.device),
-                torch.empty((2, limits.max_seqs), dtype=torch.int32, device=self.device),
+                torch.empty((num_rows, self.config.vocab_size), device=self.device),
+                torch.empty((2, num_rows), dtype=torch.int32, device=self.device),
             )
 
     def warm_up(self, listener: CompileListener) -> None:
@@ -305,38 +355,68 @@ class CudaBackend:
             self._hooks = CompileHooks(listener)
 
     def _launch_warm_up(self) -> None:
-        assert self._limits is not None, "prepare() comes first"
-        experts = self.config.experts
-        wide = 0 if experts is None else self._kernels.wide_tokens(experts)
-        for shape in warm_up_steps(self._limits, expert_tokens=wide):
-            longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
+        assert self._limits is not None and self._program is not None, "prepare() comes first"
+        self._warm(self._program, self.config, self._limits)
+        if self._drafts is not None:
+            for program, config in self._drafts.programs():
+                self._warm(program, config, draft_limits(self._limits))
+
+    def _warm(self, program: Program, config: ModelConfig, limits: BackendLimits) -> None:
+        """Steps that meet each variant of a program's kernels."""
+        experts = config.experts
+        wide = 0 if experts is None else program.kernels.wide_tokens(experts)
+        for shape in warm_up_steps(limits, expert_tokens=wide, few_tokens=program.few.width):
+            longest = limits.max_model_len if shape.is_long else shape.num_tokens
             with torch.inference_mode():
                 self._launch_all(
-                    step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
-                )
+                    program, step_of(shape), _greedy(shape.num_seqs),
+                    max_seq_len=longest, draws=True,
+                )  # fmt: skip
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         return self.launch(step, sampling).wait()
 
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> Landed:
-        assert self._context is not None and self._buffer is not None, "prepare() comes first"
+        assert self._context is not None and self._program is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
-            is_simple = not len(step.logit_rows) or is_plain(sampling)
-            logits, found, sizes = self._compute(step, sampling, draws=is_simple)
-            scores = None
-            if not is_simple:
-                params = self._buffer.draw_params(sizes).first(len(logits))
-                assert self._counts is not None
-                found, scores = sample(logits, sampling, params, self._kernels.draw, self._counts)
-            return self._landing.begin(found, scores)
+            return self._launch(self._program, step, sampling)
+
+    def _launch(self, program: Program, step: BackendStep, sampling: SamplingBatch) -> Landed:
+        assert self._buffer is not None
+        is_simple = not len(step.logit_rows) or is_plain(sampling)
+        logits, found, sizes = self._compute(program, step, sampling, draws=is_simple)
+        scores = None
+        if not is_simple:
+            params = self._buffer.draw_params(sizes).first(len(logits))
+            assert self._counts is not None
+            found, scores = sample(logits, sampling, params, program.kernels.draw, self._counts)
+        return self._landing.begin(found, scores)
+
+    @property
+    def has_draft(self) -> bool:
+        return self._drafts is not None and self._drafts.has_model
+
+    def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        return self.launch_draft(step, sampling).wait()
+
+    def launch_draft(self, step: BackendStep, sampling: SamplingBatch) -> Landed:
+        """As `LaunchesDrafts`."""
+        assert self._drafts is not None, "made without a draft"
+        with torch.inference_mode():
+            return self._launch(self._drafts.model_program, step, sampling)
+
+    @property
+    def drafts_are_usual(self) -> bool:
+        return self._drafts is None or self._drafts.are_usual()
 
     def logits(self, step: BackendStep) -> NDArray[np.float32]:
         """Compute the step; the logits of the wanted rows, [S, vocabulary], for tests."""
-        assert self._context is not None, "prepare() comes first"
+        assert self._context is not None and self._program is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
-            logits, _, _ = self._compute(step, _greedy(len(step.logit_rows)), draws=False)
+            greedy = _greedy(len(step.logit_rows))
+            logits, _, _ = self._compute(self._program, step, greedy, draws=False)
             values: NDArray[np.float32] = logits.cpu().numpy()
             return values
 
@@ -347,6 +427,8 @@ class CudaBackend:
     def release_kv(self) -> None:
         """As `executor.ReleasesKV`. Graphs know addresses of what goes, so they go too."""
         self._context = None
+        if self._drafts is not None:
+            self._drafts.release_kv()
         if self._counts is not None:
             self._counts.forget()
         self._forget_graphs()
@@ -361,6 +443,8 @@ class CudaBackend:
         )
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
         self._context = Context(self._kernels, kv, ropes, self._dtype)
+        if self._drafts is not None:
+            self._drafts.restore_kv(self._context)
 
     def release_weights(self, *, keep: bool) -> None:
         """As `executor.ReleasesWeights`. Weights that came from no file are kept in any case."""
@@ -371,6 +455,8 @@ class CudaBackend:
             self._parking.park()
         else:
             self._model = self._parking = None
+        if self._drafts is not None:
+            self._drafts.release_weights(keep=keep or self._load is None)
         self._forget_graphs()
 
     def restore_weights(self) -> None:
@@ -380,6 +466,9 @@ class CudaBackend:
             self._parking.unpark()
         elif self._load is not None:
             self._model, self._parking, _ = self._load(None)
+        if self._drafts is not None:
+            assert self._model is not None
+            self._drafts.restore_weights(self._model)
         self._is_awake = True
 
     def close(self) -> None:
@@ -388,7 +477,7 @@ class CudaBackend:
             self._hooks = None
         self._forget_graphs()
         self._graphs = self._context = self._buffer = self._model = self._kept = None
-        self._counts = None
+        self._counts = self._program = self._drafts = None
         self._parking = self._load = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -399,91 +488,120 @@ class CudaBackend:
     def _forget_graphs(self) -> None:
         if self._graphs is not None:
             self._graphs.clear()
+        if self._drafts is not None:
+            self._drafts.forget_graphs()
         if isinstance(self._recorder, CudaRecorder):
             self._recorder.reset()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _compute(
-        self, step: BackendStep, sampling: SamplingBatch, *, draws: bool
+        self, program: Program, step: BackendStep, sampling: SamplingBatch, *, draws: bool
     ) -> tuple[Tensor, Tensor, StepSizes]:
         """Logits, what was drawn of them as they are, and how the step was laid out. Without
         `draws` nobody wants to know; only a graph does it all the same."""
-        assert self._buffer is not None and self._graphs is not None and self._limits is not None
+        assert self._buffer is not None and self._limits is not None
         buffer, is_decode_step = self._buffer, is_decode(step)
         num_rows = len(step.logit_rows)
-        sizes = self._bucket(step, is_decode=is_decode_step)
+        is_few = not is_decode_step and program.few.holds(step)
+        sizes = self._bucket(program, step, is_decode=is_decode_step, is_few=is_few)
         if sizes is None:
             longest = int(step.seq_lens.max(initial=0))
-            return self._launch_all(step, sampling, max_seq_len=longest, draws=draws)
+            return self._launch_all(program, step, sampling, max_seq_len=longest, draws=draws)
         # A graph must serve every length that is still to come.
         longest = self._limits.max_model_len
+        width = program.few.width if is_few and program.few.is_walked else 0
 
         def work() -> tuple[Tensor, Tensor]:
-            view = buffer.step(sizes, is_decode=is_decode_step, max_seq_len=longest, host=None)
-            return self._keep(view, sizes)
+            view = buffer.step(
+                sizes, is_decode=is_decode_step, max_seq_len=longest, host=None, width=width
+            )
+            return self._keep(program, view, sizes)
 
-        tiles = self._cut(step, sizes, is_decode=is_decode_step)
+        tiles = self._cut(program, step, sizes, is_walked=is_decode_step or width > 0)
         buffer.send(buffer.fill(step, sampling, tiles, sizes, draws_later=not draws))
-        # Sizes alone do not tell the two kinds apart.
-        logits, found = self._graphs.run(sizes.seqs if is_decode_step else sizes, work)
+        # Sizes alone do not tell the kinds apart.
+        bucket = sizes.seqs if is_decode_step else (is_few, sizes)
+        logits, found = program.graphs.run(bucket, work)
         return logits[:num_rows], found[:, :num_rows], sizes
 
     def _launch_all(
-        self, step: BackendStep, sampling: SamplingBatch, *, max_seq_len: int, draws: bool
+        self,
+        program: Program,
+        step: BackendStep,
+        sampling: SamplingBatch,
+        *,
+        max_seq_len: int,
+        draws: bool,
     ) -> tuple[Tensor, Tensor, StepSizes]:
         """The step as it is, operation by operation."""
         assert self._buffer is not None
-        is_decode_step = is_decode(step)
-        tiles = self._cut(step, None, is_decode=is_decode_step)
+        is_decode_step, width = is_decode(step), 0
+        if not is_decode_step and program.few.is_walked and program.few.holds(step):
+            width = program.few.width
+        tiles = self._cut(program, step, None, is_walked=is_decode_step or width > 0)
         sizes = StepSizes(
             len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
         )
         fill = self._buffer.fill(step, sampling, tiles, sizes, draws_later=not draws)
         self._buffer.send(fill)
         view = self._buffer.step(
-            sizes, is_decode=is_decode_step, max_seq_len=max_seq_len, host=step
+            sizes, is_decode=is_decode_step, max_seq_len=max_seq_len, host=step, width=width
         )
-        return *self._forward(view, sizes, draws=draws), sizes
+        return *self._forward(program, view, sizes, draws=draws), sizes
 
-    def _cut(self, step: BackendStep, sizes: StepSizes | None, *, is_decode: bool) -> StepTiles:
+    def _cut(
+        self, program: Program, step: BackendStep, sizes: StepSizes | None, *, is_walked: bool
+    ) -> StepTiles:
         """Attention's programs, of padding up to `sizes` too."""
-        if is_decode:
-            return cut_walks(step.seq_lens, self._kernels.walks.spare_parts)
+        if is_walked:
+            return cut_walks(step.seq_lens, program.kernels.walks.spare_parts)
         starts = step.seq_starts if sizes is None else np.append(step.seq_starts, sizes.tokens)
-        return cut_tiles(starts, self._kernels.tokens_per_tile)
+        return cut_tiles(starts, program.kernels.tokens_per_tile)
 
-    def _bucket(self, step: BackendStep, *, is_decode: bool) -> StepSizes | None:
+    def _bucket(
+        self, program: Program, step: BackendStep, *, is_decode: bool, is_few: bool
+    ) -> StepSizes | None:
         """What the step is padded to, so that a graph may hold it; None: it is launched as is."""
+        kernels = program.kernels
         if not self._use_graphs:
             return None
         if is_decode:
-            bucket = choose_bucket(self._buckets.decode, len(step.logit_rows))
-            spare = self._kernels.walks.spare_parts
+            bucket = choose_bucket(program.buckets.decode, len(step.logit_rows))
+            spare = kernels.walks.spare_parts
             return None if bucket is None else StepSizes.of_decode(bucket, spare)
-        if not self._kernels.can_capture_prompts or not len(step.logit_rows):
+        if is_few:
+            return program.few.sizes(step, kernels)
+        if not kernels.can_capture_prompts or not len(step.logit_rows):
             return None
-        return mixed_sizes(step, self._buckets, tokens_per_tile=self._kernels.tokens_per_tile)
+        return mixed_sizes(step, program.buckets, tokens_per_tile=kernels.tokens_per_tile)
 
-    def _keep(self, step: DeviceStep, sizes: StepSizes) -> tuple[Tensor, Tensor]:
+    def _keep(self, program: Program, step: DeviceStep, sizes: StepSizes) -> tuple[Tensor, Tensor]:
         """Results in memory that all graphs share; their own is for what is gone after a step."""
         assert self._kept is not None
-        logits, found = self._forward(step, sizes, draws=True)
+        logits, found = self._forward(program, step, sizes, draws=True)
         num_rows = len(logits)
         return self._kept[0][:num_rows].copy_(logits), self._kept[1][:, :num_rows].copy_(found)
 
-    def _forward(self, step: DeviceStep, sizes: StepSizes, *, draws: bool) -> tuple[Tensor, Tensor]:
+    def _forward(
+        self, program: Program, step: DeviceStep, sizes: StepSizes, *, draws: bool
+    ) -> tuple[Tensor, Tensor]:
         """Logits, and what is drawn of them; the draw keeps the tokens for the step behind."""
-        assert self._context is not None and self._buffer is not None
+        assert self._buffer is not None
+        logits = program.forward(step)
+        if not draws:
+            return logits, logits.new_empty((2, len(logits)), dtype=torch.int32)
+        params = self._buffer.draw_params(sizes, with_step=True)
+        return logits, program.kernels.draw(logits, params)
+
+    def _logits_of(self, step: DeviceStep) -> Tensor:
+        """The model's."""
+        assert self._context is not None
         assert self._model is not None, "the weights sleep"
         ops = CudaOps(step, self._context)
         logits = self._model.forward(ops)
         assert isinstance(logits, torch.Tensor)
-        logits = logits.float()
-        if not draws:
-            return logits, logits.new_empty((2, len(logits)), dtype=torch.int32)
-        params = self._buffer.draw_params(sizes, with_step=True)
-        return logits, self._kernels.draw(logits, params)
+        return logits.float()
 
 
 def _greedy(num_rows: int) -> SamplingBatch:

@@ -13,6 +13,7 @@ from octavo_engine.backends.torch.triton import (
     decode,
     draw,
     experts,
+    few,
     gemv,
     grouped,
     heads,
@@ -104,6 +105,17 @@ class TritonKernels:
     def wide_tokens(self, experts: ExpertsConfig) -> int:
         return -(-routing.FEW_PER_EXPERT * experts.num_experts // experts.top_k)
 
+    def walks_few(self, width: int) -> bool:
+        return bool(self.walks.num_heads) and few.rows_of(self._group, width) <= few.MOST_ROWS
+
+    def few_bytes(self, num_tokens: int, width: int) -> int:
+        if not self.walks_few(width):
+            return 0
+        return few.parts_bytes(
+            num_parts=num_tokens + self.walks.spare_parts, width=width,
+            num_heads=self._shape.num_heads, head_dim=self._shape.head_dim,
+        )  # fmt: skip
+
     @property
     def tokens_per_tile(self) -> int:
         return self._tile.block_m // self._group
@@ -172,6 +184,8 @@ class TritonKernels:
         step: DeviceStep,
         spec: AttentionSpec,
     ) -> Tensor:
+        if step.width:
+            return few.attend(q, k_cache, v_cache, step, spec)
         if self._prompts is not None and not step.is_decode:
             return self._prompts.attend(q, k_cache, v_cache, step, spec)
         if step.is_decode and not self._batch_invariant:
