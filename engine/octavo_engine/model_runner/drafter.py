@@ -65,7 +65,8 @@ class Drafter:
             return
         proposed: dict[int, list[int]] = {}
         result.draft_passes, result.draft_tokens = 0, sum(span.num_tokens for span in spans)
-        if self._launches is None or self._has_penalties(spans):
+        wanting = [span.row for span in spans if span.num_wanted]
+        if self._launches is None or has_penalties(self._inputs, wanting):
             while spans:
                 result.draft_passes += 1
                 spans = self._draft(spans, proposed)
@@ -75,11 +76,6 @@ class Drafter:
             result.draft_is_usual = self._launches.drafts_are_usual
         result.proposed = proposed
         result.draft_s = time.perf_counter() - started
-
-    def _has_penalties(self, spans: list[_Span]) -> bool:
-        """Then what is drawn in a pass depends on the tokens of those before."""
-        rows = [span.row for span in spans if span.num_wanted]
-        return bool(has_penalty(self._inputs.table[rows]).any())
 
     def _draft_ahead(
         self, backend: LaunchesDrafts, spans: list[_Span], proposed: dict[int, list[int]]
@@ -170,6 +166,11 @@ def _behind(span: _Span) -> _Span:
     """The token drafted behind it, which the next pass sees."""
     first = span.first + span.num_tokens
     return span._replace(first=first, num_tokens=1, num_wanted=span.num_wanted - 1)
+
+
+def has_penalties(inputs: StepInputs, rows: list[int]) -> bool:
+    """Then what is drawn in a pass depends on the tokens of those before."""
+    return bool(has_penalty(inputs.table[rows]).any())
 
 
 def num_useful(sequence: Sequence, end: int, token: int, most: int) -> int:

@@ -35,6 +35,7 @@ from octavo_engine.backends.torch.device_step import (
     cut_walks,
     is_decode,
 )
+from octavo_engine.backends.torch.drafting import DraftsOnDevice
 from octavo_engine.backends.torch.few_steps import FewSteps, plan_few
 from octavo_engine.backends.torch.graphs import (
     MIXED_TOKENS,
@@ -48,7 +49,7 @@ from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
-from octavo_engine.backends.torch.programs import Program
+from octavo_engine.backends.torch.programs import MAIN, Program
 from octavo_engine.backends.torch.reference import block_values
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
@@ -61,7 +62,7 @@ from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -122,7 +123,7 @@ def _check_kernels(config: ModelConfig, kernels: Kernels) -> None:
         )
 
 
-class CudaBackend:
+class CudaBackend(DraftsOnDevice):
     """A model on one device."""
 
     def __init__(
@@ -358,16 +359,23 @@ class CudaBackend:
         assert self._limits is not None and self._program is not None, "prepare() comes first"
         self._warm(self._program, self.config, self._limits)
         if self._drafts is not None:
-            for program, config in self._drafts.programs():
-                self._warm(program, config, draft_limits(self._limits))
+            for each in self._drafts.warm_programs(self._limits):
+                self._warm(each.program, each.config, each.limits, each.provide)
 
-    def _warm(self, program: Program, config: ModelConfig, limits: BackendLimits) -> None:
+    def _warm(
+        self,
+        program: Program,
+        config: ModelConfig,
+        limits: BackendLimits,
+        provide: Callable[[int], None] = lambda _: None,
+    ) -> None:
         """Steps that meet each variant of a program's kernels."""
         experts = config.experts
         wide = 0 if experts is None else program.kernels.wide_tokens(experts)
         for shape in warm_up_steps(limits, expert_tokens=wide, few_tokens=program.few.width):
             longest = limits.max_model_len if shape.is_long else shape.num_tokens
             with torch.inference_mode():
+                provide(shape.num_seqs * shape.num_tokens)
                 self._launch_all(
                     program, step_of(shape), _greedy(shape.num_seqs),
                     max_seq_len=longest, draws=True,
@@ -380,6 +388,8 @@ class CudaBackend:
         assert self._context is not None and self._program is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
+            if self._drafts is not None:
+                self._drafts.begin_step()
             return self._launch(self._program, step, sampling)
 
     def _launch(self, program: Program, step: BackendStep, sampling: SamplingBatch) -> Landed:
@@ -392,23 +402,6 @@ class CudaBackend:
             assert self._counts is not None
             found, scores = sample(logits, sampling, params, program.kernels.draw, self._counts)
         return self._landing.begin(found, scores)
-
-    @property
-    def has_draft(self) -> bool:
-        return self._drafts is not None and self._drafts.has_model
-
-    def draft(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
-        return self.launch_draft(step, sampling).wait()
-
-    def launch_draft(self, step: BackendStep, sampling: SamplingBatch) -> Landed:
-        """As `LaunchesDrafts`."""
-        assert self._drafts is not None, "made without a draft"
-        with torch.inference_mode():
-            return self._launch(self._drafts.model_program, step, sampling)
-
-    @property
-    def drafts_are_usual(self) -> bool:
-        return self._drafts is None or self._drafts.are_usual()
 
     def logits(self, step: BackendStep) -> NDArray[np.float32]:
         """Compute the step; the logits of the wanted rows, [S, vocabulary], for tests."""
@@ -521,7 +514,9 @@ class CudaBackend:
         tiles = self._cut(program, step, sizes, is_walked=is_decode_step or width > 0)
         buffer.send(buffer.fill(step, sampling, tiles, sizes, draws_later=not draws))
         # Sizes alone do not tell the kinds apart.
-        bucket = sizes.seqs if is_decode_step else (is_few, sizes)
+        bucket: Hashable = sizes.seqs if is_decode_step else sizes
+        if is_few or program.name != MAIN:
+            bucket = program.name, is_few, bucket
         logits, found = program.graphs.run(bucket, work)
         return logits[:num_rows], found[:, :num_rows], sizes
 
@@ -599,8 +594,12 @@ class CudaBackend:
         assert self._context is not None
         assert self._model is not None, "the weights sleep"
         ops = CudaOps(step, self._context)
+        if self._drafts is not None:
+            ops.wanted = self._drafts.keeps
         logits = self._model.forward(ops)
         assert isinstance(logits, torch.Tensor)
+        if self._drafts is not None:
+            self._drafts.keep(ops, step)
         return logits.float()
 
 
