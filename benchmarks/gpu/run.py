@@ -42,7 +42,7 @@ GOALS = {
 }
 PARTS = (
     "decode1", "decode64", "decode256", "decode_long", "prefill", "prefill_8k", "steps1",
-    "steps256", "mixed", "draw", "upload", "quantized", "experts",
+    "steps256", "mixed", "verify", "draw", "upload", "quantized", "experts",
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def measure(
     num_layers: int, only: list[str], done: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """`done` gets the report after each part: who runs out of time has what was measured."""
-    from benchmarks.gpu import correctness, gap, products
+    from benchmarks.gpu import correctness, gap, products, verify
     from benchmarks.gpu import measure as parts
     from benchmarks.gpu.random_model import LLAMA_8B, Bench
     from octavo.measure import device_limits
@@ -83,7 +83,9 @@ def measure(
         f"{kind}_tflops": rate / 1e3 for kind, rate in limits.gemm_gflop_s.items()
     }
     best = parts.Ceilings(limits.read_gb_s * 1e9, limits.gemm_gflop_s["bf16"] * 1e9)
-    bench = Bench.make(LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS)
+    bench = Bench.make(
+        LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS, num_drafts=verify.NUM_DRAFTS
+    )
     work: dict[str, Callable[[], dict[str, Any]]] = {
         "decode1": lambda: parts.decode(bench, 1, 512, best),
         "decode64": lambda: parts.decode(bench, 64, 256, best),
@@ -98,6 +100,7 @@ def measure(
             bench, 256, 128, device_ms=functools.partial(parts.graph_ms, bench, 256)
         ),
         "mixed": lambda: gap.mixed(bench, 31, 200),
+        "verify": lambda: verify.verify(bench, best),
         "draw": lambda: parts.draw(bench, 256),
         "quantized": lambda: products.quantized(best, device=device),
         "experts": lambda: products.mixtures(best, device=device),

@@ -1,8 +1,8 @@
 """Heads that draft on a device, with layers of their own and without: answers are those without,
 and what is proposed is what the reference on the CPU proposes.
 
-Red when: a head reads the state of another row or of an earlier step, a graph leaves states where the
-next pass does not look, a head's layer lies where one of the model's own is.
+Red when: a head reads the state of another row or of an earlier step, a graph leaves states where
+the next pass does not look, a head's layer lies where one of the model's own is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What drafts on a device: answers are those without, drafts are what the CPU's would be, and the
 host waits once for all passes.
 
-Red when: a draft layer lies where one of the model's own is, a pass reads another token than the one
-before it drew, a step that verifies is padded with what counts, sleep loses a weight.
+Red when: a draft layer lies where one of the model's own is, a pass reads another token than the
+one before it drew, a step that verifies is padded with what counts, sleep loses a weight.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from octavo_engine.backends.backend import LaunchesDrafts
 from octavo_engine.backends.draft_part import DraftPart, DraftSources
 from octavo_engine.backends.torch.cuda import CudaBackend
+from octavo_engine.backends.torch.device_drafts import MODEL
+from octavo_engine.backends.torch.programs import MAIN
 from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.torch_cuda.recorders import RunAgain
 from tests.engine.core.test_speculation import make_engine, random_wishes, run
@@ -119,9 +121,9 @@ def test_steps_that_verify_and_passes_that_draft_are_replayed(device):
     assert found == truth
     assert stats.spec_accepted_tokens == stats.spec_draft_tokens > 10
     own, drafts = captured[:2]
-    assert any(isinstance(bucket, tuple) and bucket[0] for bucket in own)
-    assert any(isinstance(bucket, tuple) for bucket in drafts)  # what was accepted
-    assert any(isinstance(bucket, int) for bucket in drafts)  # a token of each sequence
+    assert any(isinstance(bucket, tuple) and bucket[:2] == (MAIN, True) for bucket in own)
+    # A pass over what was accepted, and one of a token of each sequence.
+    assert {bucket[:2] for bucket in drafts} == {(MODEL, True), (MODEL, False)}
     assert backend._few.is_walked and backend._few.width == 4
 
 
