@@ -156,6 +156,16 @@ class LaunchesSteps(Protocol):
 
 
 @runtime_checkable
+class PreparesSteps(Protocol):
+    """A backend that prepares each size of a step when it first meets it."""
+
+    @property
+    def step_was_usual(self) -> bool:
+        """Whether the last step took what such steps take from then on: it was not the first of its
+        size, or captured."""
+
+
+@runtime_checkable
 class PipelinesSteps(LaunchesSteps, Protocol):
     """A backend whose stages compute one step each at a time. A step must have all its tokens: it
     does not know what steps under way sample."""

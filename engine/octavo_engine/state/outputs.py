@@ -45,6 +45,7 @@ class StepResult:
     draft_tokens: int = 0  # in the first of them
     draft_s: float = 0.0  # so many seconds
     draft_is_usual: bool = True  # such passes take so long from now on
+    is_usual: bool = True  # and such steps
 
 
 class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -403,6 +403,11 @@ class CudaBackend(DraftsOnDevice):
             found, scores = sample(logits, sampling, params, program.kernels.draw, self._counts)
         return self._landing.begin(found, scores)
 
+    @property
+    def step_was_usual(self) -> bool:
+        """As `PreparesSteps`."""
+        return self._graphs is None or self._graphs.take_usual()
+
     def logits(self, step: BackendStep) -> NDArray[np.float32]:
         """Compute the step; the logits of the wanted rows, [S, vocabulary], for tests."""
         assert self._context is not None and self._program is not None, "prepare() comes first"
