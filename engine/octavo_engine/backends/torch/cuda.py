@@ -305,23 +305,24 @@ class CudaBackend(DraftsOnDevice):
             needed += workspace + memory.graph_bytes(
                 self.config, limits, self._dtype.itemsize,
                 num_graphs=self._plan_buckets(limits).total + len(few.buckets),
-                max_tokens=MIXED_TOKENS[-1], max_logits=few.max_tokens,
+                max_tokens=max(MIXED_TOKENS[-1], few.max_tokens), max_logits=few.max_tokens,
             )  # fmt: skip
         if self._drafts is not None:
             needed += self._drafts.needed_bytes(
-                limits, self._num_drafts, use_graphs=self._use_graphs
+                limits, self._num_drafts, _captured_tokens(limits, few), use_graphs=self._use_graphs
             )
         return memory.kv_budget(free, needed, fraction=fraction or memory.DEVICE_FRACTION)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits, self._num_blocks = limits, num_blocks
         self._few = plan_few(limits, self._kernels, self._num_drafts)
-        largest, walks = limits, self._kernels.walks
+        largest, walks, num_few = limits, self._kernels.walks, self._few.max_tokens
         if self._drafts is not None:
+            captured = _captured_tokens(limits, self._few)
+            self._drafts.prepare(limits, self._num_drafts, captured, self._recorder)
             largest, walks = draft_limits(limits), self._drafts.walks_beside(walks)
-        self._buffer = StepBuffer(
-            largest, self.device, lambda: self._make_mark(), walks, self._few.max_tokens
-        )
+            num_few = max(num_few, self._drafts.max_few)
+        self._buffer = StepBuffer(largest, self.device, lambda: self._make_mark(), walks, num_few)
         self._counts = TokenCounts(limits.max_seqs, self.config.vocab_size, self.device)
         self._buckets = self._plan_buckets(limits)
         max_graphs = MAX_GRAPHS + len(self._few.buckets)
@@ -329,13 +330,11 @@ class CudaBackend(DraftsOnDevice):
         self._program = Program(
             self._logits_of, self._kernels, self._buckets, self._few, self._graphs
         )
-        if self._drafts is not None:
-            self._drafts.prepare(limits, self._num_drafts, self._recorder)
         if self.device.type == "cuda":
             memory.require(self.device, num_blocks * self.kv_bytes_per_block)
         self.restore_kv()
         if self._use_graphs:
-            num_rows = max(limits.max_seqs, self._few.max_tokens)
+            num_rows = max(limits.max_seqs, num_few)
             self._kept = (
                 torch.empty((num_rows, self.config.vocab_size), device=self.device),
                 torch.empty((2, num_rows), dtype=torch.int32, device=self.device),
@@ -606,6 +605,11 @@ class CudaBackend(DraftsOnDevice):
         if self._drafts is not None:
             self._drafts.keep(ops, step)
         return logits.float()
+
+
+def _captured_tokens(limits: BackendLimits, few: FewSteps) -> int:
+    """The most that a captured step of the model has."""
+    return max(limits.max_seqs, few.max_tokens, min(MIXED_TOKENS[-1], limits.max_tokens))
 
 
 def _greedy(num_rows: int) -> SamplingBatch:

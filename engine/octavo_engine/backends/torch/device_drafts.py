@@ -20,12 +20,7 @@ from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaDraftOps, CudaOps
 from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.few_steps import FewSteps, plan_few
-from octavo_engine.backends.torch.graphs import (
-    MIXED_TOKENS,
-    Buckets,
-    GraphCache,
-    decode_buckets,
-)
+from octavo_engine.backends.torch.graphs import Buckets, GraphCache, decode_buckets
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
 from octavo_engine.backends.torch.programs import Program, StateRows
@@ -144,15 +139,25 @@ class DeviceDrafts:
         own = self._kernels.walks
         return WalkCut(max(walks.spare_parts, own.spare_parts), max(walks.num_heads, own.num_heads))
 
-    def needed_bytes(self, limits: BackendLimits, num_drafts: int, *, use_graphs: bool) -> int:
-        """What its largest step, its graphs and hidden states take, beside weights and KV."""
+    @property
+    def max_few(self) -> int:
+        """Tokens of the largest pass over a few of each sequence."""
+        return max((program.few.max_tokens for program in self._programs.values()), default=0)
+
+    def needed_bytes(
+        self, limits: BackendLimits, num_drafts: int, captured_tokens: int, *, use_graphs: bool
+    ) -> int:
+        """What its largest step, its graphs and hidden states take, beside weights and KV;
+        `captured_tokens`: of the model's largest captured step."""
         own, shape, itemsize = self._own_limits(limits), self._shape, self._dtype.itemsize
         few = plan_few(own, self._kernels, num_drafts)
         workspace = self._kernels.workspace_bytes(own) + self._expanded_bytes
         workspace = max(workspace, self._kernels.few_bytes(few.max_tokens, few.width))
         needed = memory.step_bytes(self._wide(shape), own, itemsize) + workspace
-        # States of a step's tokens, once as the model left them and once as they are taken.
-        needed += 2 * limits.max_tokens * self._kept_columns * itemsize
+        # States of a step's tokens, once as the model left them and once as they are taken; and
+        # where graphs leave and find them.
+        num_rows = 2 * limits.max_tokens + 3 * captured_tokens
+        needed += num_rows * self._kept_columns * itemsize
         if use_graphs:
             needed += workspace + memory.graph_bytes(
                 self._wide(shape), own, itemsize,
@@ -165,8 +170,10 @@ class DeviceDrafts:
         self,
         limits: BackendLimits,
         num_drafts: int,
+        captured_tokens: int,
         recorder: GraphRecorder[tuple[Tensor, Tensor]],
     ) -> None:
+        """`captured_tokens`: of the model's largest captured step."""
         own = self._own_limits(limits)
         few = plan_few(own, self._kernels, num_drafts)
         buckets = _buckets(own)
@@ -190,8 +197,7 @@ class DeviceDrafts:
             for head in range(self.num_heads):
                 self._add_head(add, head, own.max_seqs)
         if self.keeps:
-            captured = max(limits.max_seqs, few_rows, min(MIXED_TOKENS[-1], limits.max_tokens))
-            self._kept = self._rows(captured, self._kept_columns)
+            self._kept = self._rows(captured_tokens, self._kept_columns)
             self._left = self._rows(few_rows, self._state_columns)
 
     def _add_head(

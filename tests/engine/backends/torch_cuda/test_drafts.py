@@ -7,19 +7,23 @@ one before it drew, a step that verifies is padded with what counts, sleep loses
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 import pytest
 import torch
 
-from octavo_engine.backends.backend import LaunchesDrafts
+from octavo_engine.backends.backend import BackendLimits, LaunchesDrafts, draft_limits
 from octavo_engine.backends.draft_part import DraftPart, DraftSources
+from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.device_drafts import MODEL
 from octavo_engine.backends.torch.programs import MAIN
 from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.torch_cuda.recorders import RunAgain
+from tests.engine.backends.torch_cuda.test_pretended import build as from_settings
+from tests.engine.backends.torch_cuda.test_pretended import check, said, write
 from tests.engine.core.test_speculation import make_engine, random_wishes, run
 from tests.engine.models.tiny import TinyModel, tiny_model
 
@@ -106,7 +110,7 @@ def test_a_draft_model_that_is_the_model_is_always_right(extra, device):
 
 def test_steps_that_verify_and_passes_that_draft_are_replayed(device):
     model = tiny_model("llama")
-    wishes = greedy(2, 14, temperature=0.8)
+    wishes = greedy(2, 11, temperature=0.8)
     truth, _ = answers(build(model, device), wishes, None)
     backend = build(model, device, draft_of(model), kernels="triton", is_replayed=True)
     captured: list[set[Any]] = []
@@ -119,7 +123,7 @@ def test_steps_that_verify_and_passes_that_draft_are_replayed(device):
     backend._forget_graphs = noting
     found, stats = answers(backend, wishes, DRAFT)
     assert found == truth
-    assert stats.spec_accepted_tokens == stats.spec_draft_tokens > 10
+    assert stats.spec_accepted_tokens == stats.spec_draft_tokens > 5
     own, drafts = captured[:2]
     assert any(isinstance(bucket, tuple) and bucket[:2] == (MAIN, True) for bucket in own)
     # A pass over what was accepted, and one of a token of each sequence.
@@ -171,8 +175,8 @@ def test_batch_invariant_answers_have_the_bits_of_those_without(device):
 
 def test_steps_that_verify_drafts_from_the_text_are_walked_too(device):
     model = tiny_model("llama")
-    wishes = greedy(3, 16)
-    truth, _ = answers(build(model, device, kernels="triton", num_drafts=0), wishes, None)
+    wishes = greedy(2, 9)
+    truth, _ = answers(build(model, device), wishes, None)
     backend = build(model, device, kernels="triton", is_replayed=True)
     seen: list[int] = []
     step = type(backend._kernels).attend
@@ -181,6 +185,41 @@ def test_steps_that_verify_drafts_from_the_text_are_walked_too(device):
     found, stats = answers(backend, wishes, NGRAM)
     assert found == truth
     assert stats.spec_draft_tokens > 0 and 4 in seen
+
+
+@pytest.mark.parametrize("kernels", ["plain", pytest.param("triton", marks=pytest.mark.gpu)])
+def test_an_engine_drafts_as_its_settings_say(kernels, tmp_path, request):
+    """From files and flags to answers, on a device that is pretended where there is none."""
+    if not torch.cuda.is_available():
+        request.getfixturevalue("pretended")
+    folder = write(tmp_path, "llama")
+    settings = json.dumps({"model": folder, "num_speculative_tokens": 3})
+    truth = said(from_settings(folder, device="cuda", kernels="plain"))
+    engine = from_settings(folder, device="cuda", kernels=kernels, speculative_config=settings)
+    backend = engine.executor._backend
+    assert backend.has_draft
+    check(said(engine), truth)
+    stats = engine.stats()
+    assert stats.spec_accepted_tokens > 0
+    assert bool(backend._drafts._graphs.captured) == (kernels == "triton")
+    engine.close()
+
+
+def test_memory_of_a_draft_model_is_counted_before_kv_gets_its_share(request):
+    if not torch.cuda.is_available():
+        request.getfixturevalue("pretended")
+    model = tiny_model("llama")
+    limits = BackendLimits(max_tokens=512, max_seqs=8, max_logit_rows=72, max_model_len=160)
+    left = []
+    for drafts in (None, draft_of(model)):
+        backend = build(model, torch.device("cuda"), drafts, kernels="triton")
+        free = memory.device_memory(backend.device).free_bytes
+        for_kv = backend.kv_memory(limits, 1.0)
+        assert for_kv is not None
+        left.append(free - for_kv)
+        backend.close()
+    own = draft_limits(limits)
+    assert left[1] - left[0] > memory.step_bytes(ModelConfig.from_hf(model.config), own, 4)
 
 
 @pytest.mark.parametrize("keep", [True, False])
