@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ from tests.engine.backends.torch_cuda.test_pretended import build as from_settin
 from tests.engine.backends.torch_cuda.test_pretended import check, said, write
 from tests.engine.core.test_speculation import make_engine, random_wishes, run
 from tests.engine.models.tiny import TinyModel, tiny_model
+
+if TYPE_CHECKING:
+    from octavo_engine.config import KernelChoice
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +51,7 @@ def build(
     device: torch.device,
     drafts: DraftSources | None = None,
     *,
-    kernels: str = "plain",
+    kernels: KernelChoice = "plain",
     is_replayed: bool = False,
     num_drafts: int = 3,
     dtype: torch.dtype = torch.float32,
@@ -108,7 +111,7 @@ def test_a_draft_model_that_is_the_model_is_always_right(extra, device):
     assert stats.spec_accepted_tokens == stats.spec_draft_tokens > 20
 
 
-def test_steps_that_verify_and_passes_that_draft_are_replayed(device):
+def test_steps_that_verify_and_passes_that_draft_are_replayed(device, monkeypatch):
     model = tiny_model("llama")
     wishes = greedy(2, 11, temperature=0.8)
     truth, _ = answers(build(model, device), wishes, None)
@@ -117,10 +120,12 @@ def test_steps_that_verify_and_passes_that_draft_are_replayed(device):
     forget = backend._forget_graphs
 
     def noting() -> None:
+        assert backend._graphs is not None and backend._drafts is not None
+        assert backend._drafts._graphs is not None
         captured.extend((backend._graphs.captured, backend._drafts._graphs.captured))
         forget()
 
-    backend._forget_graphs = noting
+    monkeypatch.setattr(backend, "_forget_graphs", noting)
     found, stats = answers(backend, wishes, DRAFT)
     assert found == truth
     assert stats.spec_accepted_tokens == stats.spec_draft_tokens > 5
@@ -142,7 +147,12 @@ def test_the_host_waits_once_for_all_passes(device, monkeypatch):
         events.append("launch" if step.awaited is None else "launch awaiting")
         landed = launch(step, sampling)
         wait = landed.wait
-        landed.wait = lambda: (events.append("wait"), wait())[1]
+
+        def waiting() -> Any:
+            events.append("wait")
+            return wait()
+
+        monkeypatch.setattr(landed, "wait", waiting)
         return landed
 
     monkeypatch.setattr(backend, "launch_draft", noting)
@@ -173,15 +183,19 @@ def test_batch_invariant_answers_have_the_bits_of_those_without(device):
     assert found[0] == found[1]
 
 
-def test_steps_that_verify_drafts_from_the_text_are_walked_too(device):
+def test_steps_that_verify_drafts_from_the_text_are_walked_too(device, monkeypatch):
     model = tiny_model("llama")
     wishes = greedy(2, 9)
     truth, _ = answers(build(model, device), wishes, None)
     backend = build(model, device, kernels="triton", is_replayed=True)
     seen: list[int] = []
-    step = type(backend._kernels).attend
-    kernels = backend._kernels
-    kernels.attend = lambda *args: (seen.append(args[3].width), step(kernels, *args))[1]
+    attend = backend._kernels.attend
+
+    def noting(*args: Any) -> Any:
+        seen.append(args[3].width)
+        return attend(*args)
+
+    monkeypatch.setattr(backend._kernels, "attend", noting)
     found, stats = answers(backend, wishes, NGRAM)
     assert found == truth
     assert stats.spec_draft_tokens > 0 and 4 in seen
