@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from octavo_engine.backends.head_files import HeadsPart
     from octavo_engine.caches import CacheLayout
     from octavo_engine.config import Quantization
     from octavo_engine.models.config import ModelConfig
@@ -52,18 +51,6 @@ class DraftHeadPart(NamedTuple):
     def vocab_size(self) -> int:
         """The model's."""
         return self.config.model.vocab_size
-
-
-class DraftSources(NamedTuple):
-    """What drafts, of which one is given at most."""
-
-    model: DraftPart | None = None
-    head: DraftHeadPart | None = None
-    heads: HeadsPart | None = None
-
-    @property
-    def is_any(self) -> bool:
-        return any(part is not None for part in self)
 
 
 class LaterLayers:

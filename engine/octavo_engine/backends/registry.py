@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.draft_files import check_draft_device, open_draft, open_weights
 from octavo_engine.backends.draft_head_files import open_draft_head
-from octavo_engine.backends.draft_part import DraftSources
+from octavo_engine.backends.draft_sources import DraftSources
 from octavo_engine.backends.head_files import open_heads
 from octavo_engine.backends.vision_part import VisionPart
 from octavo_engine.errors import ConfigError

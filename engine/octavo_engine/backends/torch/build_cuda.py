@@ -14,7 +14,7 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.backends.draft_part import DraftSources
+    from octavo_engine.backends.draft_sources import DraftSources
     from octavo_engine.backends.torch.platforms import Platform
     from octavo_engine.config import DType, EngineConfig
     from octavo_engine.models.config import ModelConfig

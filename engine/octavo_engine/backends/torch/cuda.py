@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.backend import BackendLimits, BackendStep, CompileListener
-    from octavo_engine.backends.draft_part import DraftSources
+    from octavo_engine.backends.draft_sources import DraftSources
     from octavo_engine.backends.torch.device_step import DeviceStep, StepTiles
     from octavo_engine.backends.torch.graphs import GraphRecorder
     from octavo_engine.backends.torch.kernels import Kernels

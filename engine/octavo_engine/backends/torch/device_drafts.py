@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from octavo_engine.backends.draft_part import DraftSources
+    from octavo_engine.backends.draft_sources import DraftSources
     from octavo_engine.backends.head_files import Heads
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.graphs import GraphRecorder

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.backend import LaunchesHeads, LaunchesStateDrafts
-from octavo_engine.backends.draft_part import DraftSources
+from octavo_engine.backends.draft_sources import DraftSources
 from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.models.config import ModelConfig

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from octavo_engine.backends.backend import BackendLimits, LaunchesDrafts, draft_limits
-from octavo_engine.backends.draft_part import DraftPart, DraftSources
+from octavo_engine.backends.draft_part import DraftPart
+from octavo_engine.backends.draft_sources import DraftSources
 from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.device_drafts import MODEL
