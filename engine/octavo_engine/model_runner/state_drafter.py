@@ -39,12 +39,12 @@ class _Span(NamedTuple):
     can_wait: bool = False
 
     @property
-    def count(self) -> int:
+    def num_states(self) -> int:
         return sum(map(len, self.states))
 
     @property
     def end(self) -> int:
-        return self.first + self.count
+        return self.first + self.num_states
 
 
 class StateDrafter:
@@ -74,7 +74,7 @@ class StateDrafter:
             self._waiting.pop(sequence.row, None)
         spans = self._due(self._new_spans(batch, built, result))
         if spans:
-            result.draft_passes, result.draft_tokens = 0, sum(span.count for span in spans)
+            result.draft_passes, result.draft_tokens = 0, sum(span.num_states for span in spans)
             rows = [span.row for span in spans if span.num_wanted]
             if self._launches is None or has_penalties(self._inputs, rows):
                 self._propose(spans, result)
@@ -155,7 +155,7 @@ class StateDrafter:
     def _step(self, spans: list[_Span]) -> tuple[BackendStep, SamplingBatch, Ints]:
         rows = np.array([span.row for span in spans], np.int32)
         firsts = np.array([span.first for span in spans], np.int32)
-        counts = np.array([span.count for span in spans], np.int32)
+        counts = np.array([span.num_states for span in spans], np.int32)
         wants = np.array([span.num_wanted > 0 for span in spans])
         return *self._inputs.draft_step(rows, firsts, counts, wants, ahead=1), rows
 
@@ -240,7 +240,7 @@ def _passes(
     room = max_tokens
     for whole in spans:
         span = whole
-        while span.count > room:
+        while span.num_states > room:
             states = join(list(span.states))
             if room:
                 some.append(span._replace(states=(states[:room],), num_wanted=0))
@@ -248,6 +248,6 @@ def _passes(
             yield some
             some, room = [], max_tokens
         some.append(span)
-        room -= span.count
+        room -= span.num_states
     if some:
         yield some

@@ -99,7 +99,9 @@ def test_steps_that_verify_are_timed_beside_plain_ones_and_loops_beside_loops(de
         TINY | {"num_hidden_layers": 1}, LIMITS, device=device.type, dtype=torch.float32,
         kernels="plain", num_drafts=verify.NUM_DRAFTS,
     )  # fmt: skip
-    head = next(layer.weight for layer in bench.linears if layer.is_head).clone()
+    head = next(layer.weight for layer in bench.linears if layer.is_head)
+    assert isinstance(head, torch.Tensor)
+    before = head.clone()
 
     def timer(work):
         work()
@@ -109,8 +111,7 @@ def test_steps_that_verify_are_timed_beside_plain_ones_and_loops_beside_loops(de
     assert found["verify_2_cost"] == found["verify_2_ms"] / found["plain_2_ms"]
     assert found["loop_1_gain"] > 0 < found["loop_2_drafts_tokens_per_s"]
     assert found["plain_1_bandwidth_share"] > 0
-    after = next(layer.weight for layer in bench.linears if layer.is_head)
-    assert torch.equal(after, head) and after.is_cuda == on_device
+    assert torch.equal(head, before) and head.is_cuda == on_device
 
 
 def test_the_draw_is_timed_by_what_rows_wish_for():

@@ -38,7 +38,8 @@ def choose_tile(*, rows: int, head_dim: int, itemsize: int) -> WalkTile:
 
 def rows_of(group: int, width: int) -> int:
     """Of a program's matrix, for up to `width` tokens."""
-    return max(16, triton.next_power_of_2(group * width))
+    power: int = triton.next_power_of_2(group * width)
+    return max(16, power)
 
 
 def parts_bytes(*, num_parts: int, width: int, num_heads: int, head_dim: int) -> int:
