@@ -31,6 +31,7 @@ from octavo_engine.backends.torch.triton import (
     decode,
     draw,
     experts,
+    few,
     gemv,
     grouped,
     heads,
@@ -130,6 +131,24 @@ def cases() -> list[Case]:
         types = in_float32(values) if itemsize == 4 else values
         found.append(
             Case(f"walk{label}", decode.walk_kernel, types, constants, walk.num_warps,
+                 {"num_stages": walk.num_stages})
+        )  # fmt: skip
+    for label, width, extra in (
+        (" of 5", 5, {}), (" of 5 window cap", 5, unusual), (" of 5 256", 5, wide | unusual),
+        (" of 16", 16, {}), (" of 32", 32, {}), (" of 5 float32", 5, exact),
+    ):  # fmt: skip
+        shape, itemsize = LLAMA | extra, 4 if "EXACT" in extra else 2
+        num_rows = few.rows_of(shape["GROUP"], width)
+        walk = few.choose_tile(rows=num_rows, head_dim=shape["HEAD_DIM"], itemsize=itemsize)
+        constants = {
+            **LLAMA, "PAGE": 16, "ROWS": num_rows, "MEMBERS": shape["GROUP"], "TOKENS": width,
+            "BLOCK_N": walk.block_n,
+            "PARTS": max(2, decode.JOINED_VALUES // (shape["GROUP"] * shape["DIM"])),
+            "HAS_WINDOW": False, "HAS_CAP": False, "EXACT": False, **extra,
+        }  # fmt: skip
+        types = in_float32(values) if itemsize == 4 else values
+        found.append(
+            Case(f"few{label}", few.few_kernel, types, constants, walk.num_warps,
                  {"num_stages": walk.num_stages})
         )  # fmt: skip
     found.append(

@@ -42,8 +42,8 @@ GOALS = {
 }
 PARTS = (
     "decode1", "decode64", "decode256", "decode_long", "prefill", "prefill_8k", "steps1",
-    "steps256", "mixed", "draw", "upload", "quantized", "experts", "decode1_int4", "decode64_int4",
-    "adapters", "latent", "encoders",
+    "steps256", "mixed", "verify", "draw", "upload", "quantized", "experts", "decode1_int4",
+    "decode64_int4", "adapters", "latent", "encoders",
 )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def measure(
     num_layers: int, only: list[str], done: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """`done` gets the report after each part: who runs out of time has what was measured."""
-    from benchmarks.gpu import adapters, correctness, encoders, gap, latent, products
+    from benchmarks.gpu import adapters, correctness, encoders, gap, latent, products, verify
     from benchmarks.gpu import measure as parts
     from benchmarks.gpu.random_model import LLAMA_8B, Bench
     from octavo.measure import device_limits
@@ -84,7 +84,9 @@ def measure(
         f"{kind}_tflops": rate / 1e3 for kind, rate in limits.gemm_gflop_s.items()
     }
     best = parts.Ceilings(limits.read_gb_s * 1e9, limits.gemm_gflop_s["bf16"] * 1e9)
-    bench = Bench.make(LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS)
+    bench = Bench.make(
+        LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS, num_drafts=verify.NUM_DRAFTS
+    )
     packed = functools.cache(
         lambda: Bench.make(
             LLAMA_8B | {"num_hidden_layers": num_layers}, LIMITS, kind="int4_symmetric"
@@ -104,6 +106,7 @@ def measure(
             bench, 256, 128, device_ms=functools.partial(parts.graph_ms, bench, 256)
         ),
         "mixed": lambda: gap.mixed(bench, 31, 200),
+        "verify": lambda: verify.verify(bench, best),
         "draw": lambda: parts.draw(bench, 256),
         "quantized": lambda: products.quantized(best, device=device),
         "experts": lambda: products.mixtures(best, device=device),

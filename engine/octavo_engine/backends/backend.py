@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from octavo_engine.weights.adapter import AdapterFiles
 
 
+# Hidden states, a row each: [rows, columns]. A device that launches drafts keeps them.
+States: TypeAlias = Any
 _Ints: TypeAlias = "NDArray[np.int32]"
 _NativeArrays: TypeAlias = "tuple[_Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints]"
 
@@ -154,6 +156,16 @@ class LaunchesSteps(Protocol):
 
 
 @runtime_checkable
+class PreparesSteps(Protocol):
+    """A backend that prepares each size of a step when it first meets it."""
+
+    @property
+    def step_was_usual(self) -> bool:
+        """Whether the last step took what such steps take from then on: it was not the first of its
+        size, or captured."""
+
+
+@runtime_checkable
 class PipelinesSteps(LaunchesSteps, Protocol):
     """A backend whose stages compute one step each at a time. A step must have all its tokens: it
     does not know what steps under way sample."""
@@ -204,6 +216,19 @@ class DraftsTokens(Protocol):
 
 
 @runtime_checkable
+class LaunchesDrafts(DraftsTokens, Protocol):
+    """A backend whose draft passes may follow one another before their tokens are known."""
+
+    def launch_draft(self, step: BackendStep, sampling: SamplingBatch) -> PendingSample:
+        """As `draft`, which is this and `wait`. Tokens may be awaited from the pass before."""
+
+    @property
+    def drafts_are_usual(self) -> bool:
+        """Whether the passes since the last look took what such passes take from then on: none was
+        the first of its size, or captured. As of the two below."""
+
+
+@runtime_checkable
 class DraftsFromStates(Protocol):
     """A backend that can hold a head which drafts from hidden states, and has layers of its own in
     the same blocks."""
@@ -211,21 +236,45 @@ class DraftsFromStates(Protocol):
     @property
     def has_draft_head(self) -> bool: ...
 
-    def token_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    def token_states(self, tokens: NDArray[np.int32]) -> States:
         """Copies of what the last step left of some of its tokens: [tokens, columns]."""
 
     def draft_from(
         self,
         step: BackendStep,
-        states: NDArray[np.float32],
+        states: States,
         sampling: SamplingBatch,
         *,
         is_first: bool,
-    ) -> tuple[Sampled, NDArray[np.float32]]:
+    ) -> tuple[Sampled, States]:
         """Compute a step of positions, each with the token behind it and a state: the model's in a
         first pass, else the head's. Sample its logits; returns the head's states of their rows,
         too. First passes may be as large as `draft_limits` says, others as there are sequences;
         copies and adapters are not looked at."""
+
+
+@runtime_checkable
+class LaunchesStateDrafts(DraftsFromStates, Protocol):
+    """As `LaunchesDrafts`, of such a head; its states are the device's."""
+
+    def launch_draft_from(
+        self,
+        step: BackendStep,
+        states: States,
+        sampling: SamplingBatch,
+        *,
+        is_first: bool,
+    ) -> tuple[PendingSample, States]:
+        """As `draft_from`, which is this and `wait`."""
+
+    def join_states(self, states: Sequence[States]) -> States:
+        """One behind the other, in a copy unless there is one."""
+
+    def pick_states(self, states: States, places: Sequence[int]) -> States:
+        """Some of them, in order."""
+
+    @property
+    def drafts_are_usual(self) -> bool: ...
 
 
 @runtime_checkable
@@ -236,19 +285,40 @@ class DraftsByHeads(Protocol):
     def num_heads(self) -> int:
         """0: it holds none."""
 
-    def hidden_rows(self, logit_rows: NDArray[np.int32]) -> NDArray[np.float32]:
+    def hidden_rows(self, logit_rows: NDArray[np.int32]) -> States:
         """Copies of what these rows of the last step's logits were made from: [rows, hidden]."""
 
     def draft_head(
         self,
         head: int,
-        states: NDArray[np.float32],
+        states: States,
         tokens: NDArray[np.int32],
         sampling: SamplingBatch,
-    ) -> tuple[Sampled, NDArray[np.float32]]:
+    ) -> tuple[Sampled, States]:
         """Compute one head for up to MAX_SPECULATION states, each with the token that the one
         before drafted or the model sampled. Sample its logits; returns the states of the next head,
         too."""
+
+
+@runtime_checkable
+class LaunchesHeads(DraftsByHeads, Protocol):
+    """As `LaunchesDrafts`, of heads; states are the device's."""
+
+    def launch_head(
+        self,
+        head: int,
+        states: States,
+        tokens: NDArray[np.int32] | None,
+        sampling: SamplingBatch,
+    ) -> tuple[PendingSample, States]:
+        """As `draft_head`, which is this and `wait`; without tokens they are those that the head
+        before drew."""
+
+    def pick_states(self, states: States, places: Sequence[int]) -> States:
+        """Some of them, in order."""
+
+    @property
+    def drafts_are_usual(self) -> bool: ...
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _HEADS = "a set of heads"
+_DEVICES = ("auto", "cpu", "cuda", "torch")
 
 
 def open_weights(config: EngineConfig, model: ModelConfig, files: ModelFiles) -> Checkpoint:
@@ -42,10 +43,17 @@ def check_draft_device(config: EngineConfig, *, is_fallback: bool = False) -> No
             f"--speculative-config: a model that transformers computes does not take {what}; use "
             "the method ngram"
         )
-    if config.device not in ("auto", "cpu", "torch"):
+    if config.device not in _DEVICES:
         raise ConfigError(
-            f"--speculative-config: {what} is computed by --device cpu and torch only; with "
+            f"--speculative-config: {what} is computed by --device cpu, cuda and torch only; with "
             f"--device {config.device} use the method ngram"
+        )
+    speculation = config.speculation
+    stored = "auto" if speculation is None else speculation.quantization
+    if config.device == "cuda" and stored in ("int8", "int4"):
+        raise ConfigError(
+            f"--speculative-config: quantization {stored} is computed by --device cpu only; "
+            "--device cuda takes auto or none"
         )
     if config.num_ranks > 1:
         raise ConfigError(

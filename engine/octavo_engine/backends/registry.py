@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.draft_files import check_draft_device, open_draft, open_weights
 from octavo_engine.backends.draft_head_files import open_draft_head
+from octavo_engine.backends.draft_sources import DraftSources
 from octavo_engine.backends.head_files import open_heads
 from octavo_engine.backends.vision_part import VisionPart
 from octavo_engine.errors import ConfigError
@@ -312,6 +313,11 @@ def _build_cuda(
         config,
         model,
         open_weights(config, model, files),
+        DraftSources(
+            open_draft(config, model),
+            open_draft_head(config, model, files),
+            open_heads(config, model),
+        ),
         max_model_len=max_model_len,
         adapters=_adapter_limits(config),
         progress=progress,

@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.backends.backend import draft_limits
+from octavo_engine.backends.backend import LaunchesDrafts, draft_limits
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.batch import SAMPLED_OK
+from octavo_engine.sampling.rows import has_penalty
 
 if TYPE_CHECKING:
-    from octavo_engine.backends.backend import BackendLimits, DraftsTokens
-    from octavo_engine.model_runner.inputs import BuiltStep, StepInputs
+    from octavo_engine.backends.backend import (
+        BackendLimits,
+        BackendStep,
+        DraftsTokens,
+        PendingSample,
+    )
+    from octavo_engine.model_runner.inputs import BuiltStep, Ints, StepInputs
+    from octavo_engine.sampling.batch import SamplingBatch
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult
     from octavo_engine.state.sequence import Sequence
@@ -42,6 +49,7 @@ class Drafter:
         self, backend: DraftsTokens, inputs: StepInputs, limits: BackendLimits, *, has_windows: bool
     ) -> None:
         self._backend = backend
+        self._launches = backend if isinstance(backend, LaunchesDrafts) else None
         self._inputs = inputs
         self._max_tokens = draft_limits(limits).max_tokens
         self._has_windows = has_windows
@@ -57,34 +65,67 @@ class Drafter:
             return
         proposed: dict[int, list[int]] = {}
         result.draft_passes, result.draft_tokens = 0, sum(span.num_tokens for span in spans)
-        while spans:
-            result.draft_passes += 1
-            spans = self._draft(spans, proposed)
+        wanting = [span.row for span in spans if span.num_wanted]
+        if self._launches is None or has_penalties(self._inputs, wanting):
+            while spans:
+                result.draft_passes += 1
+                spans = self._draft(spans, proposed)
+        else:
+            result.draft_passes = self._draft_ahead(self._launches, spans, proposed)
+        if self._launches is not None:
+            result.draft_is_usual = self._launches.drafts_are_usual
         result.proposed = proposed
         result.draft_s = time.perf_counter() - started
 
-    def _draft(self, spans: list[_Span], proposed: dict[int, list[int]]) -> list[_Span]:
-        """One pass of the draft model. Returns what is left to do: a token for each span that
-        wants more."""
+    def _draft_ahead(
+        self, backend: LaunchesDrafts, spans: list[_Span], proposed: dict[int, list[int]]
+    ) -> int:
+        """All passes, launched one behind the other before any token is known: the device finds
+        each where the pass before left it. Returns how many there were."""
+        under_way: list[tuple[list[_Span], PendingSample]] = []
+        while spans:
+            step, sampling, rows = self._step(spans)
+            if under_way:
+                step.awaited = rows
+            drafting = [span for span in spans if span.num_wanted]
+            under_way.append((drafting, backend.launch_draft(step, sampling)))
+            spans = [_behind(span) for span in drafting if span.num_wanted > 1]
+        ended: set[int] = set()  # entries whose draws failed: what follows is worth nothing
+        for drafting, pending in under_way:
+            sampled = pending.wait()
+            drawn = zip(drafting, sampled.tokens.tolist(), sampled.status.tolist(), strict=True)
+            for span, token, status in drawn:
+                if status != SAMPLED_OK:
+                    ended.add(span.entry)
+                if span.entry not in ended:
+                    self._note(span, token, proposed)
+        return len(under_way)
+
+    def _step(self, spans: list[_Span]) -> tuple[BackendStep, SamplingBatch, Ints]:
         rows, firsts, counts, wanted = (
             np.array([getattr(span, name) for span in spans], np.int32)
             for name in ("row", "first", "num_tokens", "num_wanted")
         )
-        step, sampling = self._inputs.draft_step(rows, firsts, counts, wanted > 0)
+        return *self._inputs.draft_step(rows, firsts, counts, wanted > 0), rows
+
+    def _note(self, span: _Span, token: int, proposed: dict[int, list[int]]) -> None:
+        self._inputs.token_ids[span.row, span.first + span.num_tokens] = token
+        proposed.setdefault(span.entry, []).append(token)
+
+    def _draft(self, spans: list[_Span], proposed: dict[int, list[int]]) -> list[_Span]:
+        """One pass of the draft model. Returns what is left to do: a token for each span that
+        wants more."""
+        step, sampling, _ = self._step(spans)
         sampled = self._backend.draft(step, sampling)
-        drawn = zip(sampled.tokens.tolist(), sampled.status.tolist(), strict=True)
+        drafting = [span for span in spans if span.num_wanted]
+        drawn = zip(drafting, sampled.tokens.tolist(), sampled.status.tolist(), strict=True)
         following = []
-        for span in spans:
-            if not span.num_wanted:
-                continue
-            token, status = next(drawn)
+        for span, token, status in drawn:
             if status != SAMPLED_OK:
                 continue
-            position = span.first + span.num_tokens
-            self._inputs.token_ids[span.row, position] = token
-            proposed.setdefault(span.entry, []).append(token)
+            self._note(span, token, proposed)
             if span.num_wanted > 1:
-                following.append(_Span(span.entry, span.row, position, 1, span.num_wanted - 1))
+                following.append(_behind(span))
         return following
 
     def _spans(self, batch: ScheduledBatch, result: StepResult) -> list[_Span]:
@@ -119,6 +160,17 @@ class Drafter:
             spans.append(_Span(entry, row, first, count, num_wanted))
             room -= count
         return spans
+
+
+def _behind(span: _Span) -> _Span:
+    """The token drafted behind it, which the next pass sees."""
+    first = span.first + span.num_tokens
+    return span._replace(first=first, num_tokens=1, num_wanted=span.num_wanted - 1)
+
+
+def has_penalties(inputs: StepInputs, rows: list[int]) -> bool:
+    """Then what is drawn in a pass depends on the tokens of those before."""
+    return bool(has_penalty(inputs.table[rows]).any())
 
 
 def num_useful(sequence: Sequence, end: int, token: int, most: int) -> int:

@@ -11,6 +11,7 @@ from octavo_engine.backends.backend import (
     DraftsFromStates,
     DraftsTokens,
     LaunchesSteps,
+    PreparesSteps,
     TakesAdapters,
 )
 from octavo_engine.backends.media import TakesMedia
@@ -107,6 +108,8 @@ class ModelRunner:
             self.laps.mark("sample" if isinstance(self.backend, Lapped) else "execute")
         result = self._take(batch, built, guided, sampled)
         result.encode_s, result.encode_error = encoded
+        if isinstance(self.backend, PreparesSteps):
+            result.is_usual = self.backend.step_was_usual
         if self._drafter is not None and batch.sequences:
             self._drafter.run(batch, built, result)
             if self.laps is not None:

@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine.backends.backend import draft_limits
+from octavo_engine.backends.backend import LaunchesStateDrafts, draft_limits
 from octavo_engine.config import BLOCK_SIZE, MAX_SPECULATION
-from octavo_engine.model_runner.drafter import num_useful
+from octavo_engine.model_runner.drafter import has_penalties, num_useful
 from octavo_engine.sampling.batch import SAMPLED_OK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from numpy.typing import NDArray
-
-    from octavo_engine.backends.backend import BackendLimits, DraftsFromStates
-    from octavo_engine.model_runner.inputs import BuiltStep, StepInputs
+    from octavo_engine.backends.backend import (
+        BackendLimits,
+        BackendStep,
+        DraftsFromStates,
+        PendingSample,
+        States,
+    )
+    from octavo_engine.model_runner.inputs import BuiltStep, Ints, StepInputs
+    from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult
 
@@ -29,13 +34,17 @@ class _Span(NamedTuple):
     entry: int
     row: int
     first: int
-    states: NDArray[np.float32]
+    states: tuple[States, ...]  # one behind the other
     num_wanted: int  # tokens to draft behind them
     can_wait: bool = False
 
     @property
+    def num_states(self) -> int:
+        return sum(map(len, self.states))
+
+    @property
     def end(self) -> int:
-        return self.first + len(self.states)
+        return self.first + self.num_states
 
 
 class StateDrafter:
@@ -53,6 +62,7 @@ class StateDrafter:
         self, backend: DraftsFromStates, inputs: StepInputs, limits: BackendLimits
     ) -> None:
         self._backend = backend
+        self._launches = backend if isinstance(backend, LaunchesStateDrafts) else None
         self._inputs = inputs
         self._max_tokens = draft_limits(limits).max_tokens
         self._waiting: dict[int, _Span] = {}  # by row
@@ -64,14 +74,20 @@ class StateDrafter:
             self._waiting.pop(sequence.row, None)
         spans = self._due(self._new_spans(batch, built, result))
         if spans:
-            result.draft_passes, result.draft_tokens = 0, sum(len(s.states) for s in spans)
-            self._propose(spans, result)
+            result.draft_passes, result.draft_tokens = 0, sum(span.num_states for span in spans)
+            rows = [span.row for span in spans if span.num_wanted]
+            if self._launches is None or has_penalties(self._inputs, rows):
+                self._propose(spans, result)
+            else:
+                self._propose_ahead(self._launches, spans, result)
+            if self._launches is not None:
+                result.draft_is_usual = self._launches.drafts_are_usual
         result.draft_s = time.perf_counter() - started
 
     def _propose(self, spans: list[_Span], result: StepResult) -> None:
         proposed: dict[int, list[int]] = {}
         following: list[_Span] = []
-        for some in _passes(spans, self._max_tokens):
+        for some in _passes(spans, self._max_tokens, self._joined):
             result.draft_passes += 1
             following += self._draft(some, proposed, is_first=True)
         while following:
@@ -79,30 +95,78 @@ class StateDrafter:
             following = self._draft(following, proposed, is_first=False)
         result.proposed = proposed
 
+    def _propose_ahead(
+        self, backend: LaunchesStateDrafts, spans: list[_Span], result: StepResult
+    ) -> None:
+        """All passes, launched one behind the other before any token is known: the device finds
+        each, and each state, where the pass before left it."""
+        under_way: list[tuple[list[_Span], PendingSample]] = []
+
+        def launched(some: list[_Span], *, is_first: bool) -> list[_Span]:
+            step, sampling, rows = self._step(some)
+            if not is_first:
+                step.awaited = rows
+            pending, own = backend.launch_draft_from(
+                step,
+                self._joined([states for span in some for states in span.states]),
+                sampling,
+                is_first=is_first,
+            )
+            drafting = [span for span in some if span.num_wanted]
+            under_way.append((drafting, pending))
+            return [
+                _behind(span, own[index : index + 1])
+                for index, span in enumerate(drafting)
+                if span.num_wanted > 1
+            ]
+
+        following: list[_Span] = []
+        for some in _passes(spans, self._max_tokens, self._joined):
+            following += launched(some, is_first=True)
+        while following:
+            following = launched(following, is_first=False)
+        ended: set[int] = set()  # entries whose draws failed: what follows is worth nothing
+        for drafting, pending in under_way:
+            for span, token, is_ok in _drawn(drafting, pending.wait()):
+                if not is_ok:
+                    ended.add(span.entry)
+                if span.entry not in ended:
+                    self._note(span, token, result.proposed)
+        result.draft_passes += len(under_way)
+
     def _draft(
         self, spans: list[_Span], proposed: dict[int, list[int]], *, is_first: bool
     ) -> list[_Span]:
         """One pass of the head. Returns what is left to do: a position for each span that wants
         more."""
-        rows = np.array([span.row for span in spans], np.int32)
-        firsts = np.array([span.first for span in spans], np.int32)
-        counts = np.array([len(span.states) for span in spans], np.int32)
-        wants = np.array([span.num_wanted > 0 for span in spans])
-        step, sampling = self._inputs.draft_step(rows, firsts, counts, wants, ahead=1)
-        states = np.concatenate([span.states for span in spans])
+        step, sampling, _ = self._step(spans)
+        states = self._joined([states for span in spans for states in span.states])
         sampled, own = self._backend.draft_from(step, states, sampling, is_first=is_first)
         following = []
         drafting = [span for span in spans if span.num_wanted]
-        drawn = zip(drafting, sampled.tokens.tolist(), sampled.status.tolist(), strict=True)
-        for index, (span, token, status) in enumerate(drawn):
-            if status != SAMPLED_OK:
+        for index, (span, token, is_ok) in enumerate(_drawn(drafting, sampled)):
+            if not is_ok:
                 continue
-            self._inputs.token_ids[span.row, span.end + 1] = token
-            proposed.setdefault(span.entry, []).append(token)
+            self._note(span, token, proposed)
             if span.num_wanted > 1:
-                state = own[index : index + 1]
-                following.append(_Span(span.entry, span.row, span.end, state, span.num_wanted - 1))
+                following.append(_behind(span, own[index : index + 1]))
         return following
+
+    def _step(self, spans: list[_Span]) -> tuple[BackendStep, SamplingBatch, Ints]:
+        rows = np.array([span.row for span in spans], np.int32)
+        firsts = np.array([span.first for span in spans], np.int32)
+        counts = np.array([span.num_states for span in spans], np.int32)
+        wants = np.array([span.num_wanted > 0 for span in spans])
+        return *self._inputs.draft_step(rows, firsts, counts, wants, ahead=1), rows
+
+    def _note(self, span: _Span, token: int, proposed: dict[int, list[int]]) -> None:
+        self._inputs.token_ids[span.row, span.end + 1] = token
+        proposed.setdefault(span.entry, []).append(token)
+
+    def _joined(self, states: list[States]) -> States:
+        if self._launches is not None:
+            return self._launches.join_states(states)
+        return np.concatenate(states)
 
     def _new_spans(
         self, batch: ScheduledBatch, built: BuiltStep, result: StepResult
@@ -137,7 +201,7 @@ class StateDrafter:
         spans, place = [], 0
         for entry, start, end, num_wanted, can_wait in found:
             own = states[place : place + end - start]
-            spans.append(_Span(entry, batch.rows[entry], start, own, num_wanted, can_wait))
+            spans.append(_Span(entry, batch.rows[entry], start, (own,), num_wanted, can_wait))
             place += end - start
         return spans
 
@@ -147,7 +211,7 @@ class StateDrafter:
         for span in spans:
             waiting = self._waiting.pop(span.row, None)
             if waiting is not None and waiting.end == span.first:
-                states = np.concatenate([waiting.states, span.states])
+                states = (*waiting.states, *span.states)
                 span = span._replace(first=waiting.first, states=states)
             fills_block = span.end // BLOCK_SIZE > span.first // BLOCK_SIZE
             if span.can_wait and not fills_block:
@@ -157,19 +221,33 @@ class StateDrafter:
         return due
 
 
-def _passes(spans: Iterable[_Span], max_tokens: int) -> Iterator[list[_Span]]:
+def _behind(span: _Span, state: States) -> _Span:
+    """The position behind it, of which the head left its own state."""
+    return _Span(span.entry, span.row, span.end, (state,), span.num_wanted - 1)
+
+
+def _drawn(drafting: list[_Span], sampled: Sampled) -> Iterator[tuple[_Span, int, bool]]:
+    """What was drawn for each, and whether it may be one."""
+    is_ok = (sampled.status == SAMPLED_OK).tolist()
+    return zip(drafting, sampled.tokens.tolist(), is_ok, strict=True)
+
+
+def _passes(
+    spans: Iterable[_Span], max_tokens: int, join: Callable[[list[States]], States]
+) -> Iterator[list[_Span]]:
     """Of at most so many positions each. What is behind in a span comes in a later pass."""
     some: list[_Span] = []
     room = max_tokens
     for whole in spans:
         span = whole
-        while len(span.states) > room:
+        while span.num_states > room:
+            states = join(list(span.states))
             if room:
-                some.append(span._replace(states=span.states[:room], num_wanted=0))
-                span = span._replace(first=span.first + room, states=span.states[room:])
+                some.append(span._replace(states=(states[:room],), num_wanted=0))
+                span = span._replace(first=span.first + room, states=(states[room:],))
             yield some
             some, room = [], max_tokens
         some.append(span)
-        room -= len(span.states)
+        room -= span.num_states
     if some:
         yield some

@@ -24,6 +24,16 @@ def new_table(num_rows: int) -> NDArray[Any]:
     return table
 
 
+def has_penalty(entries: NDArray[Any]) -> NDArray[np.bool_]:
+    """Of which rows of the table what is drawn depends on how often each token was."""
+    found: NDArray[np.bool_] = (
+        (entries["repetition_penalty"] != 1)
+        | (entries["frequency_penalty"] != 0)
+        | (entries["presence_penalty"] != 0)
+    )
+    return found
+
+
 def fill_row(table: NDArray[Any], row: int, request: EngineRequest) -> None:
     """Write the row afresh; nothing of its former owner remains."""
     p = request.params

@@ -96,8 +96,11 @@ class DraftGain:
         return int(self._num_steps == self._probe)
 
     def observe(self, batch: ScheduledBatch, result: StepResult) -> None:
-        """What drafting took; a step with prompts, or tokens to catch up with, does not count."""
+        """What drafting took; a step with prompts, or tokens to catch up with, does not count, nor
+        does one whose passes were prepared as they were launched."""
         num_sequences = len(batch.sequences)
+        if not result.draft_is_usual:
+            return
         if not result.proposed or result.draft_tokens > batch.num_tokens + num_sequences:
             return
         if batch.num_decodes != batch.num_tokens:

@@ -531,7 +531,8 @@ class Scheduler:
             self._background.earn_step(step_s)
             num_decodes = batch.num_decodes
             model_s = max(0.0, step_s - result.draft_s)
-            self._step_time.observe(num_decodes, batch.num_tokens - num_decodes, model_s)
+            if result.is_usual:
+                self._step_time.observe(num_decodes, batch.num_tokens - num_decodes, model_s)
 
     def _learn_media(self, media: MediaPlanner, batch: ScheduledBatch, result: StepResult) -> float:
         """The seconds that the step's picture took, which say nothing of tokens."""

@@ -44,6 +44,8 @@ class StepResult:
     draft_passes: int = 0  # of a draft model, or heads that were computed, which took
     draft_tokens: int = 0  # in the first of them
     draft_s: float = 0.0  # so many seconds
+    draft_is_usual: bool = True  # such passes take so long from now on
+    is_usual: bool = True  # and such steps
 
 
 class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -292,7 +292,7 @@ def test_fields_may_be_in_an_object_of_their_own(tmp_path: Path) -> None:
         (eagle3, {"target_hidden_size": 32}, {}, "its target_hidden_size is 32 and the model's 64"),
         (eagle3, {"eagle_aux_hidden_state_layer_ids": [2, 1, 9]}, {}, "the model has 4: choose a"),
         (eagle3, {"eagle_config": {"use_aux_hidden_state": False}}, {}, "name one that takes the"),
-        (eagle, {}, {"device": "cuda"}, "a draft head is computed by --device cpu and torch only"),
+        (eagle, {}, {"device": "sim"}, "a draft head is computed by --device cpu, cuda and torch"),
         (eagle, {}, {"tensor_parallel_size": 2}, "a draft head is not computed with --tensor"),
     ],
 )

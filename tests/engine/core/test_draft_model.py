@@ -233,7 +233,7 @@ def config_for(folder: Path, **changes: Any) -> EngineConfig:
     [
         ({"vocab_size": 300}, {}, "has 300 tokens and the model 256: choose a draft model of the"),
         ({"max_position_embeddings": 32}, {}, "is for 32 tokens and the model is served with 64"),
-        ({}, {"device": "cuda"}, "computed by --device cpu and torch only; with --device cuda use"),
+        ({}, {"device": "sim"}, "by --device cpu, cuda and torch only; with --device sim use"),
         ({}, {"tensor_parallel_size": 2}, "a draft model is not computed with --tensor"),
     ],
 )
@@ -244,6 +244,15 @@ def test_a_draft_model_that_does_not_fit_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(model.config | fields))
     with pytest.raises(ConfigError, match=message):
         open_draft(config_for(tmp_path, **changes), ModelConfig.from_hf(model.config))
+
+
+def test_a_gpu_quantises_no_draft_model_itself(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    (tmp_path / "config.json").write_text(json.dumps(model.config))
+    named = json.dumps({"model": str(tmp_path), "quantization": "int4"})
+    config = EngineConfig(device="cuda", max_model_len=64, speculative_config=named)
+    with pytest.raises(ConfigError, match="int4 is computed by --device cpu only; --device cuda"):
+        open_draft(config, ModelConfig.from_hf(model.config))
 
 
 @pytest.mark.parametrize("name", ["gemma2", "mistral"])

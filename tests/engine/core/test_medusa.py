@@ -201,7 +201,7 @@ def test_heads_cut_to_some_tokens_may_be_stored_cut(tmp_path: Path) -> None:
     [
         ({"vocab_size": 300}, {}, "their vocab_size is 300 and the model's 256"),
         ({"hidden_size": 32}, {}, "their hidden_size is 32 and the model's 64"),
-        ({}, {"device": "cuda"}, "a set of heads is computed by --device cpu and torch only"),
+        ({}, {"device": "sim"}, "a set of heads is computed by --device cpu, cuda and torch only"),
         ({}, {"tensor_parallel_size": 2}, "a set of heads is not computed with --tensor"),
     ],
 )

@@ -60,6 +60,17 @@ def test_steps_that_say_nothing_of_a_pass_are_not_counted() -> None:
     assert best(gain, 0.01) == 4, "it was a prompt"
 
 
+def test_passes_that_were_prepared_as_they_were_launched_are_not_counted() -> None:
+    gain = DraftGain(4)
+    batch = ScheduledBatch(sequences=[make_sequence(5)], counts=[1])
+    result = StepResult([7], proposed={0: [1]}, draft_passes=1, draft_s=0.1, draft_is_usual=False)
+    gain.observe(batch, result)
+    assert best(gain, 0.01) == 4
+    result.draft_is_usual = True
+    gain.observe(batch, result)
+    assert best(gain, 0.01) == 0
+
+
 def test_a_proposal_is_for_the_tokens_that_it_followed() -> None:
     guesser = ProposedGuesser()
     guesser.propose(3, [7, 8, 9])

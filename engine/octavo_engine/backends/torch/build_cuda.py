@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_engine.backends.adapters import AdapterLimits
+    from octavo_engine.backends.draft_sources import DraftSources
     from octavo_engine.backends.torch.platforms import Platform
     from octavo_engine.config import DType, EngineConfig
     from octavo_engine.models.config import ModelConfig
@@ -30,6 +31,7 @@ def build_cuda(
     engine: EngineConfig,
     config: ModelConfig,
     checkpoint: Checkpoint,
+    drafts: DraftSources,
     *,
     max_model_len: int,
     adapters: AdapterLimits | None = None,
@@ -48,19 +50,28 @@ def build_cuda(
         keep_quantized=engine.quantization != "none",
         adapters=adapters,
         progress=progress,
+        num_drafts=_num_drafts(engine),
+        drafts=drafts if drafts.is_any else None,
     )
+
+
+def _num_drafts(engine: EngineConfig) -> int:
+    """Tokens that a step verifies of a sequence at most."""
+    return 0 if engine.speculation is None else engine.speculation.num_speculative_tokens
 
 
 def build_plugin(
     engine: EngineConfig,
     config: ModelConfig,
     checkpoint: Checkpoint,
+    drafts: DraftSources,
     *,
     max_model_len: int,
     adapters: AdapterLimits | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CudaBackend:
     """The model on --platform, by plain kernels. Raises ConfigError and ModelError."""
+    assert not drafts.is_any, "refused by `check_draft_device`"
     platform = find_platform(engine.platform)
     logger.warning("Computing on %s by plain torch, which has not been tested there", platform.name)
     return CudaBackend(

@@ -33,20 +33,24 @@ class WarmUpStep(NamedTuple):
     has_adapters: bool = False
 
 
-def warm_up_steps(limits: BackendLimits, *other_tokens: int) -> Iterator[WarmUpStep]:
+def warm_up_steps(
+    limits: BackendLimits, *other_tokens: int, few_tokens: int = 0
+) -> Iterator[WarmUpStep]:
     """A step for each way in which kernels are cut. `other_tokens`: of so many on a model's kernels
-    are cut in yet another way; 0: they are not."""
+    are cut in yet another way; 0: they are not. Up to `few_tokens` of a sequence are attended as
+    single ones are, so steps like prompts have more."""
     few_rows = [1, *(rows + 1 for rows in ROW_CLASSES)]
     for num_seqs in few_rows:
         if num_seqs <= limits.max_seqs and num_seqs <= limits.max_tokens:
             yield WarmUpStep(num_seqs, 1, is_long=False)
     yield WarmUpStep(1, 1, is_long=True)  # few programs: a long walk is split
     most = min(limits.max_tokens, limits.max_model_len)
-    for num_tokens in sorted({*few_rows[1:], *other_tokens} - {0}):
+    as_prompt = max(2, few_tokens + 1)
+    for num_tokens in sorted({*few_rows[1:], *other_tokens, as_prompt} - {0}):
         if num_tokens <= most:
             yield WarmUpStep(1, num_tokens, is_long=False)
-    if most > 1:
-        yield WarmUpStep(1, 2, is_long=True)
+    if as_prompt <= most:
+        yield WarmUpStep(1, as_prompt, is_long=True)
 
 
 def adapted_steps(limits: BackendLimits) -> Iterator[WarmUpStep]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from octavo_engine.backends.backend import draft_limits
 from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.capture import CudaRecorder
 from octavo_engine.backends.torch.compiling import (
@@ -27,6 +28,7 @@ from octavo_engine.backends.torch.compiling import (
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
 from octavo_engine.backends.torch.device_adapters import DeviceAdapters
+from octavo_engine.backends.torch.device_drafts import DeviceDrafts
 from octavo_engine.backends.torch.device_kv import DeviceKV
 from octavo_engine.backends.torch.device_sampler import is_plain, sample
 from octavo_engine.backends.torch.device_step import (
@@ -36,6 +38,8 @@ from octavo_engine.backends.torch.device_step import (
     cut_walks,
     is_decode,
 )
+from octavo_engine.backends.torch.drafting import DraftsOnDevice
+from octavo_engine.backends.torch.few_steps import FewSteps, plan_few
 from octavo_engine.backends.torch.graphs import (
     MIXED_TOKENS,
     Buckets,
@@ -48,6 +52,7 @@ from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
+from octavo_engine.backends.torch.programs import MAIN, Program
 from octavo_engine.backends.torch.reference import block_values
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
@@ -66,6 +71,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite
     from octavo_engine.backends.backend import BackendLimits, BackendStep, CompileListener
+    from octavo_engine.backends.draft_sources import DraftSources
     from octavo_engine.backends.torch.adapter_tiles import AdapterTiles
     from octavo_engine.backends.torch.device_adapters import HostAdapter
     from octavo_engine.backends.torch.device_step import DeviceStep, StepTiles
@@ -97,17 +103,22 @@ class Loaded(NamedTuple):
 Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
 
 
+def unusual_attention(config: ModelConfig) -> str | None:
+    """What only the kernels for prompts and for single tokens compute, in words."""
+    if config.latent is not None:
+        return "latent attention"
+    if config.family.has_sinks:
+        return "attention with sinks"
+    if config.block.positions == "alibi":
+        return "attention with linear biases"
+    if any(layer.is_chunked for layer in config.layers):
+        return "attention within chunks"
+    return None
+
+
 def check_attention(config: ModelConfig, attention: AttentionBackend) -> None:
     """Raises ConfigError where only our own kernels compute a model's attention."""
-    what = None
-    if config.latent is not None:
-        what = "latent attention"
-    elif config.family.has_sinks:
-        what = "attention with sinks"
-    elif config.block.positions == "alibi":
-        what = "attention with linear biases"
-    elif any(layer.is_chunked for layer in config.layers):
-        what = "attention within chunks"
+    what = unusual_attention(config)
     if what is not None and attention == "flashinfer":
         raise ConfigError(
             f"--attention-backend flashinfer does not compute the {what} of "
@@ -115,7 +126,7 @@ def check_attention(config: ModelConfig, attention: AttentionBackend) -> None:
         )
 
 
-class CudaBackend:
+class CudaBackend(DraftsOnDevice):
     """A model on one device."""
 
     def __init__(
@@ -135,9 +146,12 @@ class CudaBackend:
         memory_of: Callable[[], DeviceMemory | None] | None = None,
         adapters: AdapterLimits | None = None,
         progress: Callable[[int, int], None] | None = None,
+        num_drafts: int = 0,
+        drafts: DraftSources | None = None,
     ) -> None:
         """Weights that the file holds quantised stay so by default. `memory_of` is how
-        much memory a device has that is neither a GPU nor the host."""
+        much memory a device has that is neither a GPU nor the host. `num_drafts`: tokens that a
+        step verifies of a sequence at most; `drafts`: what proposes them, if it is not the text."""
         check_attention(config, attention)
         settled = open_device(device)
         chosen = choose_kernels(
@@ -156,10 +170,26 @@ class CudaBackend:
             return Loaded(model, Parking(loader.made), largest, loader.sites)
 
         loaded = load(progress)
+        device_drafts = None
+        if drafts is not None:
+
+            def kernels_of(shape: ModelConfig) -> Kernels:
+                found = choose_kernels(
+                    settled, dtype, shape,
+                    choice=kernels, attention=attention, batch_invariant=batch_invariant,
+                    latent=shape.latent,
+                )  # fmt: skip
+                check_attention(shape, attention)
+                return found
+
+            device_drafts = DeviceDrafts(
+                config, drafts, loaded.model, settled, dtype, kernels_of, max_model_len
+            )
         self._init(
             config, loaded.model, settled, dtype, chosen,
             use_graphs=use_graphs, label=label, memory_of=memory_of,
             parking=loaded.parking, load=load, expanded_bytes=loaded.expanded_bytes,
+            num_drafts=num_drafts, drafts=device_drafts,
         )  # fmt: skip
         if adapters is not None:
             self.use_adapters(adapters, loaded.sites)
@@ -176,6 +206,7 @@ class CudaBackend:
         attention: AttentionBackend = "auto",
         use_graphs: bool = True,
         batch_invariant: bool = False,
+        num_drafts: int = 0,
     ) -> CudaBackend:
         """A model whose weights are on the device already; for measuring without files."""
         check_attention(config, attention)
@@ -185,7 +216,9 @@ class CudaBackend:
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
             latent=config.latent,
         )  # fmt: skip
-        backend._init(config, model, device, dtype, chosen, use_graphs=use_graphs)
+        backend._init(
+            config, model, device, dtype, chosen, use_graphs=use_graphs, num_drafts=num_drafts
+        )
         return backend
 
     def _init(
@@ -202,9 +235,14 @@ class CudaBackend:
         parking: Parking | None = None,
         load: Load | None = None,
         expanded_bytes: int = 0,
+        num_drafts: int = 0,
+        drafts: DeviceDrafts | None = None,
     ) -> None:
         self.config = config
-        self.cache_layout = one_group(config.caches())  # as DeviceKV has it
+        self._num_drafts = num_drafts if unusual_attention(config) is None else 0
+        self._drafts = drafts
+        draft_caches = () if drafts is None else drafts.caches
+        self.cache_layout = one_group([*config.caches(), *draft_caches])  # as DeviceKV has it
         self.device = device
         self._label = label
         self._memory_of = memory_of
@@ -223,6 +261,8 @@ class CudaBackend:
         self._adapters: DeviceAdapters | None = None
         self._graphs: GraphCache[tuple[Tensor, Tensor]] | None = None
         self._buckets = Buckets([], {})
+        self._few = FewSteps()
+        self._program: Program | None = None
         self._limits: BackendLimits | None = None
         self._num_blocks = 0
         self._is_awake = True
@@ -273,7 +313,9 @@ class CudaBackend:
             if device is None:  # then only --kv-cache-memory-bytes can say
                 return 0
             free = device.free_bytes
+        few = plan_few(limits, self._kernels, self._num_drafts)
         workspace = self._kernels.workspace_bytes(limits) + self._expanded_bytes
+        workspace = max(workspace, self._kernels.few_bytes(few.max_tokens, few.width))
         needed = memory.step_bytes(self.config, limits, self._dtype.itemsize) + workspace
         needed += memory.count_bytes(self.config, limits)
         if self._adapters is not None:  # the adapters themselves have theirs already
@@ -282,30 +324,46 @@ class CudaBackend:
             # Graphs have memory of their own.
             needed += workspace + memory.graph_bytes(
                 self.config, limits, self._dtype.itemsize,
-                num_graphs=self._graph_kinds * self._plan_buckets(limits).total,
-                max_tokens=MIXED_TOKENS[-1],
+                num_graphs=self._graph_kinds
+                * (self._plan_buckets(limits).total + len(few.buckets)),
+                max_tokens=max(MIXED_TOKENS[-1], few.max_tokens), max_logits=few.max_tokens,
             )  # fmt: skip
+        if self._drafts is not None:
+            needed += self._drafts.needed_bytes(
+                limits, self._num_drafts, _captured_tokens(limits, few), use_graphs=self._use_graphs
+            )
         return memory.kv_budget(free, needed, fraction=fraction or memory.DEVICE_FRACTION)
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits, self._num_blocks = limits, num_blocks
+        self._few = plan_few(limits, self._kernels, self._num_drafts)
+        largest, walks, num_few = limits, self._kernels.walks, self._few.max_tokens
+        if self._drafts is not None:
+            captured = _captured_tokens(limits, self._few)
+            self._drafts.prepare(limits, self._num_drafts, captured, self._recorder)
+            largest, walks = draft_limits(limits), self._drafts.walks_beside(walks)
+            num_few = max(num_few, self._drafts.max_few)
         self._buffer = StepBuffer(
-            limits, self.device, lambda: self._make_mark(), self._kernels.walks,
-            None if self._adapters is None else self._adapters.cut,
+            largest, self.device, lambda: self._make_mark(), walks,
+            None if self._adapters is None else self._adapters.cut, num_few,
         )  # fmt: skip
         if self._adapters is not None:
             self._adapters.prepare(limits)
         self._counts = TokenCounts(limits.max_seqs, self.config.vocab_size, self.device)
         self._buckets = self._plan_buckets(limits)
-        self._graphs = GraphCache(self._recorder, max_graphs=MAX_GRAPHS * self._graph_kinds)
+        max_graphs = self._graph_kinds * (MAX_GRAPHS + len(self._few.buckets))
+        self._graphs = GraphCache(self._recorder, max_graphs=max_graphs)
+        self._program = Program(
+            self._logits_of, self._kernels, self._buckets, self._few, self._graphs
+        )
         if self.device.type == "cuda":
             memory.require(self.device, num_blocks * self.kv_bytes_per_block)
         self.restore_kv()
         if self._use_graphs:
-            rows = (limits.max_seqs, self.config.vocab_size)
+            num_rows = max(limits.max_seqs, num_few)
             self._kept = (
-                torch.empty(rows, device=self.device),
-                torch.empty((2, limits.max_seqs), dtype=torch.int32, device=self.device),
+                torch.empty((num_rows, self.config.vocab_size), device=self.device),
+                torch.empty((2, num_rows), dtype=torch.int32, device=self.device),
             )
 
     def warm_up(self, listener: CompileListener) -> None:
@@ -323,46 +381,72 @@ class CudaBackend:
             self._hooks = CompileHooks(listener)
 
     def _launch_warm_up(self) -> None:
-        assert self._limits is not None, "prepare() comes first"
-        experts = self.config.experts
-        wide = 0 if experts is None else self._kernels.wide_tokens(experts)
-        for shape in warm_up_steps(self._limits, wide, self._kernels.long_tokens):
-            self._launch_shape(shape)
+        assert self._limits is not None and self._program is not None, "prepare() comes first"
+        self._warm(self._program, self.config, self._limits)
         if self._adapters is not None:
             with self._adapters.without_ranks():
                 for shape in adapted_steps(self._limits):
-                    self._launch_shape(shape)
+                    self._launch_shape(self._program, self._limits, shape)
+        if self._drafts is not None:
+            for each in self._drafts.warm_programs(self._limits):
+                self._warm(each.program, each.config, each.limits, each.provide)
 
-    def _launch_shape(self, shape: WarmUpStep) -> None:
-        assert self._limits is not None
-        longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
+    def _warm(
+        self,
+        program: Program,
+        config: ModelConfig,
+        limits: BackendLimits,
+        provide: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Steps that meet each variant of a program's kernels."""
+        kernels, experts = program.kernels, config.experts
+        wide = 0 if experts is None else kernels.wide_tokens(experts)
+        few = program.few.width
+        for shape in warm_up_steps(limits, wide, kernels.long_tokens, few_tokens=few):
+            provide(shape.num_seqs * shape.num_tokens)
+            self._launch_shape(program, limits, shape)
+
+    def _launch_shape(self, program: Program, limits: BackendLimits, shape: WarmUpStep) -> None:
+        longest = limits.max_model_len if shape.is_long else shape.num_tokens
         with torch.inference_mode():
             self._launch_all(
-                step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
+                program, step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
             )
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         return self.launch(step, sampling).wait()
 
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> Landed:
-        assert self._context is not None and self._buffer is not None, "prepare() comes first"
+        assert self._context is not None and self._program is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
-            is_simple = not len(step.logit_rows) or is_plain(sampling)
-            logits, found, sizes = self._compute(step, sampling, draws=is_simple)
-            scores = None
-            if not is_simple:
-                params = self._buffer.draw_params(sizes).first(len(logits))
-                assert self._counts is not None
-                found, scores = sample(logits, sampling, params, self._kernels.draw, self._counts)
-            return self._landing.begin(found, scores)
+            if self._drafts is not None:
+                self._drafts.begin_step()
+            return self._launch(self._program, step, sampling)
+
+    def _launch(self, program: Program, step: BackendStep, sampling: SamplingBatch) -> Landed:
+        assert self._buffer is not None
+        is_simple = not len(step.logit_rows) or is_plain(sampling)
+        logits, found, sizes = self._compute(program, step, sampling, draws=is_simple)
+        scores = None
+        if not is_simple:
+            params = self._buffer.draw_params(sizes).first(len(logits))
+            assert self._counts is not None
+            found, scores = sample(logits, sampling, params, program.kernels.draw, self._counts)
+        return self._landing.begin(found, scores)
+
+    @property
+    def step_was_usual(self) -> bool:
+        """As `PreparesSteps`."""
+        return self._graphs is None or self._graphs.take_usual()
 
     def logits(self, step: BackendStep) -> NDArray[np.float32]:
         """Compute the step; the logits of the wanted rows, [S, vocabulary], for tests."""
-        assert self._context is not None, "prepare() comes first"
+        assert self._context is not None and self._program is not None, "prepare() comes first"
         with torch.inference_mode():
             self._context.kv.copy(step.copies)
-            logits, _, _ = self._compute(step, _greedy(len(step.logit_rows)), draws=False)
+            greedy = _greedy(len(step.logit_rows))
+            logits, _, _ = self._compute(self._program, step, greedy, draws=False)
             values: NDArray[np.float32] = logits.cpu().numpy()
             return values
 
@@ -385,6 +469,8 @@ class CudaBackend:
     def release_kv(self) -> None:
         """As `executor.ReleasesKV`. Graphs know addresses of what goes, so they go too."""
         self._context = None
+        if self._drafts is not None:
+            self._drafts.release_kv()
         if self._counts is not None:
             self._counts.forget()
         self._forget_graphs()
@@ -399,6 +485,8 @@ class CudaBackend:
         )
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
         self._context = Context(self._kernels, kv, ropes, self._dtype, self._adapters)
+        if self._drafts is not None:
+            self._drafts.restore_kv(self._context)
 
     def release_weights(self, *, keep: bool) -> None:
         """As `executor.ReleasesWeights`. Weights that came from no file are kept in any case."""
@@ -411,6 +499,8 @@ class CudaBackend:
             self._parking.park()
         else:
             self._model = self._parking = None
+        if self._drafts is not None:
+            self._drafts.release_weights(keep=keep or self._load is None)
         self._forget_graphs()
 
     def restore_weights(self) -> None:
@@ -420,6 +510,9 @@ class CudaBackend:
             self._parking.unpark()
         elif self._load is not None:
             self._model, self._parking, *_ = self._load(None)
+        if self._drafts is not None:
+            assert self._model is not None
+            self._drafts.restore_weights(self._model)
         if self._adapters is not None:
             self._adapters.restore()
         self._is_awake = True
@@ -433,7 +526,7 @@ class CudaBackend:
             self._adapters.close()
             self._adapters = None
         self._graphs = self._context = self._buffer = self._model = self._kept = None
-        self._counts = None
+        self._counts = self._program = self._drafts = None
         self._parking = self._load = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -449,49 +542,65 @@ class CudaBackend:
     def _forget_graphs(self) -> None:
         if self._graphs is not None:
             self._graphs.clear()
+        if self._drafts is not None:
+            self._drafts.forget_graphs()
         if isinstance(self._recorder, CudaRecorder):
             self._recorder.reset()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _compute(
-        self, step: BackendStep, sampling: SamplingBatch, *, draws: bool
+        self, program: Program, step: BackendStep, sampling: SamplingBatch, *, draws: bool
     ) -> tuple[Tensor, Tensor, StepSizes]:
         """Logits, what was drawn of them as they are, and how the step was laid out. Without
         `draws` nobody wants to know; only a graph does it all the same."""
-        assert self._buffer is not None and self._graphs is not None and self._limits is not None
+        assert self._buffer is not None and self._limits is not None
         buffer, is_decode_step = self._buffer, is_decode(step)
         num_rows = len(step.logit_rows)
-        bucket = self._bucket(step, is_decode=is_decode_step)
+        is_few = not is_decode_step and program.few.holds(step)
+        bucket = self._bucket(program, step, is_decode=is_decode_step, is_few=is_few)
         if bucket is None:
             longest = int(step.seq_lens.max(initial=0))
-            return self._launch_all(step, sampling, max_seq_len=longest, draws=draws)
+            return self._launch_all(program, step, sampling, max_seq_len=longest, draws=draws)
         # A graph must serve every length that is still to come.
         longest = self._limits.max_model_len
         sizes, adapters = self._cut_adapters(step, bucket)
+        width = program.few.width if is_few and program.few.is_walked else 0
 
         def work() -> tuple[Tensor, Tensor]:
-            view = buffer.step(sizes, is_decode=is_decode_step, max_seq_len=longest, host=None)
-            return self._keep(view, sizes)
+            view = buffer.step(
+                sizes, is_decode=is_decode_step, max_seq_len=longest, host=None, width=width
+            )
+            return self._keep(program, view, sizes)
 
-        tiles = self._cut(step, sizes, is_decode=is_decode_step)
+        tiles = self._cut(program, step, sizes, is_walked=is_decode_step or width > 0)
         buffer.send(
             buffer.fill(step, sampling, tiles, sizes, draws_later=not draws, adapters=adapters)
         )
-        # Sizes alone do not tell the two kinds apart.
+        # Sizes alone do not tell the kinds apart.
         key: Hashable = sizes.seqs if is_decode_step else sizes
         if adapters is not None:
             key = (is_decode_step, sizes)
-        logits, found = self._graphs.run(key, work)
+        if is_few or program.name != MAIN:
+            key = program.name, is_few, key
+        logits, found = program.graphs.run(key, work)
         return logits[:num_rows], found[:, :num_rows], sizes
 
     def _launch_all(
-        self, step: BackendStep, sampling: SamplingBatch, *, max_seq_len: int, draws: bool
+        self,
+        program: Program,
+        step: BackendStep,
+        sampling: SamplingBatch,
+        *,
+        max_seq_len: int,
+        draws: bool,
     ) -> tuple[Tensor, Tensor, StepSizes]:
         """The step as it is, operation by operation."""
         assert self._buffer is not None
-        is_decode_step = is_decode(step)
-        tiles = self._cut(step, None, is_decode=is_decode_step)
+        is_decode_step, width = is_decode(step), 0
+        if not is_decode_step and program.few.is_walked and program.few.holds(step):
+            width = program.few.width
+        tiles = self._cut(program, step, None, is_walked=is_decode_step or width > 0)
         sizes = StepSizes(
             len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
         )
@@ -501,9 +610,9 @@ class CudaBackend:
         )
         self._buffer.send(fill)
         view = self._buffer.step(
-            sizes, is_decode=is_decode_step, max_seq_len=max_seq_len, host=step
+            sizes, is_decode=is_decode_step, max_seq_len=max_seq_len, host=step, width=width
         )
-        return *self._forward(view, sizes, draws=draws), sizes
+        return *self._forward(program, view, sizes, draws=draws), sizes
 
     def _cut_adapters(
         self, step: BackendStep, sizes: StepSizes
@@ -511,44 +620,67 @@ class CudaBackend:
         """Sizes with room for the step's adapters, and their tiles; None if it has none."""
         return (sizes, None) if self._adapters is None else self._adapters.cut_step(step, sizes)
 
-    def _cut(self, step: BackendStep, sizes: StepSizes | None, *, is_decode: bool) -> StepTiles:
+    def _cut(
+        self, program: Program, step: BackendStep, sizes: StepSizes | None, *, is_walked: bool
+    ) -> StepTiles:
         """Attention's programs, of padding up to `sizes` too."""
-        if is_decode:
-            return cut_walks(step.seq_lens, self._kernels.walks.spare_parts)
+        if is_walked:
+            return cut_walks(step.seq_lens, program.kernels.walks.spare_parts)
         starts = step.seq_starts if sizes is None else np.append(step.seq_starts, sizes.tokens)
-        return cut_tiles(starts, self._kernels.tokens_per_tile)
+        return cut_tiles(starts, program.kernels.tokens_per_tile)
 
-    def _bucket(self, step: BackendStep, *, is_decode: bool) -> StepSizes | None:
+    def _bucket(
+        self, program: Program, step: BackendStep, *, is_decode: bool, is_few: bool
+    ) -> StepSizes | None:
         """What the step is padded to, so that a graph may hold it; None: it is launched as is."""
+        kernels = program.kernels
         if not self._use_graphs:
             return None
         if is_decode:
-            bucket = choose_bucket(self._buckets.decode, len(step.logit_rows))
-            spare = self._kernels.walks.spare_parts
+            bucket = choose_bucket(program.buckets.decode, len(step.logit_rows))
+            spare = kernels.walks.spare_parts
             return None if bucket is None else StepSizes.of_decode(bucket, spare)
-        if not self._kernels.can_capture_prompts or not len(step.logit_rows):
+        if is_few:
+            return program.few.sizes(step, kernels)
+        if not kernels.can_capture_prompts or not len(step.logit_rows):
             return None
-        return mixed_sizes(step, self._buckets, tokens_per_tile=self._kernels.tokens_per_tile)
+        return mixed_sizes(step, program.buckets, tokens_per_tile=kernels.tokens_per_tile)
 
-    def _keep(self, step: DeviceStep, sizes: StepSizes) -> tuple[Tensor, Tensor]:
+    def _keep(self, program: Program, step: DeviceStep, sizes: StepSizes) -> tuple[Tensor, Tensor]:
         """Results in memory that all graphs share; their own is for what is gone after a step."""
         assert self._kept is not None
-        logits, found = self._forward(step, sizes, draws=True)
+        logits, found = self._forward(program, step, sizes, draws=True)
         num_rows = len(logits)
         return self._kept[0][:num_rows].copy_(logits), self._kept[1][:, :num_rows].copy_(found)
 
-    def _forward(self, step: DeviceStep, sizes: StepSizes, *, draws: bool) -> tuple[Tensor, Tensor]:
+    def _forward(
+        self, program: Program, step: DeviceStep, sizes: StepSizes, *, draws: bool
+    ) -> tuple[Tensor, Tensor]:
         """Logits, and what is drawn of them; the draw keeps the tokens for the step behind."""
-        assert self._context is not None and self._buffer is not None
-        assert self._model is not None, "the weights sleep"
-        ops = CudaOps(step, self._context)
-        logits = self._model.forward(ops)
-        assert isinstance(logits, torch.Tensor)
-        logits = logits.float()
+        assert self._buffer is not None
+        logits = program.forward(step)
         if not draws:
             return logits, logits.new_empty((2, len(logits)), dtype=torch.int32)
         params = self._buffer.draw_params(sizes, with_step=True)
-        return logits, self._kernels.draw(logits, params)
+        return logits, program.kernels.draw(logits, params)
+
+    def _logits_of(self, step: DeviceStep) -> Tensor:
+        """The model's."""
+        assert self._context is not None
+        assert self._model is not None, "the weights sleep"
+        ops = CudaOps(step, self._context)
+        if self._drafts is not None:
+            ops.wanted = self._drafts.keeps
+        logits = self._model.forward(ops)
+        assert isinstance(logits, torch.Tensor)
+        if self._drafts is not None:
+            self._drafts.keep(ops, step)
+        return logits.float()
+
+
+def _captured_tokens(limits: BackendLimits, few: FewSteps) -> int:
+    """The most that a captured step of the model has."""
+    return max(limits.max_seqs, few.max_tokens, min(MIXED_TOKENS[-1], limits.max_tokens))
 
 
 def _greedy(num_rows: int) -> SamplingBatch:

@@ -15,8 +15,10 @@ from torch.nn import functional
 
 from octavo_engine.backends.torch.activations import activate
 from octavo_engine.backends.torch.plain import norm_heads
+from octavo_engine.ops import STATE
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Literal
 
     from torch import Tensor
@@ -72,6 +74,8 @@ class CudaOps:
 
     def __init__(self, step: DeviceStep, context: Context) -> None:
         self._step = step
+        self.wanted: Collection[str] = ()  # what is kept
+        self._kept: dict[str, Value] = {}
         self._kernels, self._kv, self._ropes, self._dtype, self._adapters = context
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
@@ -172,7 +176,26 @@ class CudaOps:
         return x  # there are no pictures
 
     def keep(self, name: str, x: Value) -> Value:
+        if name in self.wanted:
+            self._kept[name] = x
         return x
+
+    def kept(self, name: str) -> Tensor:
+        """Behind the step; a sum was formed by then, as a norm followed it."""
+        return _formed(self._kept[name])
+
+
+class CudaDraftOps(CudaOps):
+    """DraftOps over one step and its states."""
+
+    def __init__(self, step: DeviceStep, context: Context, states: Tensor | None) -> None:
+        super().__init__(step, context)
+        self.wanted = (STATE,)
+        self._states = states
+
+    def input(self, columns: int, *, first: int = 0) -> Tensor:
+        assert self._states is not None and first == 0 and self._states.shape[1] == columns
+        return self._states
 
 
 def has_own_norm(spec: AttentionSpec) -> bool:

@@ -20,6 +20,7 @@ from octavo_engine.backends.torch.token_counts import OUTPUT
 from octavo_engine.backends.torch.transfers import send
 from octavo_engine.sampling.batch import SAMPLED_NOT_FINITE, SAMPLED_OK
 from octavo_engine.sampling.processors import apply_processors
+from octavo_engine.sampling.rows import has_penalty
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,13 +192,7 @@ def _add_bias(x: Tensor, bias: Ragged | None) -> None:
 
 
 def _penalised(sampling: SamplingBatch) -> NDArray[np.bool_]:
-    entries = sampling.table[sampling.rows]
-    has_penalty: NDArray[np.bool_] = (
-        (entries["repetition_penalty"] != 1)
-        | (entries["frequency_penalty"] != 0)
-        | (entries["presence_penalty"] != 0)
-    )
-    return has_penalty & (sampling.targets < 0)
+    return has_penalty(sampling.table[sampling.rows]) & (sampling.targets < 0)
 
 
 def _penalise(x: Tensor, sampling: SamplingBatch, params: DrawParams, counts: TokenCounts) -> None:

@@ -130,6 +130,7 @@ class DeviceStep:
     host: BackendStep | None
     adapter_tiles: Tensor | None = None  # the arena of each; -1: padding. None: no adapters
     adapter_rows: Tensor | None = None  # of all tiles, as many each; -1: padding
+    width: int = 0  # up to so many tokens a sequence, whose contexts are in parts; 0: in tiles
 
 
 def cut_tiles(seq_starts: NDArray[np.int32], tokens_per_tile: int) -> StepTiles:
@@ -181,14 +182,16 @@ class StepBuffer:
         make_mark: Callable[[], StreamMark] | None = None,
         walks: WalkCut | None = None,
         adapters: AdapterCut | None = None,
+        num_few: int = 0,
     ) -> None:
+        """`num_few`: tokens of the largest step of a few for each sequence; see few_steps.py."""
         walks = walks or WalkCut()
         blocks = -(-limits.max_model_len // BLOCK_SIZE)
         most = StepSizes(
             limits.max_tokens,
-            limits.max_seqs,
-            max(limits.max_logit_rows, limits.max_seqs),
-            limits.max_tokens + limits.max_seqs + walks.spare_parts,
+            max(limits.max_seqs, num_few + 1),
+            max(limits.max_logit_rows, limits.max_seqs, num_few),
+            limits.max_tokens + max(limits.max_seqs, num_few + 1) + walks.spare_parts,
             *((adapters or AdapterCut()).most(limits.max_tokens, limits.max_seqs)),
         )
         self._room = CHANGES_PER_SEQ * limits.max_seqs
@@ -272,7 +275,13 @@ class StepBuffer:
         self._tables.sent(changes)
 
     def step(
-        self, sizes: StepSizes, *, is_decode: bool, max_seq_len: int, host: BackendStep | None
+        self,
+        sizes: StepSizes,
+        *,
+        is_decode: bool,
+        max_seq_len: int,
+        host: BackendStep | None,
+        width: int = 0,
     ) -> DeviceStep:
         """Views of the device's words."""
         t = self._split(sizes)
@@ -289,6 +298,7 @@ class StepBuffer:
             host=host,
             adapter_tiles=t["adapter_tiles"] if sizes.adapter_tiles else None,
             adapter_rows=t["adapter_rows"] if sizes.adapter_tiles else None,
+            width=width,
         )
 
     def draw_params(self, sizes: StepSizes, *, with_step: bool = False) -> DrawParams:
@@ -308,15 +318,16 @@ class StepBuffer:
 
     def _pad(self, views: _Views, sizes: StepSizes, step: BackendStep, tiles: StepTiles) -> None:
         """Sequences and tiles of padding. Their sequences have no tokens behind them, so nothing is
-        read for them; where single tokens are padded each has one of its own, elsewhere the first
-        has them all, and the tiles that are left begin where it ends."""
+        read for them; where contexts are in parts each has one of its own, as far as there are any,
+        elsewhere the first has them all, and the tiles that are left begin where it ends."""
         num_seqs, num_tiles = len(step.seq_lens), len(tiles.seqs)
         seqs = views["tile_seqs"]
         seqs[:num_tiles] = tiles.seqs
         if tiles.ends is not None:
             spare = sizes.seqs - num_seqs
             rest = np.arange(num_seqs, sizes.seqs, dtype=np.int32)
-            views["seq_starts"][num_seqs + 1 :] = rest + 1
+            first = np.int32(len(step.token_ids) - num_seqs + 1)
+            views["seq_starts"][num_seqs + 1 :] = np.minimum(rest + first, sizes.tokens)
             seqs[num_tiles : num_tiles + spare] = rest
             seqs[num_tiles + spare :] = -1
             _put(views["tile_starts"], tiles.starts, 0)

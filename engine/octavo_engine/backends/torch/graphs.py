@@ -121,11 +121,13 @@ class GraphCache(Generic[Result]):
         self._warm: set[Hashable] = set()
         self._eager: set[Hashable] = set()  # could not be captured, and is not tried again
         self._graphs: dict[Hashable, tuple[Result, Replay]] = {}
+        self._is_usual = True
 
     def run(self, bucket: Hashable, work: Callable[[], Result]) -> Result:
         """Do the bucket's work, by its graph if there is one or may be one now."""
         if bucket not in self._warm:
             self._warm.add(bucket)
+            self._is_usual = False
             return work()
         if bucket in self._eager:
             return work()
@@ -133,6 +135,7 @@ class GraphCache(Generic[Result]):
         if entry is None:
             if len(self._graphs) >= self._max_graphs or not self._recorder.has_room():
                 return work()
+            self._is_usual = False
             entry = self._recorder.capture(work)
             if entry is None:
                 self._eager.add(bucket)
@@ -141,6 +144,12 @@ class GraphCache(Generic[Result]):
         result, replay = entry
         replay()
         return result
+
+    def take_usual(self) -> bool:
+        """Whether all runs since the last look took what such runs take from then on: none was its
+        bucket's first, or captured it."""
+        is_usual, self._is_usual = self._is_usual, True
+        return is_usual
 
     @property
     def captured(self) -> set[Hashable]:

@@ -71,6 +71,12 @@ class Kernels(Protocol):
     def tokens_per_tile(self) -> int:
         """How many of a sequence's tokens one attention program takes in a step with prompts."""
 
+    def walks_few(self, width: int) -> bool:
+        """Whether contexts are walked for up to `width` tokens of a sequence at once, too."""
+
+    def few_bytes(self, num_tokens: int, width: int) -> int:
+        """As `workspace_bytes`, of the largest step of a few tokens for each sequence."""
+
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
         """x · weightᵀ + bias, in x's dtype; of the head in float32."""
 

@@ -100,13 +100,20 @@ def count_bytes(shape: StepShape, limits: BackendLimits) -> int:
 
 
 def graph_bytes(
-    shape: StepShape, limits: BackendLimits, itemsize: int, *, num_graphs: int, max_tokens: int
+    shape: StepShape,
+    limits: BackendLimits,
+    itemsize: int,
+    *,
+    num_graphs: int,
+    max_tokens: int,
+    max_logits: int = 0,
 ) -> int:
     """What captured graphs take beside it: the values of the largest captured step, which all share
-    and nobody else may use; the results they leave; and what the driver keeps of each."""
+    and nobody else may use; the results they leave, of `max_logits` rows where drafts are verified;
+    and what the driver keeps of each."""
     tokens = max(limits.max_seqs, min(max_tokens, limits.max_tokens))
     values = tokens * _token_bytes(shape, itemsize)
-    logits = limits.max_seqs * shape.vocab_size * (4 + 4 + itemsize)
+    logits = max(limits.max_seqs, max_logits) * shape.vocab_size * (4 + 4 + itemsize)
     return values + logits + num_graphs * GRAPH_BYTES
 
 

@@ -44,6 +44,12 @@ class PlainKernels:
 
     long_tokens = 0
 
+    def walks_few(self, width: int) -> bool:
+        return False
+
+    def few_bytes(self, num_tokens: int, width: int) -> int:
+        return 0
+
     def linear(self, x: Tensor, weight: DeviceLinear) -> Tensor:
         return weight.apply(x)
 

@@ -15,6 +15,7 @@ from octavo_engine.backends.torch.triton import (
     decode,
     draw,
     experts,
+    few,
     gemv,
     grouped,
     heads,
@@ -138,6 +139,17 @@ class TritonKernels:
     def wide_tokens(self, experts: ExpertsConfig) -> int:
         return -(-routing.FEW_PER_EXPERT * experts.num_experts // experts.top_k)
 
+    def walks_few(self, width: int) -> bool:
+        return bool(self.walks.num_heads) and few.rows_of(self._group, width) <= few.MOST_ROWS
+
+    def few_bytes(self, num_tokens: int, width: int) -> int:
+        if not self.walks_few(width):
+            return 0
+        return few.parts_bytes(
+            num_parts=num_tokens + self.walks.spare_parts, width=width,
+            num_heads=self._shape.num_heads, head_dim=self._shape.head_dim,
+        )  # fmt: skip
+
     @property
     def long_tokens(self) -> int:
         return prompts.MIN_TOKENS if self._gathers else 0
@@ -220,6 +232,8 @@ class TritonKernels:
         step: DeviceStep,
         spec: AttentionSpec,
     ) -> Tensor:
+        if step.width:
+            return few.attend(q, k_cache, v_cache, step, spec)
         if self._prompts is not None and not step.is_decode:
             return self._prompts.attend(q, k_cache, v_cache, step, spec)
         alibi = self._slopes(spec)

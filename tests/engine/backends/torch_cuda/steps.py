@@ -88,7 +88,12 @@ def make_sampling(num_rows: int, **fields: Any) -> SamplingBatch:
 
 
 def on_device(
-    step: BackendStep, device: torch.device, tiles: StepTiles, *, walks: WalkCut | None = None
+    step: BackendStep,
+    device: torch.device,
+    tiles: StepTiles,
+    *,
+    walks: WalkCut | None = None,
+    width: int = 0,
 ) -> DeviceStep:
     """The step through the buffer that the backend uses."""
     sampling = make_sampling(len(step.logit_rows))
@@ -98,8 +103,8 @@ def on_device(
     buffer = StepBuffer(ROOMY, device, walks=walks)
     buffer.send(buffer.fill(step, sampling, tiles, sizes))
     longest = int(step.seq_lens.max())
-    is_decode = tiles.ends is not None
-    return buffer.step(sizes, is_decode=is_decode, max_seq_len=longest, host=step)
+    is_decode = tiles.ends is not None and not width
+    return buffer.step(sizes, is_decode=is_decode, max_seq_len=longest, host=step, width=width)
 
 
 def on_device_adapted(

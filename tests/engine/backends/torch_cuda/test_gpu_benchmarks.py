@@ -25,6 +25,7 @@ from benchmarks.gpu import (
     products,
     run,
     server,
+    verify,
 )
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
@@ -151,6 +152,27 @@ def test_steps_with_adapters_are_timed_beside_the_bytes_that_they_add():
     assert found["upload_gb_per_s"] > 0 < found["3_step_beside_upload_ms"]
 
 
+def test_steps_that_verify_are_timed_beside_plain_ones_and_loops_beside_loops(device):
+    on_device = device.type == "cuda"
+    bench = Bench.make(
+        TINY | {"num_hidden_layers": 1}, LIMITS, device=device.type, dtype=torch.float32,
+        kernels="plain", num_drafts=verify.NUM_DRAFTS,
+    )  # fmt: skip
+    head = next(layer.weight for layer in bench.linears if layer.is_head)
+    assert isinstance(head, torch.Tensor)
+    before = head.clone()
+
+    def timer(work):
+        work()
+        return 2.0
+
+    found = verify.verify(bench, Ceilings(1e9, 1e12), sizes=(1, 2), context=40, timer=timer)
+    assert found["verify_2_cost"] == found["verify_2_ms"] / found["plain_2_ms"]
+    assert found["loop_1_gain"] > 0 < found["loop_2_drafts_tokens_per_s"]
+    assert found["plain_1_bandwidth_share"] > 0
+    assert torch.equal(head, before) and head.is_cuda == on_device
+
+
 def test_the_draw_is_timed_by_what_rows_wish_for():
     bench = Bench.make(TINY, LIMITS, device="cpu", dtype=torch.float32, kernels="plain")
     drawn: list[Any] = []
@@ -171,7 +193,7 @@ def test_the_report_begins_with_the_device_its_correctness_and_its_ceilings(monk
     monkeypatch.setattr(run, "describe", lambda: {"name": "Abacus 9"})
     monkeypatch.setattr(correctness, "check", lambda: {"prompts": 0.01})
     monkeypatch.setattr(device_limits, "measure_device_limits", lambda device: limits)
-    monkeypatch.setattr(Bench, "make", lambda *args: None)
+    monkeypatch.setattr(Bench, "make", lambda *args, **options: None)
     report = run.measure(2, [], lambda report: None)
     run.print_table(report)
     shown = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
@@ -196,7 +218,7 @@ def test_a_part_that_fails_is_reported_and_holds_up_no_other(monkeypatch, tmp_pa
     monkeypatch.setattr(run, "describe", lambda: {"name": "Abacus 9"})
     monkeypatch.setattr(correctness, "check", lambda: {"prompts": 0.01})
     monkeypatch.setattr(device_limits, "measure_device_limits", lambda device: limits)
-    monkeypatch.setattr(Bench, "make", lambda *args: None)
+    monkeypatch.setattr(Bench, "make", lambda *args, **options: None)
     monkeypatch.setattr(measure, "draw", lambda *args: 1 // 0)
     monkeypatch.setattr(measure, "upload", lambda: {"gb_per_s": 26.0})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -51,6 +51,18 @@ def test_a_bucket_is_launched_then_captured_then_replayed():
     assert cache.captured == {4}
 
 
+def test_runs_that_launch_first_or_capture_are_not_usual_ones():
+    cache = GraphCache(FakeRecorder(), max_graphs=8)
+    seen = []
+    for bucket in (4, 4, 4, 8, 4):
+        cache.run(bucket, lambda: "")
+        seen.append(cache.take_usual())
+    assert seen == [False, False, True, False, True]
+    cache.run(8, lambda: "")
+    cache.run(4, lambda: "")
+    assert not cache.take_usual() and cache.take_usual()
+
+
 def test_what_cannot_be_captured_is_launched_and_not_tried_again():
     device = FakeRecorder()
     attempts: list[int] = []
