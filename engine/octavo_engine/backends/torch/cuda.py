@@ -24,8 +24,10 @@ from octavo_engine.backends.torch.compiling import (
 )
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
+from octavo_engine.backends.torch.cuda_recurrent_ops import CudaRecurrentOps
 from octavo_engine.backends.torch.device_kv import DeviceKV
 from octavo_engine.backends.torch.device_sampler import is_plain, sample
+from octavo_engine.backends.torch.device_states import DeviceStates
 from octavo_engine.backends.torch.device_step import (
     StepBuffer,
     StepSizes,
@@ -275,13 +277,16 @@ class CudaBackend:
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits, self._num_blocks = limits, num_blocks
         self._buffer = StepBuffer(
-            limits, self.device, lambda: self._make_mark(), self._kernels.walks
-        )
+            limits, self.device, lambda: self._make_mark(), self._kernels.walks,
+            has_states=bool(self.cache_layout.states),
+        )  # fmt: skip
         self._counts = TokenCounts(limits.max_seqs, self.config.vocab_size, self.device)
         self._buckets = self._plan_buckets(limits)
         self._graphs = GraphCache(self._recorder, max_graphs=MAX_GRAPHS)
         if self.device.type == "cuda":
-            memory.require(self.device, num_blocks * self.kv_bytes_per_block)
+            cache_bytes = num_blocks * self.kv_bytes_per_block
+            cache_bytes += limits.num_state_slots * self.cache_layout.state_bytes
+            memory.require(self.device, cache_bytes)
         self.restore_kv()
         if self._use_graphs:
             rows = (limits.max_seqs, self.config.vocab_size)
@@ -321,7 +326,7 @@ class CudaBackend:
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> Landed:
         assert self._context is not None and self._buffer is not None, "prepare() comes first"
         with torch.inference_mode():
-            self._context.kv.copy(step.copies)
+            self._copy(self._context, step)
             is_simple = not len(step.logit_rows) or is_plain(sampling)
             logits, found, sizes = self._compute(step, sampling, draws=is_simple)
             scores = None
@@ -335,7 +340,7 @@ class CudaBackend:
         """Compute the step; the logits of the wanted rows, [S, vocabulary], for tests."""
         assert self._context is not None, "prepare() comes first"
         with torch.inference_mode():
-            self._context.kv.copy(step.copies)
+            self._copy(self._context, step)
             logits, _, _ = self._compute(step, _greedy(len(step.logit_rows)), draws=False)
             values: NDArray[np.float32] = logits.cpu().numpy()
             return values
@@ -343,6 +348,10 @@ class CudaBackend:
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._context is not None, "prepare() comes first"
         self._context.kv.poison(block_ids)
+
+    def poison_states(self, slots: list[int]) -> None:
+        assert self._context is not None and self._context.states is not None
+        self._context.states.poison(slots)
 
     def release_kv(self) -> None:
         """As `executor.ReleasesKV`. Graphs know addresses of what goes, so they go too."""
@@ -360,7 +369,10 @@ class CudaBackend:
             self.cache_layout, num_blocks=self._num_blocks, dtype=self._dtype, device=self.device
         )
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
-        self._context = Context(self._kernels, kv, ropes, self._dtype)
+        states = None
+        if self.cache_layout.states:
+            states = DeviceStates(self.cache_layout, limits.num_state_slots, self.device)
+        self._context = Context(self._kernels, kv, ropes, self._dtype, states)
 
     def release_weights(self, *, keep: bool) -> None:
         """As `executor.ReleasesWeights`. Weights that came from no file are kept in any case."""
@@ -392,6 +404,12 @@ class CudaBackend:
         self._parking = self._load = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _copy(self, context: Context, step: BackendStep) -> None:
+        """What the step says is copied before it."""
+        context.kv.copy(step.copies)
+        if context.states is not None and step.states is not None:
+            context.states.copy(step.states.copies)
 
     def _plan_buckets(self, limits: BackendLimits) -> Buckets:
         return plan_buckets(limits, MAX_GRAPHS, has_mixed=self._kernels.can_capture_prompts)
@@ -476,7 +494,8 @@ class CudaBackend:
         """Logits, and what is drawn of them; the draw keeps the tokens for the step behind."""
         assert self._context is not None and self._buffer is not None
         assert self._model is not None, "the weights sleep"
-        ops = CudaOps(step, self._context)
+        has_states = self._context.states is not None
+        ops = (CudaRecurrentOps if has_states else CudaOps)(step, self._context)
         logits = self._model.forward(ops)
         assert isinstance(logits, torch.Tensor)
         logits = logits.float()

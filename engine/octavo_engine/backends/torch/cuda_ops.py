@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_kv import DeviceKV
+    from octavo_engine.backends.torch.device_states import DeviceStates
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.packed import DeviceExperts
@@ -63,6 +64,7 @@ class Context(NamedTuple):
     kv: DeviceKV
     ropes: DeviceRopeTables
     dtype: torch.dtype
+    states: DeviceStates | None = None  # of models that have some
 
 
 class CudaOps:
@@ -70,7 +72,7 @@ class CudaOps:
 
     def __init__(self, step: DeviceStep, context: Context) -> None:
         self._step = step
-        self._kernels, self._kv, self._ropes, self._dtype = context
+        self._kernels, self._kv, self._ropes, self._dtype = context[:4]
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
         x = functional.embedding(self._step.token_ids, table).float()

@@ -28,8 +28,9 @@ class DeviceKV:
         self, layout: CacheLayout, *, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         assert len(layout.groups) == 1, "the device has one block table"
-        specs = [spec for spec in layout.specs if isinstance(spec, KVSpec)]
-        assert len(specs) == len(layout.specs), "the device keeps keys and values only"
+        specs = [spec for spec, _ in layout.paged() if isinstance(spec, KVSpec)]
+        assert len(specs) == len(layout.paged()), "the device's pages hold keys and values only"
+        self._ordinals = layout.ordinals()
         shapes = [(spec.num_kv_heads, spec.head_dim) for spec in specs]
         self._data = {
             shape: torch.zeros(
@@ -45,8 +46,8 @@ class DeviceKV:
             taken[shape] += 1
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer."""
-        return self._layers[index]
+        """K and V of one layer, by its index into the caches."""
+        return self._layers[self._ordinals[index]]
 
     def copy(self, copies: NDArray[np.int32]) -> None:
         """Rows (source block, target block, number of tokens), over all layers."""

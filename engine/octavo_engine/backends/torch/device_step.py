@@ -103,6 +103,14 @@ class DrawParams:
         )
 
 
+class DeviceStateStep(NamedTuple):
+    """Where recurrent states are, of models that have some; as `StateStep`."""
+
+    slots: Tensor  # [B]  -1: a sequence of padding, which has none
+    saves: Tensor  # [T]
+    token_seqs: Tensor  # [T]  whose each token is
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
     """A step as the operations see it. `host` is None while a graph is captured."""
@@ -123,6 +131,7 @@ class DeviceStep:
     is_decode: bool  # one token and one row of logits for each sequence
     max_seq_len: int
     host: BackendStep | None
+    states: DeviceStateStep | None = None
 
 
 def cut_tiles(seq_starts: NDArray[np.int32], tokens_per_tile: int) -> StepTiles:
@@ -173,8 +182,11 @@ class StepBuffer:
         device: torch.device,
         make_mark: Callable[[], StreamMark] | None = None,
         walks: WalkCut | None = None,
+        *,
+        has_states: bool = False,
     ) -> None:
         walks = walks or WalkCut()
+        self._has_states = has_states
         blocks = -(-limits.max_model_len // BLOCK_SIZE)
         most = StepSizes(
             limits.max_tokens,
@@ -183,7 +195,7 @@ class StepBuffer:
             limits.max_tokens + limits.max_seqs + walks.spare_parts,
         )
         self._room = CHANGES_PER_SEQ * limits.max_seqs
-        num_words = _Layout(most).num_words + 2 * self._room
+        num_words = _Layout(most, has_states=has_states).num_words + 2 * self._room
         num_words = -(-num_words // ALIGNMENT) * ALIGNMENT
         self._tables = DeviceTables(limits.max_seqs, blocks, device)
         # Two, in turn: one is filled while the other's copy may still be queued.
@@ -232,6 +244,8 @@ class StepBuffer:
         self._pad(views, sizes, step, tiles)
         _put(views["table_starts"], step.rows * np.int32(self._tables.width), 0)
         _put(views["logit_rows"], step.logit_rows, 0)
+        if self._has_states:
+            _fill_states(views, step)
         _fill_draw(views, sampling)
         changes = self._tables.find_changes(step)
         count = len(changes.places)
@@ -273,6 +287,9 @@ class StepBuffer:
             is_decode=is_decode,
             max_seq_len=max_seq_len,
             host=host,
+            states=DeviceStateStep(t["state_slots"], t["state_saves"], t["token_seqs"])
+            if self._has_states
+            else None,
         )
 
     def draw_params(self, sizes: StepSizes, *, with_step: bool = False) -> DrawParams:
@@ -323,7 +340,7 @@ class StepBuffer:
         layout = self._layouts.get(sizes)
         if layout is None:
             _make_room(self._layouts)
-            layout = self._layouts[sizes] = _Layout(sizes)
+            layout = self._layouts[sizes] = _Layout(sizes, has_states=self._has_states)
         return layout
 
     def _split(self, sizes: StepSizes) -> dict[str, Tensor]:
@@ -361,10 +378,11 @@ _Views: TypeAlias = "dict[str, NDArray[np.int32]]"
 class _Layout:
     """Where each field lies, and where they end."""
 
-    def __init__(self, sizes: StepSizes) -> None:
+    def __init__(self, sizes: StepSizes, *, has_states: bool) -> None:
         self.places: dict[str, tuple[int, int]] = {}
         self.num_words = 0
-        for name, length in _fields(sizes).items():
+        of_states = _state_fields(sizes) if has_states else {}
+        for name, length in (_fields(sizes) | of_states).items():
             self.places[name] = (self.num_words, self.num_words + length)
             self.num_words += -(-length // ALIGNMENT) * ALIGNMENT
 
@@ -395,6 +413,20 @@ def _fields(sizes: StepSizes) -> dict[str, int]:
         "top_ps": logits,
         "top_ks": logits,
     }
+
+
+def _state_fields(sizes: StepSizes) -> dict[str, int]:
+    """Of models with recurrent states."""
+    return {"state_slots": sizes.seqs, "state_saves": sizes.tokens, "token_seqs": sizes.tokens}
+
+
+def _fill_states(views: _Views, step: BackendStep) -> None:
+    """Once `seq_starts` has its padding. A step that says nothing of states changes none."""
+    nothing = np.empty(0, np.int32)
+    _put(views["state_slots"], nothing if step.states is None else step.states.slots, -1)
+    _put(views["state_saves"], nothing if step.states is None else step.states.saves, -1)
+    counts = np.diff(views["seq_starts"])
+    views["token_seqs"][:] = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
 def _put(view: NDArray[np.int32], values: NDArray[np.int32], padding: int) -> None:

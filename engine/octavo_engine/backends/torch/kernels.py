@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams, WalkCut
     from octavo_engine.backends.torch.head_shape import HeadShape
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
+    from octavo_engine.backends.torch.scans import ScanKernels
     from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.models.config import ExpertsConfig
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec
@@ -34,6 +35,10 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def scans(self) -> ScanKernels:
+        """What goes on from token to token, of models with recurrent states."""
 
     @property
     def can_capture(self) -> bool:

@@ -11,6 +11,7 @@ from octavo_engine.backends.torch.activations import activate
 from octavo_engine.backends.torch.device_step import WalkCut
 from octavo_engine.backends.torch.packed import ALL_FORMATS, expert_product
 from octavo_engine.backends.torch.plain_draw import draw
+from octavo_engine.backends.torch.scans import PlainScans
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class PlainKernels:
     name = "plain"
     can_capture = can_capture_prompts = False
     formats = ALL_FORMATS
+    scans = PlainScans()
     walks = WalkCut()
     tokens_per_tile = BLOCK_SIZE  # there are no tiles here
 

@@ -21,6 +21,7 @@ from octavo_engine.backends.torch.triton import (
     rows,
     scaled,
 )
+from octavo_engine.backends.torch.triton.scans import TritonScans
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,6 +69,7 @@ class TritonKernels:
         self._shape = shape
         self._batch_invariant = batch_invariant
         self.formats = _formats(device)
+        self.scans = TritonScans(batch_invariant=batch_invariant)
         self._num_processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
