@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from octavo_engine.backends.torch.triton import (
     attention,
     chunked,
+    chunked_delta,
     cut,
     decode,
     draw,
@@ -264,12 +265,15 @@ def scan_cases() -> list[Case]:
     net of Qwen3-Next."""
     types = dict.fromkeys(("out", "x", "y", "xbc", "dt", "b", "c", "qkv", "gates"), "*bf16")
     types |= dict.fromkeys(("memory", "weight", "bias", "a_log", "d", "dt_bias"), "*fp32")
+    types |= {"inverses": "*fp32", "num_tokens": "i32"}
     types |= dict.fromkeys(("dt_min", "dt_max", "scale", "eps"), "fp32")
     strides = ("x", "y", "xbc", "dt", "b", "c", "qkv", "gates", "slot")
     types |= dict.fromkeys((*(f"{name}_stride" for name in strides), "num_columns", "width"), "i32")
     conv = {"KERNEL": 4, "HAS_BIAS": True, "IS_SILU": True, "BLOCK": short_conv.COLUMNS}
     ssd = {"NUM_HEADS": 80, "HEAD_DIM": 64, "NUM_GROUPS": 1, "STATE": 128, "ROWS": 128}
     delta = {"NUM_HEADS": 32, "NUM_KEYS": 16, "KEY_DIM": 128, "DIM": 128, "ROWS": 128}
+    by_chunk = {"BLOCK": chunked_delta.TILE.columns, "CHUNK": chunked_delta.CHUNK,
+                "PRECISION": "tf32"}  # fmt: skip
     one_by_one = {"BLOCK": state_scans.COLUMNS}
     in_chunks, exact = (
         {"BLOCK": tile.columns, "CHUNK": tile.tokens, "PRECISION": precision}
@@ -287,6 +291,12 @@ def scan_cases() -> list[Case]:
         Case("scan: selective", state_scans.selective_kernel, types,
              {"STATE": 16, "ROWS": 16, "BLOCK": state_scans.SELECTIVE_COLUMNS}, 4),
         Case("scan: delta", state_scans.delta_kernel, types, delta | one_by_one, 4),
+        Case("scan: delta inverses", chunked_delta.invert_kernel, types, delta | by_chunk, 4),
+        Case("scan: delta chunks", chunked_delta.delta_chunk_kernel, types, delta | by_chunk,
+             chunked_delta.TILE.num_warps),
+        Case("scan: delta chunks float32", chunked_delta.delta_chunk_kernel, in_float32(types),
+             delta | by_chunk | {"BLOCK": chunked_delta.EXACT_TILE.columns, "PRECISION": "ieee"},
+             chunked_delta.EXACT_TILE.num_warps),
         Case("scan: multiply", scans.multiply_kernel, types,
              {"ACTIVATION": "silu", "BLOCK": scans.COLUMNS}, 4),
         Case("scan: group norm", scans.group_norm_kernel, types,

@@ -42,7 +42,7 @@ GOALS = {
 }
 PARTS = (
     "decode1", "decode64", "decode256", "decode_long", "prefill", "prefill_8k", "steps1",
-    "steps256", "mixed", "draw", "upload", "quantized", "experts",
+    "steps256", "mixed", "draw", "upload", "quantized", "experts", "states",
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def measure(
     num_layers: int, only: list[str], done: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """`done` gets the report after each part: who runs out of time has what was measured."""
-    from benchmarks.gpu import correctness, gap, products
+    from benchmarks.gpu import correctness, gap, products, states
     from benchmarks.gpu import measure as parts
     from benchmarks.gpu.random_model import LLAMA_8B, Bench
     from octavo.measure import device_limits
@@ -101,6 +101,7 @@ def measure(
         "draw": lambda: parts.draw(bench, 256),
         "quantized": lambda: products.quantized(best, device=device),
         "experts": lambda: products.mixtures(best, device=device),
+        "states": lambda: states.measure(best, device=device),
         "upload": parts.upload,
     }
     for name in only:

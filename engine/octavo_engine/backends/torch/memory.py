@@ -29,6 +29,7 @@ SPARE_BYTES = 768 << 20
 # For KV, of what is free after loading, where nothing else was requested: nobody shares a device as
 # programs share a host's memory.
 DEVICE_FRACTION = 0.9
+DELTA_CHUNK = 16  # numbers that a token has of its chunk's inverse: `triton/chunked_delta.py`
 GRAPH_BYTES = 8 << 20  # of the driver's, for the launches that one graph holds
 
 
@@ -126,8 +127,11 @@ def mixer_columns(recurrent: RecurrentConfig, hidden_size: int) -> int:
     match recurrent:
         case ConvConfig():
             return 6 * hidden_size
-        case MambaConfig() | DeltaConfig():
+        case MambaConfig():
             return 2 * recurrent.conv_width + 4 * recurrent.width + 2 * hidden_size
+        case DeltaConfig():
+            inverses = 2 * DELTA_CHUNK * recurrent.num_value_heads  # in float32
+            return 2 * recurrent.conv_width + 4 * recurrent.width + inverses + 2 * hidden_size
         case SelectiveConfig():
             return 7 * recurrent.width + recurrent.dt_rank + 2 * recurrent.state_size
 

@@ -13,12 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import attention, correctness, estimate, gap, measure, products, run, server
+from benchmarks.gpu import (
+    attention,
+    correctness,
+    estimate,
+    gap,
+    measure,
+    products,
+    run,
+    server,
+    states,
+)
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.random_model import TINY, Bench
 from octavo.measure import device_limits
 from octavo.measure.machine_limits import MachineLimits
 from octavo_engine.backends.backend import BackendLimits
+from octavo_engine.models.recurrent_config import DeltaConfig, MambaConfig
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +83,29 @@ def test_products_and_experts_are_measured_beside_bf16():
     assert mixed["tiny_3_peak_share"] == pytest.approx(2 * 3 * 2 * 3 * 64 * 64 / 2e-3 / 1e12)
     assert mixed["tiny_int4_3_ms"] == mixed["tiny_fp8_1_ms"] == 2.0
     assert len(calls) == 2 * len(products.KINDS) + 6
+    assert all(torch.isfinite(result).all() for result in calls)
+
+
+def test_states_are_measured_beside_a_copy_of_their_bytes(device):
+    best = Ceilings(bytes_per_s=1e9, flops_per_s=1e12)
+    layers = {
+        "mamba2": MambaConfig(2, 16, 1, 24, 4, True, False, 0.0, float("inf")),
+        "delta": DeltaConfig(1, 2, 16, 16, 3),
+    }
+    calls: list[torch.Tensor] = []
+
+    def timer(works):
+        calls.extend(work() for work in works)
+        return 2.0
+
+    found = states.measure(
+        best, device=device, layers=layers, rows=(1, 3), prompt=19, rotated_bytes=0,
+        timer=timer,
+    )  # fmt: skip
+    moved = 2 * 3 * 4 * (2 * 24 * 16 + 240)  # 3 inputs of 80 columns
+    assert found["mamba2_3_bandwidth_share"] == pytest.approx(moved / 2e-3 / 1e9)
+    assert found["delta_prompt_peak_share"] == pytest.approx(19 * 2 * 256 * 6 / 2e-3 / 1e12)
+    assert [len(call) for call in calls[:8]] == [1, 1, 3, 3, 19, 19, 19, 19]
     assert all(torch.isfinite(result).all() for result in calls)
 
 
@@ -185,7 +219,7 @@ def test_kernels_compile_for_hopper_without_spilling(tmp_path):
     script = ROOT / "benchmarks" / "gpu" / "compile_report.py"
     subprocess.run(
         [sys.executable, script, "--json", out, "--targets", "sm_90",
-         "--only", "attend prompt", "draw: scan", "draw: weigh", "draw: pick"],
+         "--only", "attend prompt", "draw: scan", "draw: weigh", "draw: pick", "scan: "],
         env=environment | {"PYTHONPATH": str(ROOT / "engine")}, check=True, timeout=200,
         capture_output=True,
     )  # fmt: skip

@@ -81,7 +81,9 @@ class Rig:
 
 @pytest.mark.parametrize("sequences", [PROMPTS, DECODES], ids=["prompts", "single tokens"])
 @pytest.mark.parametrize("invariant", [False, True])
-@pytest.mark.parametrize(("kernel", "has_bias", "activation"), [(4, True, "silu"), (2, False, None)])
+@pytest.mark.parametrize(
+    ("kernel", "has_bias", "activation"), [(4, True, "silu"), (2, False, None)]
+)
 def test_convolutions(sequences, invariant, kernel, has_bias, activation, device):
     columns = 300
     saves = (1, 2) if sequences is DECODES else (0, 1, 4, 30, 36, 37, 38, 60)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from octavo_engine.ops import SsdSpec
 
 
-
 class ChunkTile(NamedTuple):
     """How many tokens and columns a program takes at once."""
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from octavo_engine.backends.torch.activations import activate
-from octavo_engine.backends.torch.triton import chunked, short_conv, state_scans
+from octavo_engine.backends.torch.triton import chunked, chunked_delta, short_conv, state_scans
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +103,9 @@ class TritonScans:
     def delta_rule(
         self, qkv: Tensor, gates: Tensor, states: DeviceStates, step: DeviceStep, spec: DeltaSpec
     ) -> Tensor:
-        return state_scans.delta_rule(qkv, gates, states, step, spec)
+        if step.is_decode or self._batch_invariant:
+            return state_scans.delta_rule(qkv, gates, states, step, spec)
+        return chunked_delta.delta_rule(qkv, gates, states, step, spec)
 
     def multiply(self, x: Tensor, y: Tensor, activation: Activation | None) -> Tensor:
         if activation not in (None, "silu", "sigmoid"):

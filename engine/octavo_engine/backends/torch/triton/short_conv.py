@@ -59,7 +59,8 @@ def conv_step_kernel(
             value = tl.load(state + place * num_columns, mask=is_read, other=0.0)
         else:
             value = tl.load(x + sequence * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
-        if place > 0:  # a row that was read already
+        if place > 0:  # a row that all threads have read
+            tl.debug_barrier()
             tl.store(state + (place - 1) * num_columns, value, mask=has_state)
             tl.store(copy + (place - 1) * num_columns, value, mask=is_saved)
         total += value * tl.load(weight + columns * KERNEL + place, mask=mask, other=0.0)
@@ -67,9 +68,7 @@ def conv_step_kernel(
         total += tl.load(bias + columns, mask=mask, other=0.0)
     if IS_SILU:
         total = total / (1 + tl.exp(tl.minimum(-total, 80.0)))
-    tl.store(
-        out + sequence * num_columns + columns, total.to(out.dtype.element_ty), mask=mask
-    )
+    tl.store(out + sequence * num_columns + columns, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -154,6 +153,7 @@ def conv_state_kernel(
         value = tl.load(new, mask=is_new, other=0.0).to(tl.float32)
         # A later row than those written so far.
         value += tl.load(state + (source + KERNEL - 1) * num_columns, mask=is_old, other=0.0)
+        tl.debug_barrier()  # of all threads, before the row is written
         tl.store(state + place * num_columns, value, mask=columns < num_kept)
 
 

@@ -81,9 +81,9 @@ def ssd_kernel(
             step = tl.minimum(tl.maximum(softplus(step + bias), dt_min), dt_max)
             x = tl.load(row + own, mask=column_ok, other=0.0).to(tl.float32)
             b = tl.load(row + group + rows, mask=row_ok, other=0.0).to(tl.float32)
-            c = tl.load(
-                row + group + NUM_GROUPS * STATE + rows, mask=row_ok, other=0.0
-            ).to(tl.float32)
+            c = tl.load(row + group + NUM_GROUPS * STATE + rows, mask=row_ok, other=0.0).to(
+                tl.float32
+            )
             state = state * tl.exp(a * step) + (step * b)[:, None] * x[None, :]
             y = tl.sum(state * c[:, None], 0) + skip * x
             target = out + at * (NUM_HEADS * HEAD_DIM) + own
