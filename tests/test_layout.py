@@ -29,6 +29,8 @@ TRITON = "engine/octavo_engine/backends/torch/triton"
 LONGER_WITH_REASON = {
     f"{TRITON}/attention.py:attend_kernel": "one Triton kernel",
     f"{TRITON}/attention.py:look_at": "the loop of two Triton kernels",
+    f"{TRITON}/chunked.py:ssd_chunk_kernel": "one Triton kernel",
+    f"{TRITON}/chunked_delta.py:delta_chunk_kernel": "one Triton kernel",
     f"{TRITON}/decode.py:walk_kernel": "one Triton kernel",
     f"{TRITON}/heads.py:turn_and_store_kernel": "one Triton kernel",
     "router/octavo_router/app.py:__init__": "wires the router's parts together",

@@ -88,7 +88,7 @@ def test_products_and_experts_are_measured_beside_bf16():
 
 def test_states_are_measured_beside_a_copy_of_their_bytes(device):
     best = Ceilings(bytes_per_s=1e9, flops_per_s=1e12)
-    layers = {
+    layers: dict[str, MambaConfig | DeltaConfig] = {
         "mamba2": MambaConfig(2, 16, 1, 24, 4, True, False, 0.0, float("inf")),
         "delta": DeltaConfig(1, 2, 16, 16, 3),
     }

@@ -131,6 +131,7 @@ def test_chunks_in_16_bits_are_as_near_as_their_inputs(dtype, device):
     compute = ssd(rig, 8, 64, 1, 128, dtype)
     found, states = rig.run(TritonScans(batch_invariant=False), compute)
     truth, states_then = rig.run(PlainScans(), compute)
+    assert rig.step.states is not None
     used = rig.step.states.slots[0], slice(rig.offset, None)
     assert np.abs(found - truth).mean() < 0.01 * truth.std()
     assert np.abs(states[used] - states_then[used]).mean() < 0.005 * states_then[used].std()
