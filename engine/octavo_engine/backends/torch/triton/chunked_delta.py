@@ -3,9 +3,9 @@
 What a token adds to the state depends on what the tokens before it added: within a chunk that is a
 triangular system, and its inverse depends on keys, gates and decays only. So one kernel inverts
 these for all chunks at once, and a second one, with the state in registers, goes from chunk to
-chunk by products alone. Chunks are cut at absolute places of the step, and where another sequence
-begins or a state is to be saved: parts of a chunk that are cut off have nothing to do with one
-another, and both kernels see the same cuts.
+chunk by products alone. Chunks are so many tokens of the step, whosever they are, and the second
+kernel takes parts of them, from where a sequence begins or a state was saved: of a triangular matrix
+the inverse of a part is a part of the inverse.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ def invert_kernel(
     qkv_stride,
     gates,
     gates_stride,
-    saves,
-    token_seqs,
     a_log,
     dt_bias,
     num_tokens,
@@ -75,12 +73,7 @@ def invert_kernel(
     mask = live[:, None] & (dims < KEY_DIM)[None, :]
     k = tl.load(qkv + at[:, None] * qkv_stride + key[None, :], mask=mask, other=0.0).to(tl.float32)
     k = k / tl.sqrt_rn(tl.sum(k * k, 1) + 1e-6)[:, None]
-    # Tokens of a part have its number: of the sequence, and of the saves before them.
-    is_saved = (tl.load(saves + tokens, mask=live, other=-1) >= 0).to(tl.int32)
-    part = tl.cumsum(is_saved, 0) - is_saved
-    sequence = tl.load(token_seqs + tokens, mask=live, other=-1)
-    part = part + sequence * CHUNK
-    is_before = (places[:, None] < places[None, :]) & (part[:, None] == part[None, :])
+    is_before = places[:, None] < places[None, :]
     faded = tl.where(is_before, since[None, :] - since[:, None], 0.0)
     # Lines are the earlier tokens: what is needed next is a column.
     system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * tl.exp(faded) * beta[None, :]
@@ -201,9 +194,9 @@ def delta_rule(
         "ROWS": max(16, triton.next_power_of_2(spec.key_dim)), "CHUNK": CHUNK,
         "PRECISION": "ieee" if is_exact else "tf32",
     }  # fmt: skip
-    slots, saves, token_seqs = step.states
+    slots, saves, _ = step.states
     invert_kernel[(triton.cdiv(num_tokens, CHUNK), heads)](
-        inverses, qkv, qkv.stride(0), gates, gates.stride(0), saves, token_seqs,
+        inverses, qkv, qkv.stride(0), gates, gates.stride(0),
         spec.a_log, spec.dt_bias, num_tokens, **constants, num_warps=4,
     )  # fmt: skip
     tile = EXACT_TILE if is_exact else TILE
