@@ -25,7 +25,7 @@ from octavo_engine.backends.torch.compiling import (
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
 from octavo_engine.backends.torch.cuda_recurrent_ops import CudaRecurrentOps
-from octavo_engine.backends.torch.device_kv import DeviceKV
+from octavo_engine.backends.torch.device_kv import DeviceKV, device_layout
 from octavo_engine.backends.torch.device_sampler import is_plain, sample
 from octavo_engine.backends.torch.device_states import DeviceStates
 from octavo_engine.backends.torch.device_step import (
@@ -51,7 +51,6 @@ from octavo_engine.backends.torch.reference import block_values
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
-from octavo_engine.caches import one_group
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.grouped_experts import ExpertChoice
 from octavo_engine.models.registry import build_model
@@ -203,7 +202,7 @@ class CudaBackend:
         expanded_bytes: int = 0,
     ) -> None:
         self.config = config
-        self.cache_layout = one_group(config.caches())  # as DeviceKV has it
+        self.cache_layout = device_layout(config.caches(), has_one_table=kernels.has_one_table)
         self.device = device
         self._label = label
         self._memory_of = memory_of
@@ -278,7 +277,7 @@ class CudaBackend:
         self._limits, self._num_blocks = limits, num_blocks
         self._buffer = StepBuffer(
             limits, self.device, lambda: self._make_mark(), self._kernels.walks,
-            has_states=bool(self.cache_layout.states),
+            has_states=bool(self.cache_layout.states), num_groups=len(self.cache_layout.groups),
         )  # fmt: skip
         self._counts = TokenCounts(limits.max_seqs, self.config.vocab_size, self.device)
         self._buckets = self._plan_buckets(limits)
@@ -317,7 +316,10 @@ class CudaBackend:
             longest = self._limits.max_model_len if shape.is_long else shape.num_tokens
             with torch.inference_mode():
                 self._launch_all(
-                    step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
+                    step_of(shape, len(self.cache_layout.groups)),
+                    _greedy(shape.num_seqs),
+                    max_seq_len=longest,
+                    draws=True,
                 )
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:

@@ -72,6 +72,7 @@ class CudaOps:
 
     def __init__(self, step: DeviceStep, context: Context) -> None:
         self._step = step
+        self._by_group = step.by_group()
         self._kernels, self._kv, self._ropes, self._dtype = context[:4]
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
@@ -102,11 +103,11 @@ class CudaOps:
     def attention(self, qkv: Value, spec: AttentionSpec) -> Tensor:
         k_cache, v_cache = self._kv.layer(spec.layer)
         cos_sin = None if spec.rope is None else self._ropes.table(spec.rope)
-        qkv = _formed(qkv)
+        qkv, step = _formed(qkv), self._by_group[self._kv.group(spec.layer)]
         if has_own_norm(spec):
             qkv, spec = _normed_before(qkv, spec)
-        q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, self._step, spec)
-        return self._kernels.attend(q, k_cache, v_cache, self._step, spec)
+        q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec)
+        return self._kernels.attend(q, k_cache, v_cache, step, spec)
 
     def glu(self, x: Value, activation: Activation) -> Tensor:
         return self._kernels.glu(_formed(x), activation)

@@ -12,7 +12,7 @@ from its own word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -111,16 +111,23 @@ class DeviceStateStep(NamedTuple):
     token_seqs: Tensor  # [T]  whose each token is
 
 
+class GroupPlaces(NamedTuple):
+    """What a step has of its own in each group of layers."""
+
+    slots: Tensor  # -1: nothing is written
+    table_starts: Tensor  # where in `tables` a sequence's blocks begin
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
     """A step as the operations see it. `host` is None while a graph is captured."""
 
     token_ids: Tensor
     positions: Tensor
-    slots: Tensor  # -1: nothing is written
+    slots: Tensor  # of the first group of layers, as `table_starts`
     seq_starts: Tensor
     seq_lens: Tensor
-    table_starts: Tensor  # where in `tables` a sequence's blocks begin
+    table_starts: Tensor
     tables: Tensor  # of all rows
     logit_rows: Tensor
     tile_seqs: Tensor
@@ -132,6 +139,12 @@ class DeviceStep:
     max_seq_len: int
     host: BackendStep | None
     states: DeviceStateStep | None = None
+    other_groups: tuple[GroupPlaces, ...] = ()  # behind the first
+
+    def by_group(self) -> list[DeviceStep]:
+        """The step as the layers of each group see it."""
+        others = (replace(self, **places._asdict()) for places in self.other_groups)
+        return [self, *others]
 
 
 def cut_tiles(seq_starts: NDArray[np.int32], tokens_per_tile: int) -> StepTiles:
@@ -184,9 +197,10 @@ class StepBuffer:
         walks: WalkCut | None = None,
         *,
         has_states: bool = False,
+        num_groups: int = 1,
     ) -> None:
         walks = walks or WalkCut()
-        self._has_states = has_states
+        self._kind = StepKind(has_states, num_groups)
         blocks = -(-limits.max_model_len // BLOCK_SIZE)
         most = StepSizes(
             limits.max_tokens,
@@ -194,10 +208,10 @@ class StepBuffer:
             max(limits.max_logit_rows, limits.max_seqs),
             limits.max_tokens + limits.max_seqs + walks.spare_parts,
         )
-        self._room = CHANGES_PER_SEQ * limits.max_seqs
-        num_words = _Layout(most, has_states=has_states).num_words + 2 * self._room
+        self._room = CHANGES_PER_SEQ * limits.max_seqs * num_groups
+        num_words = _Layout(most, self._kind).num_words + 2 * self._room
         num_words = -(-num_words // ALIGNMENT) * ALIGNMENT
-        self._tables = DeviceTables(limits.max_seqs, blocks, device)
+        self._tables = DeviceTables(limits.max_seqs, blocks, device, num_groups=num_groups)
         # Two, in turn: one is filled while the other's copy may still be queued.
         self._sides = [_Side(num_words, device) for _ in range(2)]
         self._make_mark = make_mark or marks_of(device)
@@ -238,13 +252,15 @@ class StepBuffer:
         else:
             _put(views["kept_with_step_at"], kept, self._spare_row)
         _put(views["positions"], step.positions, 0)
-        _put(views["slots"], step.slots[0], -1)
         _put(views["seq_lens"], step.seq_lens, 0)
         views["seq_starts"][: num_seqs + 1] = step.seq_starts
         self._pad(views, sizes, step, tiles)
-        _put(views["table_starts"], step.rows * np.int32(self._tables.width), 0)
+        for group in range(self._kind.num_groups):
+            name, starts = _of_group(group), self._tables.starts(step.rows, group)
+            _put(views["slots" + name], step.slots[group], -1)
+            _put(views["table_starts" + name], starts, 0)
         _put(views["logit_rows"], step.logit_rows, 0)
-        if self._has_states:
+        if self._kind.has_states:
             _fill_states(views, step)
         _fill_draw(views, sampling)
         changes = self._tables.find_changes(step)
@@ -288,8 +304,12 @@ class StepBuffer:
             max_seq_len=max_seq_len,
             host=host,
             states=DeviceStateStep(t["state_slots"], t["state_saves"], t["token_seqs"])
-            if self._has_states
+            if self._kind.has_states
             else None,
+            other_groups=tuple(
+                GroupPlaces(t["slots" + name], t["table_starts" + name])
+                for name in map(_of_group, range(1, self._kind.num_groups))
+            ),
         )
 
     def draw_params(self, sizes: StepSizes, *, with_step: bool = False) -> DrawParams:
@@ -340,7 +360,7 @@ class StepBuffer:
         layout = self._layouts.get(sizes)
         if layout is None:
             _make_room(self._layouts)
-            layout = self._layouts[sizes] = _Layout(sizes, has_states=self._has_states)
+            layout = self._layouts[sizes] = _Layout(sizes, self._kind)
         return layout
 
     def _split(self, sizes: StepSizes) -> dict[str, Tensor]:
@@ -378,11 +398,10 @@ _Views: TypeAlias = "dict[str, NDArray[np.int32]]"
 class _Layout:
     """Where each field lies, and where they end."""
 
-    def __init__(self, sizes: StepSizes, *, has_states: bool) -> None:
+    def __init__(self, sizes: StepSizes, kind: StepKind) -> None:
         self.places: dict[str, tuple[int, int]] = {}
         self.num_words = 0
-        of_states = _state_fields(sizes) if has_states else {}
-        for name, length in (_fields(sizes) | of_states).items():
+        for name, length in (_fields(sizes) | kind.fields(sizes)).items():
             self.places[name] = (self.num_words, self.num_words + length)
             self.num_words += -(-length // ALIGNMENT) * ALIGNMENT
 
@@ -415,9 +434,25 @@ def _fields(sizes: StepSizes) -> dict[str, int]:
     }
 
 
-def _state_fields(sizes: StepSizes) -> dict[str, int]:
-    """Of models with recurrent states."""
-    return {"state_slots": sizes.seqs, "state_saves": sizes.tokens, "token_seqs": sizes.tokens}
+class StepKind(NamedTuple):
+    """What a model's steps have that not all have."""
+
+    has_states: bool
+    num_groups: int
+
+    def fields(self, sizes: StepSizes) -> dict[str, int]:
+        """Names and lengths of what they have besides."""
+        found: dict[str, int] = {}
+        for name in map(_of_group, range(1, self.num_groups)):
+            found |= {"slots" + name: sizes.tokens, "table_starts" + name: sizes.seqs}
+        if self.has_states:
+            found |= {"state_slots": sizes.seqs, "state_saves": sizes.tokens}
+            found["token_seqs"] = sizes.tokens
+        return found
+
+
+def _of_group(group: int) -> str:
+    return "" if group == 0 else f" of group {group}"
 
 
 def _fill_states(views: _Views, step: BackendStep) -> None:

@@ -49,6 +49,10 @@ class Kernels(Protocol):
         """The same of steps that hold parts of prompts."""
 
     @property
+    def has_one_table(self) -> bool:
+        """Whether all layers must find their blocks in one table."""
+
+    @property
     def formats(self) -> frozenset[Format]:
         """The quantised weights that products take as they are stored."""
 

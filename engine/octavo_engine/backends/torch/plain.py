@@ -30,6 +30,7 @@ class PlainKernels:
 
     name = "plain"
     can_capture = can_capture_prompts = False
+    has_one_table = False
     formats = ALL_FORMATS
     scans = PlainScans()
     walks = WalkCut()

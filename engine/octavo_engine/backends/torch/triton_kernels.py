@@ -86,6 +86,10 @@ class TritonKernels:
     def can_capture_prompts(self) -> bool:
         return self._prompts is None  # who plans on the host
 
+    @property
+    def has_one_table(self) -> bool:
+        return self._prompts is not None  # whose plans are made once for all layers of a kind
+
     def workspace_bytes(self, limits: BackendLimits) -> int:
         size = {"part_rows": self._tile.block_m, "head_dim": self._shape.head_dim}
         if not self._batch_invariant:  # at most two programs for each processor leave parts

@@ -3,9 +3,9 @@
 What a token adds to the state depends on what the tokens before it added: within a chunk that is a
 triangular system, and its inverse depends on keys, gates and decays only. So one kernel inverts
 these for all chunks at once, and a second one, with the state in registers, goes from chunk to
-chunk by products alone. Chunks are so many tokens of the step, whosever they are, and the second
-kernel takes parts of them, from where a sequence begins or a state was saved: of a triangular matrix
-the inverse of a part is a part of the inverse.
+chunk by products alone. Chunks are cut from the step's tokens without regard to sequences, and the
+second kernel takes parts of them, from where a sequence begins or a state was saved: of a
+triangular matrix the inverse of a part is a part of the inverse.
 """
 
 from __future__ import annotations
