@@ -29,6 +29,8 @@ TRITON = "engine/octavo_engine/backends/torch/triton"
 LONGER_WITH_REASON = {
     f"{TRITON}/attention.py:attend_kernel": "one Triton kernel",
     f"{TRITON}/attention.py:look_at": "the loop of three Triton kernels",
+    f"{TRITON}/chunked.py:ssd_chunk_kernel": "one Triton kernel",
+    f"{TRITON}/chunked_delta.py:delta_chunk_kernel": "one Triton kernel",
     f"{TRITON}/decode.py:walk_kernel": "one Triton kernel",
     f"{TRITON}/few.py:few_kernel": "one Triton kernel",
     f"{TRITON}/heads.py:turn_and_store_kernel": "one Triton kernel",

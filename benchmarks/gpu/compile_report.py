@@ -27,6 +27,8 @@ from octavo_engine.backends.torch import adapter_tiles
 from octavo_engine.backends.torch.triton import (
     adapters,
     attention,
+    chunked,
+    chunked_delta,
     cut,
     decode,
     draw,
@@ -41,7 +43,10 @@ from octavo_engine.backends.torch.triton import (
     routing,
     rows,
     scaled,
+    scans,
+    short_conv,
     splits,
+    state_scans,
     texts,
 )
 from octavo_engine.backends.torch.triton.integers import assembly
@@ -56,7 +61,8 @@ COPYING_TARGETS = ("sm_90",)  # elsewhere long prompts stay in pages
 # Numbers that are multiples of 16 in any real model; the compiler gets them at the launch, too.
 WHOLE_SIXTEENS = (
     "num_columns", "num_outputs", "num_inputs", "vocab", "group_size", "group_step", "split_inputs",
-    "arena_values", "arena_words",
+    "arena_values", "arena_words", "width", "x_stride", "y_stride", "xbc_stride", "dt_stride",
+    "b_stride", "c_stride", "qkv_stride", "gates_stride", "slot_stride",
 )  # fmt: skip
 LLAMA = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128}
 
@@ -195,6 +201,7 @@ def cases() -> list[Case]:
     found += text_cases()
     found += quantized_cases()
     found += adapter_cases()
+    found += scan_cases()
     found += [
         Case(f"experts {label}", experts.experts_kernel,
              {**dict.fromkeys(("out", "x", "weights", "bias"), "*bf16"), "num_outputs": "i32",
@@ -421,6 +428,50 @@ def adapter_cases() -> list[Case]:
                  {"num_stages": 2}),
         ]  # fmt: skip
     return found
+
+
+def scan_cases() -> list[Case]:
+    """Recurrent states: Mamba 2 as in a model of 2.7B, Mamba 1 as in one of 7B, and the gated delta
+    net of Qwen3-Next."""
+    types = dict.fromkeys(("out", "x", "y", "xbc", "dt", "b", "c", "qkv", "gates"), "*bf16")
+    types |= dict.fromkeys(("memory", "weight", "bias", "a_log", "d", "dt_bias"), "*fp32")
+    types |= {"inverses": "*fp32", "num_tokens": "i32"}
+    types |= dict.fromkeys(("dt_min", "dt_max", "scale", "eps"), "fp32")
+    strides = ("x", "y", "xbc", "dt", "b", "c", "qkv", "gates", "slot")
+    types |= dict.fromkeys((*(f"{name}_stride" for name in strides), "num_columns", "width"), "i32")
+    conv = {"KERNEL": 4, "HAS_BIAS": True, "IS_SILU": True, "BLOCK": short_conv.COLUMNS}
+    ssd = {"NUM_HEADS": 80, "HEAD_DIM": 64, "NUM_GROUPS": 1, "STATE": 128, "ROWS": 128}
+    delta = {"NUM_HEADS": 32, "NUM_KEYS": 16, "KEY_DIM": 128, "DIM": 128, "ROWS": 128}
+    by_chunk = {"BLOCK": chunked_delta.TILE.columns, "CHUNK": chunked_delta.CHUNK,
+                "PRECISION": "tf32"}  # fmt: skip
+    one_by_one = {"BLOCK": state_scans.COLUMNS}
+    in_chunks, exact = (
+        {"BLOCK": tile.columns, "CHUNK": tile.tokens, "PRECISION": precision}
+        for tile, precision in ((chunked.TILE, "tf32"), (chunked.EXACT_TILE, "ieee"))
+    )
+    return [
+        Case("scan: conv step", short_conv.conv_step_kernel, types, conv, 4),
+        Case("scan: conv", short_conv.conv_kernel, types, conv, 4),
+        Case("scan: conv state", short_conv.conv_state_kernel, types, conv, 4),
+        Case("scan: ssd", state_scans.ssd_kernel, types, ssd | one_by_one, 4),
+        Case("scan: ssd chunks", chunked.ssd_chunk_kernel, types,
+             ssd | in_chunks, chunked.NUM_WARPS),
+        Case("scan: ssd chunks float32", chunked.ssd_chunk_kernel, in_float32(types),
+             ssd | exact, chunked.NUM_WARPS),
+        Case("scan: selective", state_scans.selective_kernel, types,
+             {"STATE": 16, "ROWS": 16, "BLOCK": state_scans.SELECTIVE_COLUMNS}, 4),
+        Case("scan: delta", state_scans.delta_kernel, types, delta | one_by_one, 4),
+        Case("scan: delta inverses", chunked_delta.invert_kernel, types, delta | by_chunk, 4),
+        Case("scan: delta chunks", chunked_delta.delta_chunk_kernel, types, delta | by_chunk,
+             chunked_delta.TILE.num_warps),
+        Case("scan: delta chunks float32", chunked_delta.delta_chunk_kernel, in_float32(types),
+             delta | by_chunk | {"BLOCK": chunked_delta.EXACT_TILE.columns, "PRECISION": "ieee"},
+             chunked_delta.EXACT_TILE.num_warps),
+        Case("scan: multiply", scans.multiply_kernel, types,
+             {"ACTIVATION": "silu", "BLOCK": scans.COLUMNS}, 4),
+        Case("scan: group norm", scans.group_norm_kernel, types,
+             {"SIZE": 5120, "IS_SHARED": False, "BLOCK": 8192}, 8),
+    ]  # fmt: skip
 
 
 def product_case(

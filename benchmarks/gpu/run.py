@@ -43,7 +43,7 @@ GOALS = {
 PARTS = (
     "decode1", "decode64", "decode256", "decode_long", "prefill", "prefill_8k", "steps1",
     "steps256", "mixed", "verify", "draw", "upload", "quantized", "experts", "decode1_int4",
-    "decode64_int4", "adapters", "latent", "encoders",
+    "decode64_int4", "adapters", "latent", "encoders", "states",
 )  # fmt: skip
 
 
@@ -71,7 +71,16 @@ def measure(
     num_layers: int, only: list[str], done: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """`done` gets the report after each part: who runs out of time has what was measured."""
-    from benchmarks.gpu import adapters, correctness, encoders, gap, latent, products, verify
+    from benchmarks.gpu import (
+        adapters,
+        correctness,
+        encoders,
+        gap,
+        latent,
+        products,
+        states,
+        verify,
+    )
     from benchmarks.gpu import measure as parts
     from benchmarks.gpu.random_model import LLAMA_8B, Bench
     from octavo.measure import device_limits
@@ -112,6 +121,7 @@ def measure(
         "experts": lambda: products.mixtures(best, device=device),
         "latent": lambda: latent.measure(best, device=device),
         "encoders": lambda: encoders.encoders(best, device=device),
+        "states": lambda: states.measure(best, device=device),
         "upload": parts.upload,
         "decode1_int4": lambda: parts.decode(packed(), 1, 512, best),
         "decode64_int4": lambda: parts.decode(packed(), 64, 256, best),

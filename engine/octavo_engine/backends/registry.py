@@ -141,14 +141,14 @@ def _check_kv_cache_dtype(config: EngineConfig) -> None:
 
 
 def _check_states(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises ConfigError where recurrent states, or residuals of streams, are not computed."""
+    """Raises ConfigError where residuals of streams, or recurrent states, are not computed."""
     if model.streams is not None:
         what = f"{model.architecture} has a residual of several streams, which"
     elif model.recurrent is not None:
         what = f"{model.architecture} has layers with recurrent states, which"
     else:
         return
-    if config.device in ("cuda", "plugin"):
+    if model.streams is not None and config.device in ("cuda", "plugin"):
         raise ConfigError(f"{what} --device {config.device} does not compute yet: use --device cpu")
     if config.tensor_parallel_size > 1:
         raise ConfigError(

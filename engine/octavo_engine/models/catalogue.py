@@ -24,7 +24,7 @@ class FamilyEntry(NamedTuple):
     limits: str = ""
 
 
-_RECURRENT = "CPU only, no tensor parallelism: [recurrent states](recurrent.md)"
+_RECURRENT = "no tensor parallelism: [recurrent states](recurrent.md)"
 
 CATALOGUE = (
     FamilyEntry("Arcee", ("ArceeForCausalLM",), "arcee-ai/AFM-4.5B"),
@@ -145,7 +145,12 @@ CATALOGUE = (
         "Jamba", ("JambaForCausalLM",), "ai21labs/AI21-Jamba-Reasoning-3B", limits=_RECURRENT
     ),
     FamilyEntry("LFM2", ("Lfm2ForCausalLM",), "LiquidAI/LFM2-350M", limits=_RECURRENT),
-    FamilyEntry("LFM2 MoE", ("Lfm2MoeForCausalLM",), "LiquidAI/LFM2-8B-A1B", limits=_RECURRENT),
+    FamilyEntry(
+        "LFM2 MoE",
+        ("Lfm2MoeForCausalLM",),
+        "LiquidAI/LFM2-8B-A1B",
+        limits=_RECURRENT,
+    ),
     FamilyEntry(
         "LLaVA 1.5, Pixtral",
         ("LlavaForConditionalGeneration",),
@@ -254,7 +259,7 @@ CATALOGUE = (
         "Zamba2",
         ("Zamba2ForCausalLM",),
         "Zyphra/Zamba2-1.2B-instruct",
-        limits="CPU only, in one process: [recurrent states](recurrent.md)",
+        limits="in one process: [recurrent states](recurrent.md)",
     ),
     FamilyEntry("Youtu-LLM", ("YoutuForCausalLM",), "tencent/Youtu-LLM-2B"),
 )

@@ -64,15 +64,7 @@ class Rig(RandomLife):
             max_model_len=MAX_MODEL_LEN,
             num_state_slots=MAX_NUM_SEQS + num_snapshots,
         )
-        model = tiny_model(name)
-        shape = ModelConfig.from_hf(model.config)
-        backend: NativeBackend | TorchBackend
-        if dtype == "torch":
-            backend = TorchBackend(shape, model.checkpoint(), max_model_len=MAX_MODEL_LEN)
-        else:
-            backend = NativeBackend(
-                shape, model.checkpoint(), max_model_len=MAX_MODEL_LEN, dtype=dtype, num_threads=1
-            )
+        backend = self.build(name, dtype)
         scheduler = Scheduler(
             config,
             num_blocks=num_blocks,
@@ -84,6 +76,15 @@ class Rig(RandomLife):
             backend, scheduler_config=config, limits=limits, num_blocks=num_blocks
         )
         super().__init__(backend, scheduler, executor)
+
+    def build(self, name: str, dtype: Any) -> Any:
+        model = tiny_model(name)
+        shape = ModelConfig.from_hf(model.config)
+        if dtype == "torch":
+            return TorchBackend(shape, model.checkpoint(), max_model_len=MAX_MODEL_LEN)
+        return NativeBackend(
+            shape, model.checkpoint(), max_model_len=MAX_MODEL_LEN, dtype=dtype, num_threads=1
+        )
 
     def poison(self) -> None:
         super().poison()
@@ -169,11 +170,16 @@ def test_memory_is_shared_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "what"),
-    [({"device": "cuda"}, "--device cuda"), ({"tensor_parallel_size": 2}, "--tensor-parallel")],
+    ("name", "settings", "what"),
+    [
+        ("lfm2", {"tensor_parallel_size": 2}, "recurrent states, which --tensor-parallel"),
+        ("gemma3n", {"tensor_parallel_size": 2}, "several streams, which --tensor-parallel"),
+        ("gemma3n", {"device": "cuda"}, "several streams, which --device cuda"),
+    ],
 )
-def test_what_does_not_compute_states_says_so(settings: dict[str, Any], what: str) -> None:
-    config = EngineConfig(model="m").replace(**settings)
-    for name, has in (("lfm2", "recurrent states"), ("gemma3n", "a residual of several streams")):
-        with pytest.raises(ConfigError, match=f"{has}, which {what}"):
-            _check_states(config, ModelConfig.from_hf(tiny_model(name).config))
+def test_what_does_not_compute_states_says_so(
+    name: str, settings: dict[str, Any], what: str
+) -> None:
+    shape = ModelConfig.from_hf(tiny_model(name).config)
+    with pytest.raises(ConfigError, match=what):
+        _check_states(EngineConfig(model="m").replace(**settings), shape)

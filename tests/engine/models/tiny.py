@@ -235,7 +235,7 @@ MIXTURES = [name for name, (kind, _) in FAMILIES.items() if kind in (
 
 
 # What devices compute; the rest they refuse.
-NOT_ON_DEVICES = (*RECURRENT, *STREAMS)
+NOT_ON_DEVICES = STREAMS
 ON_DEVICES = [name for name in FAMILIES if name not in NOT_ON_DEVICES]
 
 

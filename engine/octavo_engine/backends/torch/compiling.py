@@ -65,8 +65,9 @@ def adapted_steps(limits: BackendLimits) -> Iterator[WarmUpStep]:
         yield WarmUpStep(-(-many // limits.max_model_len), limits.max_model_len, False, True)
 
 
-def step_of(shape: WarmUpStep) -> BackendStep:
-    """Its tokens are written nowhere, and what they read is of no matter."""
+def step_of(shape: WarmUpStep, num_groups: int = 1) -> BackendStep:
+    """Of so many groups of layers. Its tokens are written nowhere, and what they read is of no
+    matter."""
     seqs, count = shape.num_seqs, shape.num_tokens
     starts = np.arange(seqs + 1, dtype=np.int32) * count
     positions = np.tile(np.arange(count, dtype=np.int32), seqs)
@@ -74,11 +75,11 @@ def step_of(shape: WarmUpStep) -> BackendStep:
     return BackendStep(
         token_ids=np.zeros(seqs * count, np.int32),
         positions=positions,
-        slots=np.full((1, seqs * count), -1, np.int32),
+        slots=np.full((num_groups, seqs * count), -1, np.int32),
         seq_starts=starts,
         seq_lens=np.full(seqs, count, np.int32),
         rows=np.zeros(seqs, np.int32),
-        block_tables=np.zeros((1, 1, width), np.int32),
+        block_tables=np.zeros((num_groups, 1, width), np.int32),
         logit_rows=starts[1:] - 1,
         copies=np.zeros((0, 3), np.int32),
         adapters=np.zeros(seqs, np.int32) if shape.has_adapters else None,

@@ -27,10 +27,12 @@ from octavo_engine.backends.torch.compiling import (
 )
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
 from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
+from octavo_engine.backends.torch.cuda_recurrent_ops import CudaRecurrentOps
 from octavo_engine.backends.torch.device_adapters import DeviceAdapters
 from octavo_engine.backends.torch.device_drafts import DeviceDrafts
-from octavo_engine.backends.torch.device_kv import DeviceKV
+from octavo_engine.backends.torch.device_kv import DeviceKV, device_layout
 from octavo_engine.backends.torch.device_sampler import is_plain, sample
+from octavo_engine.backends.torch.device_states import DeviceStates
 from octavo_engine.backends.torch.device_step import (
     StepBuffer,
     StepSizes,
@@ -57,7 +59,7 @@ from octavo_engine.backends.torch.reference import block_values
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
-from octavo_engine.caches import one_group
+from octavo_engine.caches import StateSpec, one_group
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.registry import build_model
 from octavo_engine.sampling.batch import SamplingBatch
@@ -114,6 +116,12 @@ def unusual_attention(config: ModelConfig) -> str | None:
     if any(layer.is_chunked for layer in config.layers):
         return "attention within chunks"
     return None
+
+
+def walks_few(config: ModelConfig) -> bool:
+    """Whether a few tokens of a sequence are attended to as single ones are."""
+    has_states = any(isinstance(spec, StateSpec) for spec in config.caches())
+    return unusual_attention(config) is None and not has_states
 
 
 def check_attention(config: ModelConfig, attention: AttentionBackend) -> None:
@@ -239,10 +247,13 @@ class CudaBackend(DraftsOnDevice):
         drafts: DeviceDrafts | None = None,
     ) -> None:
         self.config = config
-        self._num_drafts = num_drafts if unusual_attention(config) is None else 0
+        self._num_drafts = num_drafts if walks_few(config) else 0
         self._drafts = drafts
-        draft_caches = () if drafts is None else drafts.caches
-        self.cache_layout = one_group([*config.caches(), *draft_caches])  # as DeviceKV has it
+        if drafts is None:
+            layout = device_layout(config.caches(), has_one_table=kernels.has_one_table)
+        else:
+            layout = one_group([*config.caches(), *drafts.caches])
+        self.cache_layout = layout  # as DeviceKV has it
         self.device = device
         self._label = label
         self._memory_of = memory_of
@@ -346,6 +357,7 @@ class CudaBackend(DraftsOnDevice):
         self._buffer = StepBuffer(
             largest, self.device, lambda: self._make_mark(), walks,
             None if self._adapters is None else self._adapters.cut, num_few,
+            has_states=bool(self.cache_layout.states), num_groups=len(self.cache_layout.groups),
         )  # fmt: skip
         if self._adapters is not None:
             self._adapters.prepare(limits)
@@ -357,7 +369,9 @@ class CudaBackend(DraftsOnDevice):
             self._logits_of, self._kernels, self._buckets, self._few, self._graphs
         )
         if self.device.type == "cuda":
-            memory.require(self.device, num_blocks * self.kv_bytes_per_block)
+            cache_bytes = num_blocks * self.kv_bytes_per_block
+            cache_bytes += limits.num_state_slots * self.cache_layout.state_bytes
+            memory.require(self.device, cache_bytes)
         self.restore_kv()
         if self._use_graphs:
             num_rows = max(limits.max_seqs, num_few)
@@ -408,9 +422,10 @@ class CudaBackend(DraftsOnDevice):
 
     def _launch_shape(self, program: Program, limits: BackendLimits, shape: WarmUpStep) -> None:
         longest = limits.max_model_len if shape.is_long else shape.num_tokens
+        step = step_of(shape, len(self.cache_layout.groups))
         with torch.inference_mode():
             self._launch_all(
-                program, step_of(shape), _greedy(shape.num_seqs), max_seq_len=longest, draws=True
+                program, step, _greedy(shape.num_seqs), max_seq_len=longest, draws=True
             )
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
@@ -419,7 +434,7 @@ class CudaBackend(DraftsOnDevice):
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> Landed:
         assert self._context is not None and self._program is not None, "prepare() comes first"
         with torch.inference_mode():
-            self._context.kv.copy(step.copies)
+            self._copy(self._context, step)
             if self._drafts is not None:
                 self._drafts.begin_step()
             return self._launch(self._program, step, sampling)
@@ -444,7 +459,7 @@ class CudaBackend(DraftsOnDevice):
         """Compute the step; the logits of the wanted rows, [S, vocabulary], for tests."""
         assert self._context is not None and self._program is not None, "prepare() comes first"
         with torch.inference_mode():
-            self._context.kv.copy(step.copies)
+            self._copy(self._context, step)
             greedy = _greedy(len(step.logit_rows))
             logits, _, _ = self._compute(self._program, step, greedy, draws=False)
             values: NDArray[np.float32] = logits.cpu().numpy()
@@ -466,6 +481,10 @@ class CudaBackend(DraftsOnDevice):
         assert self._context is not None, "prepare() comes first"
         self._context.kv.poison(block_ids)
 
+    def poison_states(self, slots: list[int]) -> None:
+        assert self._context is not None and self._context.states is not None
+        self._context.states.poison(slots)
+
     def release_kv(self) -> None:
         """As `executor.ReleasesKV`. Graphs know addresses of what goes, so they go too."""
         self._context = None
@@ -484,7 +503,10 @@ class CudaBackend(DraftsOnDevice):
             self.cache_layout, num_blocks=self._num_blocks, dtype=self._dtype, device=self.device
         )
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
-        self._context = Context(self._kernels, kv, ropes, self._dtype, self._adapters)
+        states = None
+        if self.cache_layout.states:
+            states = DeviceStates(self.cache_layout, limits.num_state_slots, self.device)
+        self._context = Context(self._kernels, kv, ropes, self._dtype, self._adapters, states)
         if self._drafts is not None:
             self._drafts.restore_kv(self._context)
 
@@ -535,6 +557,12 @@ class CudaBackend(DraftsOnDevice):
     def _graph_kinds(self) -> int:
         """Of each bucket: with adapters and without."""
         return 1 if self._adapters is None else 2
+
+    def _copy(self, context: Context, step: BackendStep) -> None:
+        """What the step says is copied before it."""
+        context.kv.copy(step.copies)
+        if context.states is not None and step.states is not None:
+            context.states.copy(step.states.copies)
 
     def _plan_buckets(self, limits: BackendLimits) -> Buckets:
         return plan_buckets(limits, MAX_GRAPHS, has_mixed=self._kernels.can_capture_prompts)
@@ -668,7 +696,8 @@ class CudaBackend(DraftsOnDevice):
         """The model's."""
         assert self._context is not None
         assert self._model is not None, "the weights sleep"
-        ops = CudaOps(step, self._context)
+        has_states = self._context.states is not None
+        ops = (CudaRecurrentOps if has_states else CudaOps)(step, self._context)
         if self._drafts is not None:
             ops.wanted = self._drafts.keeps
         logits = self._model.forward(ops)

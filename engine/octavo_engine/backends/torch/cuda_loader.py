@@ -155,9 +155,16 @@ class CudaLoader:
         return DeviceLinear(embedding, is_head=True)
 
     def vector(self, name: str, size: int, *, offset: float = 0.0) -> Tensor:
-        stored = self._ledger.take(name, (size,))
+        return self._in_float32(name, (size,), offset)
+
+    def array(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """As `vector`, of any shape."""
+        return self._in_float32(name, shape, 0.0)
+
+    def _in_float32(self, name: str, shape: tuple[int, ...], offset: float) -> Tensor:
+        stored = self._ledger.take(name, shape)
         if stored is None:
-            return torch.zeros(size)
+            return torch.zeros(shape)
         values = torch.from_numpy(to_float32(stored)).add_(offset)
         self._ledger.account(stored)
         return self._noted(values.to(self._uploader.device, copy=True))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_adapters import DeviceAdapters
     from octavo_engine.backends.torch.device_kv import DeviceKV
+    from octavo_engine.backends.torch.device_states import DeviceStates
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.packed import DeviceExperts
@@ -67,6 +68,7 @@ class Context(NamedTuple):
     ropes: DeviceRopeTables
     dtype: torch.dtype
     adapters: DeviceAdapters | None = None
+    states: DeviceStates | None = None  # of models that have some
 
 
 class CudaOps:
@@ -76,7 +78,8 @@ class CudaOps:
         self._step = step
         self.wanted: Collection[str] = ()  # what is kept
         self._kept: dict[str, Value] = {}
-        self._kernels, self._kv, self._ropes, self._dtype, self._adapters = context
+        self._by_group = step.by_group()
+        self._kernels, self._kv, self._ropes, self._dtype, self._adapters = context[:5]
 
     def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
         x = functional.embedding(self._step.token_ids, table).float()
@@ -112,11 +115,11 @@ class CudaOps:
     def attention(self, qkv: Value, spec: AttentionSpec) -> Tensor:
         k_cache, v_cache = self._kv.layer(spec.layer)
         cos_sin = None if spec.rope is None else self._ropes.table(spec.rope)
-        qkv = _formed(qkv)
+        qkv, step = _formed(qkv), self._by_group[self._kv.group(spec.layer)]
         if has_own_norm(spec):
             qkv, spec = _normed_before(qkv, spec)
-        q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, self._step, spec)
-        return self._kernels.attend(q, k_cache, v_cache, self._step, spec)
+        q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec)
+        return self._kernels.attend(q, k_cache, v_cache, step, spec)
 
     def latent_attention(
         self,

@@ -75,6 +75,7 @@ class TextShape:
     head_dim: int
     vocab_size: int
     experts: ExpertsConfig | None
+    recurrent: None = None  # `check_pooled` refuses states
 
     @classmethod
     def of(cls, config: PoolingConfig) -> TextShape:

@@ -7,52 +7,79 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo_engine.caches import KVSpec, LatentSpec
+from octavo_engine.caches import KVSpec, LatentSpec, StateSpec, group_layers, one_group
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from octavo_engine.caches import CacheLayout, PagedSpec
+    from octavo_engine.caches import CacheLayout, CacheSpec, PagedSpec
+
+
+def device_layout(specs: Sequence[CacheSpec], *, has_one_table: bool) -> CacheLayout:
+    """Groups by windows, where kernels read several block tables and all layers have one shape;
+    else every layer keeps all tokens."""
+    shapes = {
+        (spec.num_kv_heads, spec.head_dim) if isinstance(spec, KVSpec) else None
+        for spec in specs
+        if not isinstance(spec, StateSpec)
+    }
+    if has_one_table or len(shapes) != 1 or None in shapes:
+        return one_group(specs)
+    return group_layers(specs)
 
 
 class DeviceKV:
     """For each shape of a layer a tensor [2 (K, V), layers, blocks, 16, kv heads, head_dim], of
     latent ones [1, layers, blocks, 16, 1, dim].
 
-    All layers are in one group here: captured graphs and FlashInfer read one block table.
+    Of layers in several groups, which have one shape, those in the same region of a page share
+    their memory: a block is one group's at a time.
     """
 
     def __init__(
         self, layout: CacheLayout, *, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        assert len(layout.groups) == 1, "the device has one block table"
-        specs = [spec for spec in layout.specs if isinstance(spec, (KVSpec, LatentSpec))]
-        assert len(specs) == len(layout.specs), "the device keeps keys and values only"
+        specs = [spec for spec, _ in layout.paged() if isinstance(spec, (KVSpec, LatentSpec))]
+        assert len(specs) == len(layout.paged()), "the device's pages hold keys and values only"
+        self._ordinals = layout.ordinals()
+        self._places = [place for _, place in layout.paged()]
         shapes = [_shape(spec) for spec in specs]
+        has_groups = len(layout.groups) > 1
+        assert not has_groups or len(set(shapes)) == 1, "groups share regions of one shape"
+        counts = Counter(shapes)
+        if has_groups:
+            counts = Counter({shapes[0]: 1 + max(place.region for place in self._places)})
         self._data = {
             (parts, *shape): torch.zeros(
                 (parts, count, num_blocks, BLOCK_SIZE, *shape), dtype=dtype, device=device
             )
-            for (parts, *shape), count in Counter(shapes).items()
+            for (parts, *shape), count in counts.items()
         }
         taken = dict.fromkeys(self._data, 0)
         self._layers: list[tuple[Tensor, ...]] = []
-        for shape in shapes:
-            self._layers.append(self._data[shape][:, taken[shape]].unbind())
+        for shape, place in zip(shapes, self._places, strict=True):
+            index = place.region if has_groups else taken[shape]
+            self._layers.append(self._data[shape][:, index].unbind())
             taken[shape] += 1
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer."""
-        k, v = self._layers[index]
+        """K and V of one layer, by its index into the caches."""
+        k, v = self._layers[self._ordinals[index]]
         return k, v
 
     def latents(self, index: int) -> Tensor:
         """The latent vectors of one layer."""
-        (vectors,) = self._layers[index]
+        (vectors,) = self._layers[self._ordinals[index]]
         return vectors
+
+    def group(self, index: int) -> int:
+        """Whose block tables a layer has."""
+        return self._places[self._ordinals[index]].group
 
     def copy(self, copies: NDArray[np.int32]) -> None:
         """Rows (source block, target block, number of tokens), over all layers."""

@@ -12,7 +12,7 @@ from its own word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -107,18 +107,35 @@ class DrawParams:
         )
 
 
+class DeviceStateStep(NamedTuple):
+    """Where recurrent states are, of models that have some; as `StateStep`."""
+
+    slots: Tensor  # [B]  -1: a sequence of padding, which has none
+    saves: Tensor  # [T]
+    token_seqs: Tensor  # [T]  whose each token is
+
+
+class GroupPlaces(NamedTuple):
+    """What a step has of its own in each group of layers."""
+
+    slots: Tensor  # -1: nothing is written
+    table_starts: Tensor  # where in `tables` a sequence's blocks begin
+    table_base: int = 0  # and where those of row 0 do
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
     """A step as the operations see it. `host` is None while a graph is captured."""
 
     token_ids: Tensor
     positions: Tensor
-    slots: Tensor  # -1: nothing is written
+    slots: Tensor  # of the first group of layers, as `table_starts`
     seq_starts: Tensor
     seq_lens: Tensor
-    table_starts: Tensor  # where in `tables` a sequence's blocks begin
+    table_starts: Tensor
     tables: Tensor  # of all rows
     table_width: int  # entries of a row
+    table_base: int  # where the group's tables begin
     logit_rows: Tensor
     tile_seqs: Tensor
     tile_starts: Tensor
@@ -131,6 +148,13 @@ class DeviceStep:
     adapter_tiles: Tensor | None = None  # the arena of each; -1: padding. None: no adapters
     adapter_rows: Tensor | None = None  # of all tiles, as many each; -1: padding
     width: int = 0  # up to so many tokens a sequence, whose contexts are in parts; 0: in tiles
+    states: DeviceStateStep | None = None
+    other_groups: tuple[GroupPlaces, ...] = ()  # behind the first
+
+    def by_group(self) -> list[DeviceStep]:
+        """The step as the layers of each group see it."""
+        others = (replace(self, **places._asdict()) for places in self.other_groups)
+        return [self, *others]
 
 
 def cut_tiles(seq_starts: NDArray[np.int32], tokens_per_tile: int) -> StepTiles:
@@ -183,9 +207,13 @@ class StepBuffer:
         walks: WalkCut | None = None,
         adapters: AdapterCut | None = None,
         num_few: int = 0,
+        *,
+        has_states: bool = False,
+        num_groups: int = 1,
     ) -> None:
         """`num_few`: tokens of the largest step of a few for each sequence; see few_steps.py."""
         walks = walks or WalkCut()
+        self._kind = StepKind(has_states, num_groups)
         blocks = -(-limits.max_model_len // BLOCK_SIZE)
         most = StepSizes(
             limits.max_tokens,
@@ -194,10 +222,10 @@ class StepBuffer:
             limits.max_tokens + max(limits.max_seqs, num_few + 1) + walks.spare_parts,
             *((adapters or AdapterCut()).most(limits.max_tokens, limits.max_seqs)),
         )
-        self._room = CHANGES_PER_SEQ * limits.max_seqs
-        num_words = _Layout(most).num_words + 2 * self._room
+        self._room = CHANGES_PER_SEQ * limits.max_seqs * num_groups
+        num_words = _Layout(most, self._kind).num_words + 2 * self._room
         num_words = -(-num_words // ALIGNMENT) * ALIGNMENT
-        self._tables = DeviceTables(limits.max_seqs, blocks, device)
+        self._tables = DeviceTables(limits.max_seqs, blocks, device, num_groups=num_groups)
         # Two, in turn: one is filled while the other's copy may still be queued.
         self._sides = [_Side(num_words, device) for _ in range(2)]
         self._make_mark = make_mark or marks_of(device)
@@ -239,12 +267,16 @@ class StepBuffer:
         else:
             _put(views["kept_with_step_at"], kept, self._spare_row)
         _put(views["positions"], step.positions, 0)
-        _put(views["slots"], step.slots[0], -1)
         _put(views["seq_lens"], step.seq_lens, 0)
         views["seq_starts"][: num_seqs + 1] = step.seq_starts
         self._pad(views, sizes, step, tiles)
-        _put(views["table_starts"], step.rows * np.int32(self._tables.width), 0)
+        for group in range(self._kind.num_groups):
+            name, starts = _of_group(group), self._tables.starts(step.rows, group)
+            _put(views["slots" + name], step.slots[group], -1)
+            _put(views["table_starts" + name], starts, 0)
         _put(views["logit_rows"], step.logit_rows, 0)
+        if self._kind.has_states:
+            _fill_states(views, step)
         _fill_draw(views, sampling)
         if adapters is not None:
             _put(views["adapter_tiles"], adapters.arenas, -1)
@@ -292,6 +324,7 @@ class StepBuffer:
             **{name: t[name] for name in names},
             tables=self._tables.flat,
             table_width=self._tables.width,
+            table_base=0,
             arrivals=self._arrivals,
             is_decode=is_decode,
             max_seq_len=max_seq_len,
@@ -299,6 +332,17 @@ class StepBuffer:
             adapter_tiles=t["adapter_tiles"] if sizes.adapter_tiles else None,
             adapter_rows=t["adapter_rows"] if sizes.adapter_tiles else None,
             width=width,
+            states=DeviceStateStep(t["state_slots"], t["state_saves"], t["token_seqs"])
+            if self._kind.has_states
+            else None,
+            other_groups=tuple(
+                GroupPlaces(
+                    t["slots" + _of_group(group)],
+                    t["table_starts" + _of_group(group)],
+                    group * self._tables.group_size,
+                )
+                for group in range(1, self._kind.num_groups)
+            ),
         )
 
     def draw_params(self, sizes: StepSizes, *, with_step: bool = False) -> DrawParams:
@@ -350,7 +394,7 @@ class StepBuffer:
         layout = self._layouts.get(sizes)
         if layout is None:
             _make_room(self._layouts)
-            layout = self._layouts[sizes] = _Layout(sizes)
+            layout = self._layouts[sizes] = _Layout(sizes, self._kind)
         return layout
 
     def _split(self, sizes: StepSizes) -> dict[str, Tensor]:
@@ -388,10 +432,10 @@ _Views: TypeAlias = "dict[str, NDArray[np.int32]]"
 class _Layout:
     """Where each field lies, and where they end."""
 
-    def __init__(self, sizes: StepSizes) -> None:
+    def __init__(self, sizes: StepSizes, kind: StepKind) -> None:
         self.places: dict[str, tuple[int, int]] = {}
         self.num_words = 0
-        for name, length in _fields(sizes).items():
+        for name, length in (_fields(sizes) | kind.fields(sizes)).items():
             self.places[name] = (self.num_words, self.num_words + length)
             self.num_words += -(-length // ALIGNMENT) * ALIGNMENT
 
@@ -424,6 +468,36 @@ def _fields(sizes: StepSizes) -> dict[str, int]:
         "adapter_tiles": adapter_tiles,
         "adapter_rows": adapter_rows,
     }
+
+
+class StepKind(NamedTuple):
+    """What a model's steps have that not all have."""
+
+    has_states: bool
+    num_groups: int
+
+    def fields(self, sizes: StepSizes) -> dict[str, int]:
+        """Names and lengths of what they have besides."""
+        found: dict[str, int] = {}
+        for name in map(_of_group, range(1, self.num_groups)):
+            found |= {"slots" + name: sizes.tokens, "table_starts" + name: sizes.seqs}
+        if self.has_states:
+            found |= {"state_slots": sizes.seqs, "state_saves": sizes.tokens}
+            found["token_seqs"] = sizes.tokens
+        return found
+
+
+def _of_group(group: int) -> str:
+    return "" if group == 0 else f" of group {group}"
+
+
+def _fill_states(views: _Views, step: BackendStep) -> None:
+    """Once `seq_starts` has its padding. A step that says nothing of states changes none."""
+    nothing = np.empty(0, np.int32)
+    _put(views["state_slots"], nothing if step.states is None else step.states.slots, -1)
+    _put(views["state_saves"], nothing if step.states is None else step.states.saves, -1)
+    counts = np.diff(views["seq_starts"])
+    views["token_seqs"][:] = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
 def _put(view: NDArray[np.int32], values: NDArray[np.int32], padding: int) -> None:

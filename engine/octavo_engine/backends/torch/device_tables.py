@@ -1,4 +1,4 @@
-"""The rows' block tables on the device, and what of them was not sent yet.
+"""The rows' block tables on the device, of each group of layers, and what was not sent yet.
 
 A table grows by a block every 16 tokens, so most steps send nothing of it. Entries travel with the
 step, as pairs of place and block, and are put in their places before its work; many at once, as of
@@ -32,15 +32,23 @@ class TableChanges(NamedTuple):
 
 
 class DeviceTables:
-    """[rows, blocks], flat, and the host's memory of it."""
+    """[groups, rows, blocks], flat, and the host's memory of it."""
 
-    def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, width: int, device: torch.device, *, num_groups: int = 1
+    ) -> None:
         self.width = width
-        self.flat: Tensor = torch.zeros(num_rows * width, dtype=torch.int32, device=device)
-        self._sent = np.zeros((num_rows, width), np.int32)
+        self.group_size = num_rows * width
+        size = num_groups * self.group_size
+        self.flat: Tensor = torch.zeros(size, dtype=torch.int32, device=device)
+        self._sent = np.zeros((num_groups, num_rows, width), np.int32)
         # What of each row is known to be there: of which version, and how many entries.
         self._versions = np.full(num_rows, -1, np.int64)
         self._lengths = np.zeros(num_rows, np.int64)
+
+    def starts(self, rows: NDArray[np.int32], group: int) -> NDArray[np.int32]:
+        """Where in the flat tables those of these rows begin."""
+        return rows * np.int32(self.width) + np.int32(group * self.group_size)
 
     def find_changes(self, step: BackendStep) -> TableChanges:
         """Of the rows of the step, as far as their sequences reach."""
@@ -56,12 +64,14 @@ class DeviceTables:
             return TableChanges(
                 np.empty(0, np.int32), np.empty(0, np.int32), rows[:0], lengths, None
             )
-        tables = step.block_tables[0, rows, :width]
-        differs = tables != self._sent[rows, :width]
+        tables = step.block_tables[:, rows, :width]
+        differs = tables != self._sent[:, rows, :width]
         differs &= np.arange(width) < lengths[:, None]
-        owners, columns = np.nonzero(differs)
-        places = (rows[owners] * self.width + columns).astype(np.int32)
-        return TableChanges(places, tables[owners, columns], rows, lengths, versions)
+        differs &= tables >= 0  # what left a window is not looked at
+        groups, owners, columns = np.nonzero(differs)
+        places = groups * self.group_size + rows[owners] * self.width + columns
+        blocks = tables[groups, owners, columns]
+        return TableChanges(places.astype(np.int32), blocks, rows, lengths, versions)
 
     def put(self, places: Tensor, blocks: Tensor) -> None:
         """`TableChanges` as they are on the device."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams, WalkCut
     from octavo_engine.backends.torch.head_shape import HeadShape
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
+    from octavo_engine.backends.torch.scans import ScanKernels
     from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.models.config import ExpertsConfig
     from octavo_engine.models.latent_config import LatentConfig
@@ -38,6 +39,10 @@ class Kernels(Protocol):
     def name(self) -> str: ...
 
     @property
+    def scans(self) -> ScanKernels:
+        """What goes on from token to token, of models with recurrent states."""
+
+    @property
     def can_capture(self) -> bool:
         """Whether a step launches the same work whatever its values are: a graph may hold it."""
 
@@ -48,6 +53,10 @@ class Kernels(Protocol):
     @property
     def can_capture_prompts(self) -> bool:
         """The same of steps that hold parts of prompts."""
+
+    @property
+    def has_one_table(self) -> bool:
+        """Whether all layers must find their blocks in one table."""
 
     @property
     def formats(self) -> frozenset[Format]:

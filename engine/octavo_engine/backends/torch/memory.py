@@ -10,18 +10,26 @@ import torch
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.packed import GroupedWeight
 from octavo_engine.errors import ConfigError
+from octavo_engine.models.recurrent_config import (
+    ConvConfig,
+    DeltaConfig,
+    MambaConfig,
+    SelectiveConfig,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.models.config import ExpertsConfig
+    from octavo_engine.models.recurrent_config import RecurrentConfig
 
 # cuBLAS' workspace, compiled kernels and the allocator's rounding.
 SPARE_BYTES = 768 << 20
 # For KV, of what is free after loading, where nothing else was requested: nobody shares a device as
 # programs share a host's memory.
 DEVICE_FRACTION = 0.9
+DELTA_CHUNK = 16  # numbers that a token has of its chunk's inverse: `triton/chunked_delta.py`
 GRAPH_BYTES = 8 << 20  # of the driver's, for the launches that one graph holds
 
 
@@ -42,6 +50,8 @@ class StepShape(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def experts(self) -> ExpertsConfig | None: ...
+    @property
+    def recurrent(self) -> RecurrentConfig | None: ...
 
 
 class DeviceMemory(NamedTuple):
@@ -125,7 +135,23 @@ def _token_bytes(shape: StepShape, itemsize: int) -> int:
         e = shape.experts
         mlp = max(mlp, e.top_k * (e.width * 3 * itemsize + shape.hidden_size * (itemsize + 4)))
     residual = shape.hidden_size * (3 * 4 + 2 * itemsize)
-    return residual + max(attention, mlp)
+    mixer = 0 if shape.recurrent is None else mixer_columns(shape.recurrent, shape.hidden_size)
+    return residual + max(attention, mlp) + mixer * itemsize
+
+
+def mixer_columns(recurrent: RecurrentConfig, hidden_size: int) -> int:
+    """What a layer with a recurrent state has of one token, until its result is there: what goes
+    into the convolution and the scan, and comes out of them, and what passes the gate."""
+    match recurrent:
+        case ConvConfig():
+            return 6 * hidden_size
+        case MambaConfig():
+            return 2 * recurrent.conv_width + 4 * recurrent.width + 2 * hidden_size
+        case DeltaConfig():
+            inverses = 2 * DELTA_CHUNK * recurrent.num_value_heads  # in float32
+            return 2 * recurrent.conv_width + 4 * recurrent.width + inverses + 2 * hidden_size
+        case SelectiveConfig():
+            return 7 * recurrent.width + recurrent.dt_rank + 2 * recurrent.state_size
 
 
 def kv_budget(free_bytes: int, needed_bytes: int, *, fraction: float) -> int:

@@ -13,6 +13,7 @@ from octavo_engine.backends.torch.packed import ALL_FORMATS, expert_product
 from octavo_engine.backends.torch.plain_adapters import add_adapters
 from octavo_engine.backends.torch.plain_draw import draw
 from octavo_engine.backends.torch.plain_latent import latent_attention
+from octavo_engine.backends.torch.scans import PlainScans
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ class PlainKernels:
 
     name = "plain"
     can_capture = can_capture_prompts = batch_invariant = False
+    has_one_table = False
     formats = ALL_FORMATS
+    scans = PlainScans()
     walks = WalkCut()
     tokens_per_tile = BLOCK_SIZE  # there are no tiles here
 

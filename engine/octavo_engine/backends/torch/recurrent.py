@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn import functional
 
+from octavo_engine.backends.torch.activations import activate
 from octavo_engine.backends.torch.streams import ReferenceStreamOps
 
 if TYPE_CHECKING:
@@ -21,38 +22,40 @@ if TYPE_CHECKING:
     from octavo_engine.ops import ConvSpec, DeltaSpec, SelectiveSpec, SsdSpec
 
 
-class TorchStates:
+class StateMemory(Protocol):
     """Slots with the states of all layers that have one."""
 
+    def layer(self, index: int) -> Tensor:
+        """[slots, values] of a layer, by its index into the caches."""
+
+
+class TorchStates:
+    """States as torch tensors, a tensor for each layer."""
+
     def __init__(self, layout: CacheLayout, num_slots: int, dtype: torch.dtype) -> None:
-        self.ordinals = layout.ordinals()
-        self.layers = [
+        self._ordinals = layout.ordinals()
+        self._layers = [
             torch.zeros((num_slots, spec.num_values), dtype=dtype) for spec in layout.states
         ]
 
+    def layer(self, index: int) -> Tensor:
+        return self._layers[self._ordinals[index]]
+
     def copy(self, copies: Sequence[Sequence[int]]) -> None:
         for source, target in copies:
-            for layer in self.layers:
+            for layer in self._layers:
                 layer[target] = layer[source]
 
     def poison(self, slots: list[int]) -> None:
-        for layer in self.layers:
+        for layer in self._layers:
             layer[slots] = torch.nan
 
 
-class ReferenceRecurrentOps(ReferenceStreamOps):
-    """RecurrentOps over one step."""
+class TokenScans:
+    """What goes from token to token in one step, over a memory of states."""
 
-    def __init__(
-        self,
-        step: BackendStep,
-        kv: PagedKV,
-        states: TorchStates,
-        precision: Precision,
-        adapters: Mapping[int, TorchAdapter],
-    ) -> None:
-        super().__init__(step, kv, precision, adapters)
-        self._states = states
+    def __init__(self, step: BackendStep, memory: StateMemory) -> None:
+        self._step, self._memory = step, memory
 
     def short_conv(self, x: Tensor, spec: ConvSpec) -> Tensor:
         weight = spec.weight[:, 0].T  # [kernel, columns]
@@ -63,7 +66,7 @@ class ReferenceRecurrentOps(ReferenceStreamOps):
             state[:] = window[1:].flatten()
             y = (window * weight).sum(0)
             y = y if spec.bias is None else y + spec.bias
-            return y if spec.activation is None else self.activation(y, spec.activation)
+            return y if spec.activation is None else activate(y, spec.activation)
 
         return self._scan(spec.layer, slice(0, count), compute)
 
@@ -131,7 +134,7 @@ class ReferenceRecurrentOps(ReferenceStreamOps):
         """`compute(state, token)` changes that part of the state; the outputs of all tokens."""
         step = self._step
         assert step.states is not None, "a model with states needs slots for them"
-        memory = self._states.layers[self._states.ordinals[layer]][:, part]
+        memory = self._memory.layer(layer)[:, part]
         rows = []
         for index, slot in enumerate(step.states.slots.tolist()):
             first, end = step.seq_starts[index : index + 2].tolist()
@@ -144,3 +147,32 @@ class ReferenceRecurrentOps(ReferenceStreamOps):
                     memory[saved] = state
             memory[slot] = state
         return torch.stack(rows)
+
+
+class ReferenceRecurrentOps(ReferenceStreamOps):
+    """RecurrentOps over one step."""
+
+    def __init__(
+        self,
+        step: BackendStep,
+        kv: PagedKV,
+        states: TorchStates,
+        precision: Precision,
+        adapters: Mapping[int, TorchAdapter],
+    ) -> None:
+        super().__init__(step, kv, precision, adapters)
+        self._scans = TokenScans(step, states)
+
+    def short_conv(self, x: Tensor, spec: ConvSpec) -> Tensor:
+        return self._scans.short_conv(x, spec)
+
+    def ssd_scan(self, xbc: Tensor, dt: Tensor, spec: SsdSpec) -> Tensor:
+        return self._scans.ssd_scan(xbc, dt, spec)
+
+    def selective_scan(
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, spec: SelectiveSpec
+    ) -> Tensor:
+        return self._scans.selective_scan(x, dt, b, c, spec)
+
+    def delta_rule(self, qkv: Tensor, gates: Tensor, spec: DeltaSpec) -> Tensor:
+        return self._scans.delta_rule(qkv, gates, spec)

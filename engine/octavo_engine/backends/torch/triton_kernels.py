@@ -25,6 +25,7 @@ from octavo_engine.backends.torch.triton import (
     rows,
     scaled,
 )
+from octavo_engine.backends.torch.triton.scans import TritonScans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,6 +85,7 @@ class TritonKernels:
         self.formats = _formats(device)
         self._device = device
         self._alibi: dict[int, tuple[NDArray[np.float32], Tensor]] = {}  # by id, which is kept
+        self.scans = TritonScans(batch_invariant=batch_invariant)
         self._num_processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
@@ -110,6 +112,10 @@ class TritonKernels:
     @property
     def can_capture_prompts(self) -> bool:
         return self._prompts is None  # who plans on the host
+
+    @property
+    def has_one_table(self) -> bool:
+        return self._prompts is not None  # whose plans are made once for all layers of a kind
 
     def workspace_bytes(self, limits: BackendLimits) -> int:
         if self._latent is not None:

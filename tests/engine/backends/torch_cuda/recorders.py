@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 class RunAgain:
     """Captures by keeping the work, replays by doing it again. What capturing did to the backend's
-    words is undone: on a device nothing runs then."""
+    words and recurrent states is undone: on a device nothing runs then."""
 
     def __init__(self, backend) -> None:
         self.num_replays = 0
@@ -18,10 +18,12 @@ class RunAgain:
         return True
 
     def capture(self, work):
-        words = self._backend._buffer._device
-        before = words.clone()
+        states = self._backend._context.states
+        changed = [self._backend._buffer._device, *(() if states is None else (states._data,))]
+        before = [part.clone() for part in changed]
         result = [part.clone() for part in work()]
-        words.copy_(before)
+        for part, as_it_was in zip(changed, before, strict=True):
+            part.copy_(as_it_was)
 
         def replay() -> None:
             self.num_replays += 1

@@ -100,7 +100,7 @@ def on_device(
     sizes = StepSizes(
         len(step.token_ids), len(step.seq_lens), len(step.logit_rows), len(tiles.seqs)
     )
-    buffer = StepBuffer(ROOMY, device, walks=walks)
+    buffer = StepBuffer(ROOMY, device, walks=walks, has_states=step.states is not None)
     buffer.send(buffer.fill(step, sampling, tiles, sizes))
     longest = int(step.seq_lens.max())
     is_decode = tiles.ends is not None and not width

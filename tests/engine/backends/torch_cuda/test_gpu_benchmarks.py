@@ -25,6 +25,7 @@ from benchmarks.gpu import (
     products,
     run,
     server,
+    states,
     verify,
 )
 from benchmarks.gpu.measure import Ceilings
@@ -33,6 +34,7 @@ from octavo.measure import device_limits
 from octavo.measure.machine_limits import MachineLimits
 from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.models.latent_config import LatentConfig
+from octavo_engine.models.recurrent_config import DeltaConfig, MambaConfig
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +131,29 @@ def test_encoders_are_measured_by_texts_and_by_their_share_of_products(device):
     flops = 2 * 65536 * lengths.sum() + 4 * 2 * 64 * (lengths**2).sum()
     seconds = 12 / found["tiny_512_texts_per_s"]
     assert found["tiny_512_peak_share"] == pytest.approx(flops / seconds / 1e12)
+
+
+def test_states_are_measured_beside_a_copy_of_their_bytes(device):
+    best = Ceilings(bytes_per_s=1e9, flops_per_s=1e12)
+    layers: dict[str, MambaConfig | DeltaConfig] = {
+        "mamba2": MambaConfig(2, 16, 1, 24, 4, True, False, 0.0, float("inf")),
+        "delta": DeltaConfig(1, 2, 16, 16, 3),
+    }
+    calls: list[torch.Tensor] = []
+
+    def timer(works):
+        calls.extend(work() for work in works)
+        return 2.0
+
+    found = states.measure(
+        best, device=device, layers=layers, rows=(1, 3), prompt=19, rotated_bytes=0,
+        timer=timer,
+    )  # fmt: skip
+    moved = 2 * 3 * 4 * (2 * 24 * 16 + 240)  # 3 inputs of 80 columns
+    assert found["mamba2_3_bandwidth_share"] == pytest.approx(moved / 2e-3 / 1e9)
+    assert found["delta_prompt_peak_share"] == pytest.approx(19 * 2 * 256 * 6 / 2e-3 / 1e12)
+    assert [len(call) for call in calls[:8]] == [1, 1, 3, 3, 19, 19, 19, 19]
+    assert all(torch.isfinite(result).all() for result in calls)
 
 
 def test_whole_steps_are_timed_ahead_and_not_in_a_pool_that_is_free_again():
@@ -275,7 +300,8 @@ def test_kernels_compile_for_hopper_without_spilling(tmp_path):
     script = ROOT / "benchmarks" / "gpu" / "compile_report.py"
     subprocess.run(
         [sys.executable, script, "--json", out, "--targets", "sm_90",
-         "--only", "attend prompt", "texts", "draw: scan", "draw: weigh", "draw: pick", "adapters"],
+         "--only", "attend prompt", "texts", "draw: scan", "draw: weigh", "draw: pick", "adapters",
+         "scan: "],
         env=environment | {"PYTHONPATH": str(ROOT / "engine")}, check=True, timeout=200,
         capture_output=True,
     )  # fmt: skip

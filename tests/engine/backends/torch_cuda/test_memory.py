@@ -25,7 +25,7 @@ from octavo_engine.errors import ConfigError
 GIB = 1 << 30
 SHAPE = SimpleNamespace(
     hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8, head_dim=128,
-    vocab_size=128256, experts=None,
+    vocab_size=128256, experts=None, recurrent=None,
 )  # fmt: skip
 LIMITS = BackendLimits(max_tokens=2048, max_seqs=256, max_logit_rows=320, max_model_len=8192)
 

@@ -178,7 +178,7 @@ def attend(
     assert step.host is not None, "lengths are looked at on the host"
     rows = step.host.rows.tolist()
     for sequence in sequences:
-        at = rows[sequence.place] * step.table_width
+        at = step.table_base + rows[sequence.place] * step.table_width
         pages = step.tables[at : at + -(-sequence.seq_len // BLOCK_SIZE)]
         k, v = (gather(cache, pages, sequence.seq_len) for cache in (k_cache, v_cache))
         block = [BLOCK_N, spec.head_dim]
