@@ -32,6 +32,7 @@ from octavo_engine.backends.torch.triton import (
     grouped,
     heads,
     matmul,
+    pages,
     routing,
     rows,
     scaled,
@@ -45,7 +46,15 @@ TARGETS = {
 }
 FP8_TARGETS = ("sm_90",)  # elsewhere weights of FP8 are expanded
 # Numbers that are multiples of 16 in any real model; the compiler gets them at the launch, too.
-WHOLE_SIXTEENS = ("num_columns", "num_outputs", "num_inputs", "vocab", "group_size")
+WHOLE_SIXTEENS = (
+    "num_columns",
+    "num_outputs",
+    "num_inputs",
+    "vocab",
+    "group_size",
+    "page_words",
+    "first_word",
+)
 LLAMA = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128}
 
 
@@ -69,6 +78,7 @@ def cases() -> list[Case]:
     exact = {"EXACT": True}
     values = dict.fromkeys(("out", "q", "k_cache", "v_cache"), "*bf16")
     values |= dict.fromkeys(("parts", "part_maxima", "part_sums"), "*fp32")
+    values |= dict.fromkeys(("k_scales", "v_scales"), "*bf16")
     values |= {"score_scale": "fp32", "soft_cap": "fp32", "window": "i32"}
     numbers = dict.fromkeys(("split_tokens", "first_tile", "part_rows"), "i32")
     for label, is_split, extra in (
@@ -85,7 +95,7 @@ def cases() -> list[Case]:
         constants = {
             **LLAMA, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
             "HAS_WINDOW": False, "HAS_CAP": False, "SPLIT": is_split, "ALWAYS_MASKED": False,
-            "EXACT": False, **extra,
+            "EXACT": False, "HAS_SCALES": False, **extra,
         }  # fmt: skip
         types = in_float32(values) if itemsize == 4 else values
         found.append(
@@ -100,13 +110,14 @@ def cases() -> list[Case]:
         constants = {
             **LLAMA, "PAGE": 16, "ROWS": 16, "MEMBERS": shape["GROUP"], "BLOCK_N": walk.block_n,
             "PARTS": decode.JOINED_VALUES // (shape["GROUP"] * shape["DIM"]),
-            "HAS_WINDOW": False, "HAS_CAP": False, "EXACT": False, **extra,
+            "HAS_WINDOW": False, "HAS_CAP": False, "EXACT": False, "HAS_SCALES": False, **extra,
         }  # fmt: skip
         types = in_float32(values) if itemsize == 4 else values
         found.append(
             Case(f"walk{label}", decode.walk_kernel, types, constants, walk.num_warps,
                  {"num_stages": walk.num_stages})
         )  # fmt: skip
+    found += eight_bit_cases(values | numbers)
     found.append(
         Case("join", attention.join_kernel,
              {"out": "*bf16", "parts": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32",
@@ -118,7 +129,8 @@ def cases() -> list[Case]:
              {**dict.fromkeys(("q_out", "k_cache", "v_cache", "qkv"), "*bf16"),
               **dict.fromkeys(("cos_sin", "q_norm", "k_norm"), "*fp32"), "eps": "fp32"},
              {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "DIM": 128, "HALF": 64,
-              "HAS_Q_NORM": True, "HAS_K_NORM": True, "HEADS": heads.HEADS_PER_PROGRAM}, 4)
+              "HAS_Q_NORM": True, "HAS_K_NORM": True, "HEADS": heads.HEADS_PER_PROGRAM,
+              "PAGE": 16, "HAS_SCALES": False}, 4)
     )  # fmt: skip
     norm = {"out": "*bf16", "total": "*fp32", "x": "*fp32", "y": "*bf16", "weight": "*fp32",
             "num_columns": "i32", "scale": "fp32", "eps": "fp32"}  # fmt: skip
@@ -180,6 +192,36 @@ def cases() -> list[Case]:
         )
     ]  # fmt: skip
     return found
+
+
+def eight_bit_cases(types: dict[str, str]) -> list[Case]:
+    """A KV cache in e4m3: written, read by prompts, and by single tokens; and blocks that move."""
+    types = types | dict.fromkeys(("k_cache", "v_cache"), "*fp8e4nv")
+    tile = attention.choose_tile(group=4, head_dim=128, itemsize=2, has_scales=True)
+    walk = decode.choose_tile(head_dim=128, itemsize=2, has_scales=True)
+    common = {**LLAMA, "PAGE": 16, "HAS_WINDOW": False, "HAS_CAP": False, "EXACT": False,
+              "HAS_SCALES": True}  # fmt: skip
+    found = [
+        Case("attend prompt fp8 kv", attention.attend_kernel, types,
+             common | {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "SPLIT": False,
+                       "ALWAYS_MASKED": False}, tile.num_warps, {"num_stages": tile.num_stages}),
+        Case("walk fp8 kv", decode.walk_kernel, types,
+             common | {"ROWS": 16, "MEMBERS": 4, "BLOCK_N": walk.block_n,
+                       "PARTS": decode.JOINED_VALUES // (4 * 128)}, walk.num_warps,
+             {"num_stages": walk.num_stages}),
+        Case("turn and store fp8 kv", heads.turn_and_store_kernel,
+             {**types, **dict.fromkeys(("q_out", "qkv"), "*bf16"),
+              **dict.fromkeys(("cos_sin", "q_norm", "k_norm"), "*fp32"), "eps": "fp32"},
+             {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "DIM": 128, "HALF": 64,
+              "HAS_Q_NORM": True, "HAS_K_NORM": True, "HEADS": heads.HEADS_PER_PROGRAM,
+              "PAGE": 16, "HAS_SCALES": True}, 4),
+    ]  # fmt: skip
+    return found + [
+        Case(f"pages: {label}", pages.move_pages_kernel,
+             dict.fromkeys(("num_blocks", "page_words", "first_word"), "i32"),
+             {"ROW_WORDS": 8192, "BLOCK": pages.WORDS, "IS_SAVE": label == "save"}, 4)
+        for label in ("save", "load")
+    ]  # fmt: skip
 
 
 def in_float32(types: dict[str, str]) -> dict[str, str]:

@@ -44,6 +44,8 @@ def build_cuda(
         use_graphs=not engine.enforce_eager,
         batch_invariant=engine.batch_invariant,
         keep_quantized=engine.quantization != "none",
+        kv_cache_dtype=engine.kv_cache_dtype,
+        has_tiers=engine.has_kv_tiers,
         progress=progress,
     )
 

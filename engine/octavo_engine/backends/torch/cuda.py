@@ -15,6 +15,13 @@ import numpy as np
 import torch
 
 from octavo_engine.backends.torch import memory
+from octavo_engine.backends.torch.block_copies import (
+    SlotCopies,
+    count_slots,
+    load_now,
+    save_now,
+)
+from octavo_engine.backends.torch.build_digest import digest_build
 from octavo_engine.backends.torch.capture import CudaRecorder
 from octavo_engine.backends.torch.compiling import (
     CompileHooks,
@@ -42,10 +49,10 @@ from octavo_engine.backends.torch.graphs import (
     plan_buckets,
 )
 from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.kv_format import settle_kv_format
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
-from octavo_engine.backends.torch.reference import block_values
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
@@ -57,7 +64,7 @@ from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -68,7 +75,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.landing import Landed
     from octavo_engine.backends.torch.memory import DeviceMemory
-    from octavo_engine.config import AttentionBackend, KernelChoice
+    from octavo_engine.config import AttentionBackend, KernelChoice, KVCacheDType
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled
@@ -135,10 +142,13 @@ class CudaBackend:
         keep_quantized: bool = True,
         label: str = "cuda",
         memory_of: Callable[[], DeviceMemory | None] | None = None,
+        kv_cache_dtype: KVCacheDType = "auto",
+        has_tiers: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Weights that the file holds quantised stay so by default. `memory_of` is how
-        much memory a device has that is neither a GPU nor the host."""
+        much memory a device has that is neither a GPU nor the host. `has_tiers`: copies of KV
+        blocks need memory too."""
         settled = open_device(device)
         chosen = choose_kernels(
             settled, dtype, config,
@@ -160,6 +170,7 @@ class CudaBackend:
             config, loaded.model, settled, dtype, chosen,
             use_graphs=use_graphs, label=label, memory_of=memory_of,
             parking=loaded.parking, load=load, expanded_bytes=loaded.expanded_bytes,
+            kv_cache_dtype=kv_cache_dtype, has_tiers=has_tiers,
         )  # fmt: skip
 
     @classmethod
@@ -174,6 +185,7 @@ class CudaBackend:
         attention: AttentionBackend = "auto",
         use_graphs: bool = True,
         batch_invariant: bool = False,
+        kv_cache_dtype: KVCacheDType = "auto",
     ) -> CudaBackend:
         """A model whose weights are on the device already; for measuring without files."""
         backend = cls.__new__(cls)
@@ -182,7 +194,10 @@ class CudaBackend:
             choice=kernels, attention=attention, batch_invariant=batch_invariant,
         )  # fmt: skip
         _check_kernels(config, chosen)
-        backend._init(config, model, device, dtype, chosen, use_graphs=use_graphs)
+        backend._init(
+            config, model, device, dtype, chosen,
+            use_graphs=use_graphs, kv_cache_dtype=kv_cache_dtype,
+        )  # fmt: skip
         return backend
 
     def _init(
@@ -199,6 +214,8 @@ class CudaBackend:
         parking: Parking | None = None,
         load: Load | None = None,
         expanded_bytes: int = 0,
+        kv_cache_dtype: KVCacheDType = "auto",
+        has_tiers: bool = False,
     ) -> None:
         self.config = config
         self.cache_layout = one_group(config.caches())  # as DeviceKV has it
@@ -208,6 +225,9 @@ class CudaBackend:
         self._model: Model | None = model
         self._dtype = dtype
         self._kernels = kernels
+        self._kv_format = settle_kv_format(kv_cache_dtype, dtype, self.cache_layout, kernels)
+        self._has_tiers = has_tiers
+        self._copies: SlotCopies | None = None
         self._use_graphs = use_graphs and device.type == "cuda" and self._kernels.can_capture
         self._recorder: GraphRecorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
         self._make_mark = marks_of(device)
@@ -247,8 +267,7 @@ class CudaBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        itemsize = self._dtype.itemsize
-        return self.cache_layout.page_bytes(lambda spec: block_values(spec) * itemsize)
+        return self.cache_layout.page_bytes(self._kv_format.bytes_of)
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         """As the protocol says. Raises ConfigError if nothing is left."""
@@ -264,6 +283,8 @@ class CudaBackend:
         workspace = self._kernels.workspace_bytes(limits) + self._expanded_bytes
         needed = memory.step_bytes(self.config, limits, self._dtype.itemsize) + workspace
         needed += memory.count_bytes(self.config, limits)
+        if self._has_tiers:
+            needed += count_slots(limits, self.kv_bytes_per_block) * self.kv_bytes_per_block
         if self._use_graphs:
             # Graphs have memory of their own.
             needed += workspace + memory.graph_bytes(
@@ -344,8 +365,31 @@ class CudaBackend:
         assert self._context is not None, "prepare() comes first"
         self._context.kv.poison(block_ids)
 
+    def open_copies(
+        self, *, host_bytes: int, is_stored: bool, woken: Callable[[], None]
+    ) -> SlotCopies:
+        assert self._limits is not None, "prepare() comes first"
+        page_bytes = self.kv_bytes_per_block
+        self._copies = SlotCopies(
+            self._kernels, self.device, self._kv,
+            num_slots=count_slots(self._limits, page_bytes), page_bytes=page_bytes,
+            host_bytes=host_bytes, is_stored=is_stored, woken=woken,
+        )  # fmt: skip
+        return self._copies
+
+    def save_blocks(self, block_ids: Sequence[int]) -> list[NDArray[np.uint8]]:
+        return save_now(self._kv(), self._kernels, block_ids, self.device)
+
+    def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
+        load_now(self._kv(), self._kernels, block_ids, pages, self.device)
+
+    def build_digest(self) -> bytes:
+        return digest_build(self.isa, self._kernels)
+
     def release_kv(self) -> None:
         """As `executor.ReleasesKV`. Graphs know addresses of what goes, so they go too."""
+        if self._copies is not None:
+            self._copies.release()
         self._context = None
         if self._counts is not None:
             self._counts.forget()
@@ -357,10 +401,13 @@ class CudaBackend:
         limits = self._limits
         assert limits is not None, "prepare() comes first"
         kv = DeviceKV(
-            self.cache_layout, num_blocks=self._num_blocks, dtype=self._dtype, device=self.device
-        )
+            self.cache_layout, num_blocks=self._num_blocks, dtype=self._kv_format.dtype,
+            device=self.device, has_scales=self._kv_format.has_scales,
+        )  # fmt: skip
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
         self._context = Context(self._kernels, kv, ropes, self._dtype)
+        if self._copies is not None:
+            self._copies.restore()
 
     def release_weights(self, *, keep: bool) -> None:
         """As `executor.ReleasesWeights`. Weights that came from no file are kept in any case."""
@@ -392,6 +439,10 @@ class CudaBackend:
         self._parking = self._load = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _kv(self) -> DeviceKV:
+        assert self._context is not None, "prepare() comes first"
+        return self._context.kv
 
     def _plan_buckets(self, limits: BackendLimits) -> Buckets:
         return plan_buckets(limits, MAX_GRAPHS, has_mixed=self._kernels.can_capture_prompts)

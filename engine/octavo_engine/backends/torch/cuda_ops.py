@@ -103,8 +103,11 @@ class CudaOps:
         qkv = _formed(qkv)
         if has_own_norm(spec):
             qkv, spec = _normed_before(qkv, spec)
-        q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, self._step, spec)
-        return self._kernels.attend(q, k_cache, v_cache, self._step, spec)
+        scales = self._kv.scales(spec.layer)
+        q = self._kernels.turn_and_store(
+            qkv, cos_sin, k_cache, v_cache, self._step, spec, scales=scales
+        )
+        return self._kernels.attend(q, k_cache, v_cache, self._step, spec, scales=scales)
 
     def glu(self, x: Value, activation: Activation) -> Tensor:
         return self._kernels.glu(_formed(x), activation)

@@ -47,6 +47,10 @@ class Kernels(Protocol):
     def formats(self) -> frozenset[Format]:
         """The quantised weights that products take as they are stored."""
 
+    @property
+    def reads_scales(self) -> bool:
+        """Whether attention reads a cache in eight bits."""
+
     def workspace_bytes(self, limits: BackendLimits) -> int:
         """The most that attention takes beside its operands and results, in the largest step."""
 
@@ -91,8 +95,11 @@ class Kernels(Protocol):
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Norm and rotate q and k, write k and v to the cache; gives q."""
+        """Norm and rotate q and k, write k and v to the cache; gives q. `scales`: of keys and of
+        values, where the cache has eight bits."""
 
     def attend(
         self,
@@ -101,7 +108,22 @@ class Kernels(Protocol):
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor: ...
+
+    def move_pages(
+        self,
+        staging: Tensor,
+        region: Tensor,
+        block_ids: Tensor,
+        slots: Tensor,
+        first: int,
+        *,
+        is_save: bool,
+    ) -> None:
+        """Blocks of a region of the KV cache (`DeviceKV.regions`) into slots of `staging`, from
+        word `first` on, or back; where a block is -1, nothing. int32 all."""
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         """Tokens and statuses, [2, S] int32; the tokens are kept for a step that awaits them."""

@@ -17,6 +17,7 @@ from octavo_engine.backends.torch.triton import (
     grouped,
     heads,
     matmul,
+    pages,
     routing,
     rows,
     scaled,
@@ -60,10 +61,12 @@ class TritonKernels:
         """`prompts` attends in steps that are not of single tokens, if given."""
         self._prompts = prompts
         group = shape.num_heads // shape.num_kv_heads
-        self._tile = attention.choose_tile(
-            group=group, head_dim=shape.head_dim, itemsize=dtype.itemsize
-        )
-        self._walk_tile = decode.choose_tile(head_dim=shape.head_dim, itemsize=dtype.itemsize)
+        size = {"head_dim": shape.head_dim, "itemsize": dtype.itemsize}
+        self._tile = attention.choose_tile(group=group, **size)
+        self._walk_tile = decode.choose_tile(**size)
+        # Of a KV cache in eight bits; as many rows.
+        self._scaled_tile = attention.choose_tile(group=group, **size, has_scales=True)
+        self._scaled_walk_tile = decode.choose_tile(**size, has_scales=True)
         self._group = group
         self._shape = shape
         self._batch_invariant = batch_invariant
@@ -83,6 +86,10 @@ class TritonKernels:
     @property
     def can_capture_prompts(self) -> bool:
         return self._prompts is None  # who plans on the host
+
+    @property
+    def reads_scales(self) -> bool:
+        return self._prompts is None
 
     def workspace_bytes(self, limits: BackendLimits) -> int:
         size = {"part_rows": self._tile.block_m, "head_dim": self._shape.head_dim}
@@ -161,8 +168,10 @@ class TritonKernels:
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        return heads.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec)
+        return heads.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec, scales)
 
     def attend(
         self,
@@ -171,11 +180,14 @@ class TritonKernels:
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         if self._prompts is not None and not step.is_decode:
             return self._prompts.attend(q, k_cache, v_cache, step, spec)
         if step.is_decode and not self._batch_invariant:
-            return decode.attend(q, k_cache, v_cache, step, spec, tile=self._walk_tile)
+            walk = self._walk_tile if scales is None else self._scaled_walk_tile
+            return decode.attend(q, k_cache, v_cache, step, spec, tile=walk, scales=scales)
         if self._batch_invariant:
             split_tokens = INVARIANT_SPLIT_TOKENS
             num_splits = -(-step.max_seq_len // split_tokens)
@@ -189,9 +201,21 @@ class TritonKernels:
             )
         return attention.attend(
             q, k_cache, v_cache, step, spec,
-            tile=self._tile,
-            num_splits=num_splits, split_tokens=split_tokens,
+            tile=self._tile if scales is None else self._scaled_tile,
+            num_splits=num_splits, split_tokens=split_tokens, scales=scales,
         )  # fmt: skip
+
+    def move_pages(
+        self,
+        staging: Tensor,
+        region: Tensor,
+        block_ids: Tensor,
+        slots: Tensor,
+        first: int,
+        *,
+        is_save: bool,
+    ) -> None:
+        pages.move_pages(staging, region, block_ids, slots, first, is_save=is_save)
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw.draw(logits, params)
