@@ -309,7 +309,10 @@ def move_blocks(
 ) -> None:
     """Blocks into slots, or back."""
     with torch.inference_mode():
-        numbers = send(np.array([block_ids, slots], np.int32), staging.device)
+        # Rows begin at multiples of 16 bytes: Triton compiles another kernel where they do not.
+        padded = np.full((2, -(-len(block_ids) // 4) * 4), -1, np.int32)
+        padded[:, : len(block_ids)] = block_ids, slots
+        numbers = send(padded, staging.device)[:, : len(block_ids)]
         first = 0
         for region in kv.regions():
             kernels.move_pages(staging, region, numbers[0], numbers[1], first, is_save=is_save)

@@ -102,7 +102,9 @@ def turn_and_store_kernel(
     kept = mask & (slot >= 0)[:, None]
     if HAS_SCALES:
         scales = row_scales(x)
-        factors = tl.where(scales == 0.0, 0.0, tl.div_rn(tl.full([HEADS], 1.0, tl.float32), scales))
+        ones = tl.full([HEADS], 1.0, tl.float32)
+        factors = tl.div_rn(ones, tl.where(scales == 0.0, 1.0, scales))
+        factors = tl.where(scales == 0.0, 0.0, factors)
         x = round_to_e4m3(x * factors[:, None])
         at = (slot // PAGE * NUM_KV_HEADS + heads - NUM_HEADS) * PAGE + slot % PAGE
         narrowed = scales.to(tl.bfloat16)

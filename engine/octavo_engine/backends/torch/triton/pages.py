@@ -32,13 +32,14 @@ def move_pages_kernel(
     slot = tl.load(slots + index).to(tl.int64)
     inside = region + (row * num_blocks + block) * ROW_WORDS
     outside = staging + slot * page_words + first_word + row * ROW_WORDS
-    words = tl.arange(0, BLOCK)
-    for start in range(0, ROW_WORDS, BLOCK):
-        mask = (start + words < ROW_WORDS) & (block >= 0)
-        if IS_SAVE:
-            tl.store(outside + start + words, tl.load(inside + start + words, mask=mask), mask=mask)
-        else:
-            tl.store(inside + start + words, tl.load(outside + start + words, mask=mask), mask=mask)
+    if block >= 0:
+        for start in range(0, ROW_WORDS, BLOCK):
+            words = start + tl.arange(0, BLOCK)
+            mask = words < ROW_WORDS
+            if IS_SAVE:
+                tl.store(outside + words, tl.load(inside + words, mask=mask), mask=mask)
+            else:
+                tl.store(inside + words, tl.load(outside + words, mask=mask), mask=mask)
 
 
 def move_pages(
