@@ -38,11 +38,13 @@ GOALS = {
     ("prefill_8k", "peak_share"): (">=", 0.65),
     ("steps1", "ahead_gap_share"): ("<=", 0.03),
     ("steps256", "ahead_gap_share"): ("<=", 0.03),
+    ("kv_tiers", "faster_than_computing"): (">=", 5.0),
+    ("kv_tiers", "load_link_share"): (">=", 0.8),
     ("upload", "estimated_s_for_16_gb"): ("<=", 10.0),
 }
 PARTS = (
     "decode1", "decode64", "decode256", "decode_long", "prefill", "prefill_8k", "steps1",
-    "steps256", "mixed", "draw", "upload", "quantized", "experts",
+    "steps256", "mixed", "draw", "upload", "quantized", "experts", "kv_tiers", "kv_fp8",
 )  # fmt: skip
 
 
@@ -70,8 +72,9 @@ def measure(
     num_layers: int, only: list[str], done: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """`done` gets the report after each part: who runs out of time has what was measured."""
-    from benchmarks.gpu import correctness, gap, products
+    from benchmarks.gpu import correctness, gap, kv, products
     from benchmarks.gpu import measure as parts
+    from benchmarks.gpu.attention import Layers
     from benchmarks.gpu.random_model import LLAMA_8B, Bench
     from octavo.measure import device_limits
 
@@ -102,6 +105,8 @@ def measure(
         "quantized": lambda: products.quantized(best, device=device),
         "experts": lambda: products.mixtures(best, device=device),
         "upload": parts.upload,
+        "kv_tiers": lambda: kv.tiers(bench),
+        "kv_fp8": lambda: kv.fp8(lambda kind: Layers(kv_cache_dtype=kind), best),
     }
     for name in only:
         started_at = time.monotonic()
