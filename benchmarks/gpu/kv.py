@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.gpu.measure import Ceilings
     from benchmarks.gpu.random_model import Bench
     from octavo_engine.backends.backend import BlockCopies
+    from octavo_engine.config import KVCacheDType
     from octavo_engine.tiers.page import Page
 
 NUM_TOKENS = 4000
@@ -115,7 +116,7 @@ def link_bytes_per_s(device: torch.device, num_bytes: int = LINK_BYTES) -> float
 
 
 def fp8(
-    make: Callable[[str], Layers],
+    make: Callable[[KVCacheDType], Layers],
     ceilings: Ceilings,
     *,
     walks: dict[str, list[int]] | None = None,
@@ -124,7 +125,8 @@ def fp8(
     """Attention of single tokens over a cache in eight bits beside bfloat16."""
     found: dict[str, Any] = {}
     chosen = WALKS if walks is None else walks
-    for kind in ("auto", "fp8"):
+    kinds: tuple[KVCacheDType, ...] = ("auto", "fp8")
+    for kind in kinds:
         layers = make(kind)
         name = "bf16" if kind == "auto" else kind
         page_bytes = layers.bench.backend.kv_bytes_per_block / len(layers.specs)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from contextlib import nullcontext
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -44,6 +44,12 @@ MEASURED_BLOCKS = 32  # that are copied to see how fast the link is
 def count_slots(limits: BackendLimits, page_bytes: int) -> int:
     wanted = -(-limits.max_tokens // 16) + SPARE_SLOTS
     return max(2, min(wanted, STAGING_BYTES // page_bytes))
+
+
+class HasRegions(Protocol):
+    """A DeviceKV."""
+
+    def regions(self) -> list[Tensor]: ...
 
 
 class SlotCopy:
@@ -138,7 +144,7 @@ class SlotCopies:
         self,
         kernels: Kernels,
         device: torch.device,
-        kv_of: Callable[[], DeviceKV],
+        kv_of: Callable[[], HasRegions],
         *,
         num_slots: int,
         page_bytes: int,
@@ -299,7 +305,7 @@ class SlotCopies:
 
 
 def move_blocks(
-    kv: DeviceKV,
+    kv: HasRegions,
     kernels: Kernels,
     staging: Tensor,
     block_ids: Sequence[int],

@@ -61,12 +61,16 @@ class TritonKernels:
         """`prompts` attends in steps that are not of single tokens, if given."""
         self._prompts = prompts
         group = shape.num_heads // shape.num_kv_heads
-        size = {"head_dim": shape.head_dim, "itemsize": dtype.itemsize}
-        self._tile = attention.choose_tile(group=group, **size)
-        self._walk_tile = decode.choose_tile(**size)
+        dim, itemsize = shape.head_dim, dtype.itemsize
+        self._tile = attention.choose_tile(group=group, head_dim=dim, itemsize=itemsize)
+        self._walk_tile = decode.choose_tile(head_dim=dim, itemsize=itemsize)
         # Of a KV cache in eight bits; as many rows.
-        self._scaled_tile = attention.choose_tile(group=group, **size, has_scales=True)
-        self._scaled_walk_tile = decode.choose_tile(**size, has_scales=True)
+        self._scaled_tile = attention.choose_tile(
+            group=group, head_dim=dim, itemsize=itemsize, has_scales=True
+        )
+        self._scaled_walk_tile = decode.choose_tile(
+            head_dim=dim, itemsize=itemsize, has_scales=True
+        )
         self._group = group
         self._shape = shape
         self._batch_invariant = batch_invariant

@@ -296,6 +296,7 @@ def install(monkeypatch: Any) -> None:
         "current_stream": lambda device=None: _Stream(),
         "Event": _Event,
         "Stream": _Stream,
+        "_sleep": lambda cycles: None,
         "cudart": lambda: _Cudart,
         "stream": lambda stream: contextlib.nullcontext(),
         "graph_pool_handle": lambda: (0, 1),

@@ -14,11 +14,12 @@ import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from octavo_engine.backends.torch import block_copies, pinned_pages
+from octavo_engine.backends.torch import block_copies
 from octavo_engine.backends.torch.block_copies import SlotCopies, count_slots
 from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.device_kv import DeviceKV
@@ -29,11 +30,14 @@ from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core import kv_tiers
 from octavo_engine.core.build import build_engine
+from octavo_engine.core.process import wire
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.driver import LIMITS, random_tokens
+from tests.engine.backends.torch_cuda import pretend
 from tests.engine.backends.torch_cuda.variants import Variants
 from tests.engine.core.test_kv_tiers import MIB, PagedBackend, ask, break_something, run_some
+from tests.engine.core.test_kv_transfer import running, transfer
 from tests.engine.models.tiny import tiny_model
 from tests.fakes.backend import POISON
 from tests.fakes.requests import make_prompt, make_request
@@ -125,7 +129,7 @@ def test_a_block_is_saved_as_steps_launched_before_leave_it(device):
     rig = Rig(device)
     for _ in range(20):
         before = rig.block(4)
-        if torch.cuda.is_available() and device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda._sleep(5_000_000)
         copy = rig.copies.begin_save([4])
         for region in rig.kv.regions():
@@ -195,6 +199,7 @@ def test_a_page_comes_back_when_nothing_refers_to_it():
     pages = PinnedPages(2, 64, is_pinned=False)
     first, second = pages.take(), pages.take()
     assert pages.take() is None and len(pages) == 0
+    assert first is not None and second is not None
     part = first[8:16]
     first[:] = 7
     del first
@@ -211,7 +216,7 @@ def test_a_page_comes_back_when_nothing_refers_to_it():
 
 def test_memory_that_cannot_be_pinned_is_a_sentence(monkeypatch):
     cudart = SimpleNamespace(cudaHostRegister=lambda *_: 2)
-    monkeypatch.setattr(pinned_pages.torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     with pytest.raises(ConfigError, match=r"cannot be pinned .CUDA error 2.: lower --kv-off"):
         PinnedPages(2, 4096, is_pinned=True)
 
@@ -398,7 +403,15 @@ def test_answers_with_tiers_are_those_without(tmp_path, device, kernels, kv_cach
         engine.close()
 
 
-def test_captured_steps_run_on_while_blocks_come_and_go_and_the_memory_sleeps(pretended):
+@pytest.fixture
+def some_gpu(request):
+    """A pretended one where there is no other."""
+    if not torch.cuda.is_available():
+        request.getfixturevalue("pretended")
+
+
+@pytest.mark.usefixtures("some_gpu")
+def test_captured_steps_run_on_while_blocks_come_and_go_and_the_memory_sleeps():
     model = tiny_model("llama")
     backend = CudaBackend(
         ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=256,
@@ -407,24 +420,58 @@ def test_captured_steps_run_on_while_blocks_come_and_go_and_the_memory_sleeps(pr
     engine, _ = build_engine(CONFIG.replace(kv_offloading_size=MIB * 8), backend=backend)
     requests = make_requests(4, 26)
     first = answers(engine, requests[:3], forgets=True)
-    assert backend._graphs.captured
+    assert backend._graphs is not None and backend._graphs.captured
     engine.sleep(on=True)
-    assert backend._copies.num_loads_free == 0
+    assert backend._copies is not None and backend._copies.num_loads_free == 0
     engine.sleep(on=False)
     again = answers(engine, requests[3:], forgets=True)
     assert [first[f"0-{seed}"] for seed in range(3)] == [again[f"1-{seed}"] for seed in range(3)]
-    assert engine.stats().tiers.host_hit_blocks > 0
+    stats = engine.stats().tiers
+    assert stats is not None and stats.host_hit_blocks > 0
     engine.close()
 
 
+def test_an_idle_engine_saves_what_it_computed_without_a_further_request():
+    engine, _ = copying_engine(kv_offloading_size=MIB)
+    with running(engine) as inbox:
+        inbox.put(wire.AddRequests([make_request(make_prompt(200), max_tokens=1)]))
+        until = time.monotonic() + 10
+        while len(engine._tiers.host) < 12:
+            assert time.monotonic() < until
+            time.sleep(0.002)
+
+
+def test_blocks_that_another_engine_computed_are_loaded(device):
+    if device == pretend.DEVICE and torch.cuda.get_device_name() == "pretended":
+        pytest.skip("it pretends in one thread only, and engines have one each")
+    requests = make_requests(4)[:3]
+    settings = dataclasses.replace(CONFIG, async_scheduling=True)
+    engines, source = [], None
+    for role in ("kv_producer", "kv_consumer"):
+        config = settings.replace(kv_transfer_config=transfer(role))
+        engine, info = build_engine(config, backend=build(device))
+        source = source or info.kv_source
+        engines.append(engine)
+    first, second = engines
+    truth = answers(first, requests, forgets=False)
+    with running(first):
+        sent = [msgspec.structs.replace(request, kv_source=source) for request in requests]
+        assert answers(second, sent, forgets=False) == truth
+    stats = second.stats().tiers
+    assert stats is not None and stats.peer_hit_blocks >= 2 * 4  # two share a beginning
+    second.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is free there changes")
 def test_memory_for_copies_is_counted_before_kv_gets_its_share(pretended):
-    model, left = tiny_model("llama"), {}
+    model = tiny_model("llama")
+    left: dict[bool, int] = {}
     for has_tiers in (False, True):
         backend = CudaBackend(
             ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=512,
             kernels="triton", use_graphs=False, has_tiers=has_tiers,
         )  # fmt: skip
-        left[has_tiers] = backend.kv_memory(LIMITS, 1.0)
+        left[has_tiers] = backend.kv_memory(LIMITS, 1.0) or 0
     page_bytes = backend.kv_bytes_per_block
     assert left[False] - left[True] == count_slots(LIMITS, page_bytes) * page_bytes
 

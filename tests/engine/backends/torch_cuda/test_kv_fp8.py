@@ -85,6 +85,12 @@ class Paged:
         return torch.stack([widen_blocks(v.cpu(), s.cpu(), torch.float32) for v, s in sides])
 
 
+def scales_of(kv):
+    scales = kv.scales(0)
+    assert scales is not None
+    return scales
+
+
 def error(found, expected):
     return float((found - expected).norm() / expected.norm())
 
@@ -144,7 +150,7 @@ def test_triton_stores_what_plain_torch_stores(name, device):
     plain, triton = Paged(MIXED, spec, device), Paged(MIXED, spec, device)
     by_plain(plain)
     by_triton(triton, is_decode=False)
-    for mine, other in zip(plain.kv.scales(0), triton.kv.scales(0), strict=True):
+    for mine, other in zip(scales_of(plain.kv), scales_of(triton.kv), strict=True):
         if name == "plain":
             assert torch.equal(mine.view(torch.int16), other.view(torch.int16))
         else:  # norms and turns round in another order: then a scale may be a unit larger
@@ -260,11 +266,11 @@ def test_a_block_takes_a_byte_a_number_and_two_a_row(device):
 def test_a_copied_beginning_takes_its_scales_along(device):
     layout = one_group([KVSpec(2, 16)])
     kv = DeviceKV(layout, num_blocks=4, dtype=E4M3, device=device, has_scales=True)
-    for cache, scales in zip(kv.layer(0), kv.scales(0), strict=True):
+    for cache, scales in zip(kv.layer(0), scales_of(kv), strict=True):
         cache.view(torch.uint8)[1] = 5
         scales[1] = 2
     kv.copy(np.array([[1, 3, 9]], np.int32))
-    for cache, scales in zip(kv.layer(0), kv.scales(0), strict=True):
+    for cache, scales in zip(kv.layer(0), scales_of(kv), strict=True):
         assert cache.view(torch.uint8)[3, :, 0, 0].tolist() == [5] * 9 + [0] * 7
         assert scales[3, 1].tolist() == [2.0] * 9 + [0.0] * 7
 
