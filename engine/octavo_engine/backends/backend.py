@@ -276,7 +276,7 @@ class MovesKV(Protocol):
         """What `save_blocks` gave, into blocks of the same group of layers."""
 
 
-class BlockCopy(Protocol):
+class PageCopy(Protocol):
     """Blocks on their way out of the KV cache, or to it."""
 
     @property
@@ -315,17 +315,17 @@ class BlockCopies(Protocol):
     def num_loads_free(self) -> int:
         """Blocks that `begin_load` takes now."""
 
-    def begin_save(self, block_ids: Sequence[int]) -> BlockCopy:
+    def begin_save(self, block_ids: Sequence[int]) -> PageCopy:
         """Blocks as all steps that were launched so far leave them; they may be overwritten by
         those that follow."""
 
-    def begin_load(self, pages: Sequence[NDArray[np.uint8]]) -> BlockCopy: ...
+    def begin_load(self, pages: Sequence[NDArray[np.uint8]]) -> PageCopy: ...
 
-    def place(self, copy: BlockCopy, block_ids: Sequence[int]) -> None:
+    def place(self, copy: PageCopy, block_ids: Sequence[int]) -> None:
         """What was loaded, into blocks as steps that are launched from now on find them; -1: that
         page is not wanted."""
 
-    def drop(self, copy: BlockCopy) -> None:
+    def drop(self, copy: PageCopy) -> None:
         """In place of `place`."""
 
     def close(self) -> None:

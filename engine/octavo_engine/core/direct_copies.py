@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_engine.backends.backend import BlockCopy, MovesKV
+    from octavo_engine.backends.backend import MovesKV, PageCopy
     from octavo_engine.tiers.page import Page
 
 # What is assumed before anything was loaded: low, so that no more than a little time can be lost.
@@ -39,11 +39,11 @@ class DirectCopies:
     def begin_load(self, pages: Sequence[Page]) -> DirectCopy:
         return DirectCopy(list(pages))
 
-    def place(self, copy: BlockCopy, block_ids: Sequence[int]) -> None:
+    def place(self, copy: PageCopy, block_ids: Sequence[int]) -> None:
         wanted = [(i, page) for i, page in zip(block_ids, copy.pages, strict=True) if i >= 0]
         self._mover.load_blocks([i for i, _ in wanted], [page for _, page in wanted])
 
-    def drop(self, copy: BlockCopy) -> None:
+    def drop(self, copy: PageCopy) -> None:
         pass
 
     def close(self) -> None:

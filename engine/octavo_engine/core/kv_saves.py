@@ -11,7 +11,7 @@ from octavo_engine.tiers.page import block_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from octavo_engine.backends.backend import BlockCopies, BlockCopy
+    from octavo_engine.backends.backend import BlockCopies, PageCopy
     from octavo_engine.kv.manager import BlockSave
     from octavo_engine.kv.pool import BlockPool
     from octavo_engine.tiers.page import BlockName, Page
@@ -21,7 +21,7 @@ FLUSH_PAUSE_S = 0.0005
 
 class SaveUnderWay(NamedTuple):
     names: list[BlockName | None]  # None: it proved wrong meanwhile
-    copy: BlockCopy
+    copy: PageCopy
 
 
 class BlockSaves:

@@ -39,7 +39,7 @@ from octavo_engine.tiers.price import TierMeter, is_worth_loading
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from octavo_engine.backends.backend import Backend, BlockCopies, BlockCopy
+    from octavo_engine.backends.backend import Backend, BlockCopies, PageCopy
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.kv_events.tier_events import TierEvents
     from octavo_engine.core.kv_peers import PeerBlocks, PeerEngines
@@ -90,7 +90,7 @@ class TierFetch:
     patience_s: float
     reads: list[TierRead] = field(default_factory=list)
     rest: list[tuple[BlockTurn, Page]] | None = None  # to be placed, once all is read
-    copy: BlockCopy | None = None  # of the first of them
+    copy: PageCopy | None = None  # of the first of them
 
 
 class KVTiers:
@@ -493,7 +493,7 @@ class KVTiers:
             return  # until there is room again
         del self._fetches[request_id]
 
-    def _place_copied(self, fetch: TierFetch, copy: BlockCopy) -> None:
+    def _place_copied(self, fetch: TierFetch, copy: PageCopy) -> None:
         """The first blocks that are left of a fetch. Without room in the pool the others go."""
         assert fetch.rest is not None
         count = len(copy.pages)

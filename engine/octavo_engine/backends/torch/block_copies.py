@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from octavo_engine.backends.backend import BackendLimits, BlockCopy
+    from octavo_engine.backends.backend import BackendLimits, PageCopy
     from octavo_engine.backends.torch.device_kv import DeviceKV
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.tiers.page import Page
@@ -53,7 +53,7 @@ class HasRegions(Protocol):
 
 
 class SlotCopy:
-    """A BlockCopy between slots and pages."""
+    """A PageCopy between slots and pages."""
 
     def __init__(self, staging: Staging, slots: list[int], pages: list[Page]) -> None:
         self.staging, self.slots, self.pages = staging, slots, pages
@@ -194,7 +194,7 @@ class SlotCopies:
         self._in.submit(lambda: self._load(copy, list(events.values())))
         return copy
 
-    def place(self, copy: BlockCopy, block_ids: Sequence[int]) -> None:
+    def place(self, copy: PageCopy, block_ids: Sequence[int]) -> None:
         assert isinstance(copy, SlotCopy)
         if copy.staging is not self._staging:
             return  # what slept since has no blocks
@@ -203,7 +203,7 @@ class SlotCopies:
         copy.staging.used.update(dict.fromkeys(copy.slots, placed))
         copy.staging.give_back(copy.slots)
 
-    def drop(self, copy: BlockCopy) -> None:
+    def drop(self, copy: PageCopy) -> None:
         assert isinstance(copy, SlotCopy)
         copy.staging.give_back(copy.slots)
 

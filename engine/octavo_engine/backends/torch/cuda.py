@@ -225,7 +225,10 @@ class CudaBackend:
         self._model: Model | None = model
         self._dtype = dtype
         self._kernels = kernels
-        self._kv_format = settle_kv_format(kv_cache_dtype, dtype, self.cache_layout, kernels)
+        self._kv_format = settle_kv_format(
+            kv_cache_dtype, dtype, self.cache_layout,
+            has_e4m3="fp8" in kernels.formats, reads_scales=kernels.reads_scales,
+        )  # fmt: skip
         self._has_tiers = has_tiers
         self._copies: SlotCopies | None = None
         self._use_graphs = use_graphs and device.type == "cuda" and self._kernels.can_capture

@@ -18,7 +18,6 @@ from octavo_engine.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.caches import CacheLayout, PagedSpec
     from octavo_engine.config import KVCacheDType
 
@@ -42,9 +41,15 @@ class DeviceKVFormat(NamedTuple):
 
 
 def settle_kv_format(
-    requested: KVCacheDType, dtype: torch.dtype, layout: CacheLayout, kernels: Kernels
+    requested: KVCacheDType,
+    dtype: torch.dtype,
+    layout: CacheLayout,
+    *,
+    has_e4m3: bool,
+    reads_scales: bool,
 ) -> DeviceKVFormat:
-    """Raises ConfigError where the device or the model cannot have what was requested."""
+    """`has_e4m3`: the device; `reads_scales`: its attention. Raises ConfigError where they, or the
+    model, cannot have what was requested."""
     own = str(dtype).removeprefix("torch.")
     if requested in ("auto", own):
         return DeviceKVFormat(dtype)
@@ -54,11 +59,11 @@ def settle_kv_format(
             f"use auto, {own} or fp8"
         )
     flag = f"--kv-cache-dtype {requested}"
-    if "fp8" not in kernels.formats:
+    if not has_e4m3:
         raise ConfigError(
             f"{flag} needs a GPU with e4m3: NVIDIA from compute capability 8.9 on; use auto"
         )
-    if not kernels.reads_scales:
+    if not reads_scales:
         raise ConfigError(
             f"{flag} is not read by FlashInfer here: use --attention-backend triton, or auto"
         )

@@ -275,19 +275,22 @@ def test_a_copied_beginning_takes_its_scales_along(device):
         assert scales[3, 1].tolist() == [2.0] * 9 + [0.0] * 7
 
 
-def test_formats_that_are_not_computed_are_refused(monkeypatch):
-    layout, kernels = one_group([KVSpec(2, 16)]), PlainKernels()
-    assert settle_kv_format("float32", torch.float32, layout, kernels).dtype == torch.float32
-    assert settle_kv_format("fp8_e4m3", torch.float16, layout, kernels).has_scales
+def test_formats_that_are_not_computed_are_refused():
+    def settle(requested, dtype=torch.float16, spec=None, *, has_e4m3=True, reads_scales=True):
+        layout = one_group([spec or KVSpec(2, 16)])
+        return settle_kv_format(
+            requested, dtype, layout, has_e4m3=has_e4m3, reads_scales=reads_scales
+        )
+
+    assert settle("float32", torch.float32).dtype == torch.float32
+    assert settle("auto", has_e4m3=False).dtype == torch.float16
+    assert settle("fp8_e4m3").has_scales
     for requested in ("int8", "fp8_e5m2", "bfloat16"):
         with pytest.raises(ConfigError, match=f"{requested} is not computed by --device cuda"):
-            settle_kv_format(requested, torch.float16, layout, kernels)
+            settle(requested)
     with pytest.raises(ConfigError, match="latent attention; use auto"):
-        latent = one_group([LatentSpec(rank=16, rope_dim=8)])
-        settle_kv_format("fp8", torch.float16, latent, kernels)
-    monkeypatch.setattr(PlainKernels, "reads_scales", False)
+        settle("fp8", spec=LatentSpec(rank=16, rope_dim=8))
     with pytest.raises(ConfigError, match="use --attention-backend triton"):
-        settle_kv_format("fp8", torch.float16, layout, kernels)
-    monkeypatch.setattr(PlainKernels, "formats", frozenset())
+        settle("fp8", reads_scales=False)
     with pytest.raises(ConfigError, match=r"compute capability 8\.9 on"):
-        settle_kv_format("fp8", torch.float16, layout, kernels)
+        settle("fp8", has_e4m3=False)
