@@ -22,7 +22,8 @@ HEADS_PER_PROGRAM = 8
 @triton.jit
 def row_scales(x):
     """As `kv_format.narrow_rows`, of float32 rows: bf16 numbers, still in float32."""
-    scales = tl.div_rn(tl.max(tl.abs(x), 1), 448.0) + tl.sum(x * 0.0, 1)
+    largest = tl.max(tl.abs(tl.where(x == x, x, 0.0)), 1)
+    scales = tl.div_rn(largest, 448.0) + tl.sum(x * 0.0, 1)
     bits = (scales.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
     rounded = tl.where(scales == scales, bits.to(tl.float32, bitcast=True), scales)
     return tl.where(scales < 7.888609052210118e-31, 0.0, rounded)  # 2^-100
