@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.config import KVCacheDType
 
 LAYERS = 4  # in turn, so that what they read is not in the cache
 LIMITS = BackendLimits(max_tokens=8192, max_seqs=256, max_logit_rows=256, max_model_len=16384)
@@ -65,20 +66,36 @@ PART_SHARES = (1, 2, 4)  # programs for each processor that contexts are cut for
 class Layers:
     """Steps over caches of random numbers."""
 
-    def __init__(self, device: str = "cuda") -> None:
+    def __init__(
+        self,
+        device: str = "cuda",
+        *,
+        kv_cache_dtype: KVCacheDType = "auto",
+        limits: BackendLimits = LIMITS,
+    ) -> None:
         config = LLAMA_8B | {
             "num_hidden_layers": LAYERS,
             "intermediate_size": 256,
             "vocab_size": 1024,
         }
-        self.bench = Bench.make(config, LIMITS, device=device, kernels="triton")
+        self.bench = Bench.make(
+            config, limits, device=device, kernels="triton", kv_cache_dtype=kv_cache_dtype
+        )
         backend = self.bench.backend
         assert backend._context is not None and backend._buffer is not None
         self.kv, self.buffer, self.device = backend._context.kv, backend._buffer, backend.device
         for data in self.kv._data.values():
-            data.normal_()
+            if data.dtype.itemsize > 1:
+                data.normal_()
+            else:  # any bytes but those of NaN
+                data.view(torch.uint8).random_(0, 127)
+        for scales in self.kv._scales.values():
+            scales.fill_(0.01)
+        self.limits, self.specs = limits, backend.cache_layout.specs
         self.processors = backend._kernels._num_processors  # type: ignore[attr-defined]  # Triton's
         self.tile, self.walk_tile = backend._kernels._tile, backend._kernels._walk_tile  # type: ignore[attr-defined]  # and these
+        if kv_cache_dtype == "fp8":
+            self.walk_tile = backend._kernels._scaled_walk_tile  # type: ignore[attr-defined]
 
     def spec(self, layer: int) -> AttentionSpec:
         return AttentionSpec(
@@ -96,7 +113,13 @@ class Layers:
         q = self.q(len(lengths))
         return [
             functools.partial(
-                decode.attend, q, *self.kv.layer(layer), view, self.spec(layer), tile=tile
+                decode.attend,
+                q,
+                *self.kv.layer(layer),
+                view,
+                self.spec(layer),
+                tile=tile,
+                scales=self.kv.scales(layer),
             )
             for layer in range(LAYERS)
         ]
@@ -117,9 +140,11 @@ class Layers:
 
     def _send(self, step: Any, tiles: Any, sizes: StepSizes, *, is_decode: bool) -> DeviceStep:
         # One for each: what is timed later must find its own.
-        self.buffer = type(self.buffer)(LIMITS, self.device, walks=WalkCut(1024, HEADS))
+        self.buffer = type(self.buffer)(self.limits, self.device, walks=WalkCut(1024, HEADS))
         self.buffer.send(self.buffer.fill(step, self.bench.sampling(step), tiles, sizes))
-        return self.buffer.step(sizes, is_decode=is_decode, max_seq_len=16384, host=step)
+        return self.buffer.step(
+            sizes, is_decode=is_decode, max_seq_len=self.limits.max_model_len, host=step
+        )
 
 
 def cases(layers: Layers, *, tune: bool) -> Iterator[tuple[str, list[Callable[[], Tensor]]]]:

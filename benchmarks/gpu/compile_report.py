@@ -39,6 +39,7 @@ from octavo_engine.backends.torch.triton import (
     heads,
     latent,
     matmul,
+    pages,
     prompts,
     routing,
     rows,
@@ -62,7 +63,7 @@ COPYING_TARGETS = ("sm_90",)  # elsewhere long prompts stay in pages
 WHOLE_SIXTEENS = (
     "num_columns", "num_outputs", "num_inputs", "vocab", "group_size", "group_step", "split_inputs",
     "arena_values", "arena_words", "width", "x_stride", "y_stride", "xbc_stride", "dt_stride",
-    "b_stride", "c_stride", "qkv_stride", "gates_stride", "slot_stride",
+    "b_stride", "c_stride", "qkv_stride", "gates_stride", "slot_stride", "page_words", "first_word",
 )  # fmt: skip
 LLAMA = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128}
 
@@ -91,6 +92,7 @@ def cases() -> list[Case]:
     exact = {"EXACT": True}
     values = dict.fromkeys(("out", "q", "k_cache", "v_cache"), "*bf16")
     values |= dict.fromkeys(("parts", "part_maxima", "part_sums", "sinks", "alibi"), "*fp32")
+    values |= dict.fromkeys(("k_scales", "v_scales"), "*bf16")
     values |= {"score_scale": "fp32", "soft_cap": "fp32", "window": "i32"}
     numbers = dict.fromkeys(("split_tokens", "first_tile", "part_rows"), "i32")
     for label, is_split, extra in (
@@ -109,7 +111,7 @@ def cases() -> list[Case]:
         )
         constants = {
             **LLAMA, **usual, "PAGE": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-            "SPLIT": is_split, "ALWAYS_MASKED": False, **extra,
+            "SPLIT": is_split, "ALWAYS_MASKED": False, "HAS_SCALES": False, **extra,
         }  # fmt: skip
         types = in_float32(values) if itemsize == 4 else values
         found.append(
@@ -131,7 +133,7 @@ def cases() -> list[Case]:
         walk = decode.choose_tile(head_dim=shape["HEAD_DIM"], itemsize=itemsize)
         constants = {
             **LLAMA, **usual, "PAGE": 16, "ROWS": 16, "MEMBERS": shape["GROUP"],
-            "BLOCK_N": walk.block_n,
+            "BLOCK_N": walk.block_n, "HAS_SCALES": False,
             "PARTS": decode.JOINED_VALUES // (shape["GROUP"] * shape["DIM"]), **extra,
         }  # fmt: skip
         types = in_float32(values) if itemsize == 4 else values
@@ -157,6 +159,7 @@ def cases() -> list[Case]:
             Case(f"few{label}", few.few_kernel, types, constants, walk.num_warps,
                  {"num_stages": walk.num_stages})
         )  # fmt: skip
+    found += eight_bit_cases(values | numbers)
     found.append(
         Case("join", attention.join_kernel,
              {"out": "*bf16", "parts": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32",
@@ -170,7 +173,7 @@ def cases() -> list[Case]:
               **dict.fromkeys(("eps", "warmth", "warmth_floor"), "fp32")},
              {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "DIM": 128, "HALF": 64,
               "HAS_Q_NORM": True, "HAS_K_NORM": True, "NORMS_LAST": norms_last, "WARMS": norms_last,
-              "HEADS": heads.HEADS_PER_PROGRAM}, 4)
+              "HEADS": heads.HEADS_PER_PROGRAM, "PAGE": 16, "HAS_SCALES": False}, 4)
         for label, norms_last in (("", False), (" norms last", True))
     ]  # fmt: skip
     norm = {"out": "*bf16", "total": "*fp32", "x": "*fp32", "y": "*bf16", "weight": "*fp32",
@@ -326,6 +329,38 @@ def text_cases() -> list[Case]:
         for how in ("mean", "max")
     ]  # fmt: skip
     return found
+
+
+def eight_bit_cases(types: dict[str, str]) -> list[Case]:
+    """A KV cache in e4m3: written, read by prompts, and by single tokens; and blocks that move."""
+    types = types | dict.fromkeys(("k_cache", "v_cache"), "*fp8e4nv")
+    tile = attention.choose_tile(group=4, head_dim=128, itemsize=2, has_scales=True)
+    walk = decode.choose_tile(head_dim=128, itemsize=2, has_scales=True)
+    common = {**LLAMA, "PAGE": 16, "HAS_WINDOW": False, "HAS_CAP": False, "EXACT": False,
+              "IS_CHUNKED": False, "HAS_SINKS": False, "HAS_ALIBI": False,
+              "HAS_SCALES": True}  # fmt: skip
+    found = [
+        Case("attend prompt fp8 kv", attention.attend_kernel, types,
+             common | {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "SPLIT": False,
+                       "ALWAYS_MASKED": False}, tile.num_warps, {"num_stages": tile.num_stages}),
+        Case("walk fp8 kv", decode.walk_kernel, types,
+             common | {"ROWS": 16, "MEMBERS": 4, "BLOCK_N": walk.block_n,
+                       "PARTS": decode.JOINED_VALUES // (4 * 128)}, walk.num_warps,
+             {"num_stages": walk.num_stages}),
+        Case("turn and store fp8 kv", heads.turn_and_store_kernel,
+             {**types, **dict.fromkeys(("q_out", "qkv"), "*bf16"),
+              **dict.fromkeys(("cos_sin", "q_norm", "k_norm"), "*fp32"),
+              **dict.fromkeys(("eps", "warmth", "warmth_floor"), "fp32")},
+             {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "DIM": 128, "HALF": 64,
+              "HAS_Q_NORM": True, "HAS_K_NORM": True, "HEADS": heads.HEADS_PER_PROGRAM,
+              "NORMS_LAST": False, "WARMS": False, "PAGE": 16, "HAS_SCALES": True}, 4),
+    ]  # fmt: skip
+    return found + [
+        Case(f"pages: {label}", pages.move_pages_kernel,
+             dict.fromkeys(("num_blocks", "page_words", "first_word"), "i32"),
+             {"ROW_WORDS": 8192, "BLOCK": pages.WORDS, "IS_SAVE": label == "save"}, 4)
+        for label in ("save", "load")
+    ]  # fmt: skip
 
 
 def in_float32(types: dict[str, str]) -> dict[str, str]:

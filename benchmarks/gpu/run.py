@@ -38,12 +38,14 @@ GOALS = {
     ("prefill_8k", "peak_share"): (">=", 0.65),
     ("steps1", "ahead_gap_share"): ("<=", 0.03),
     ("steps256", "ahead_gap_share"): ("<=", 0.03),
+    ("kv_tiers", "faster_than_computing"): (">=", 5.0),
+    ("kv_tiers", "load_link_share"): (">=", 0.8),
     ("upload", "estimated_s_for_16_gb"): ("<=", 10.0),
 }
 PARTS = (
     "decode1", "decode64", "decode256", "decode_long", "prefill", "prefill_8k", "steps1",
     "steps256", "mixed", "verify", "draw", "upload", "quantized", "experts", "decode1_int4",
-    "decode64_int4", "adapters", "latent", "encoders", "states",
+    "decode64_int4", "adapters", "latent", "encoders", "states", "kv_tiers", "kv_fp8",
 )  # fmt: skip
 
 
@@ -76,12 +78,14 @@ def measure(
         correctness,
         encoders,
         gap,
+        kv,
         latent,
         products,
         states,
         verify,
     )
     from benchmarks.gpu import measure as parts
+    from benchmarks.gpu.attention import Layers
     from benchmarks.gpu.random_model import LLAMA_8B, Bench
     from octavo.measure import device_limits
 
@@ -126,6 +130,8 @@ def measure(
         "decode1_int4": lambda: parts.decode(packed(), 1, 512, best),
         "decode64_int4": lambda: parts.decode(packed(), 64, 256, best),
         "adapters": lambda: adapters.decode(bench, best),
+        "kv_tiers": lambda: kv.tiers(bench),
+        "kv_fp8": lambda: kv.fp8(lambda kind: Layers(kv_cache_dtype=kind), best),
     }
     for name in only:
         started_at = time.monotonic()

@@ -627,6 +627,12 @@ class EngineConfig:
         return KVEventsConfig() if text is None else KVEventsConfig.parse(text)
 
     @property
+    def has_kv_tiers(self) -> bool:
+        """Whether KV blocks are copied out of the cache, or into it."""
+        has_own = self.kv_offloading_size > 0 or self.kv_disk_path is not None
+        return has_own or self.kv_transfer_config is not None
+
+    @property
     def kv_transfer(self) -> KVTransferConfig | None:
         """None: KV blocks stay in this engine."""
         text = self.kv_transfer_config

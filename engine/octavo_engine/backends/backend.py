@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -353,6 +353,82 @@ class MovesKV(Protocol):
 
     def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
         """What `save_blocks` gave, into blocks of the same group of layers."""
+
+
+class PageCopy(Protocol):
+    """Blocks on their way out of the KV cache, or to it."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    @property
+    def is_failed(self) -> bool:
+        """Known once it is done."""
+
+    @property
+    def seconds(self) -> float:
+        """That the copy took beside its caller's work; known once it is done."""
+
+    @property
+    def pages(self) -> list[NDArray[np.uint8]]:
+        """What was copied, once it is done: of blocks on their way in perhaps other arrays than
+        were given, which are quicker the next time."""
+
+
+class BlockCopies(Protocol):
+    """Copies of KV blocks to the host's memory and back, which steps do not wait for. One thread
+    calls it."""
+
+    @property
+    def latency_s(self) -> float: ...
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Into the cache, as far as is known before any load."""
+
+    @property
+    def num_saves_free(self) -> int:
+        """Blocks that `begin_save` takes now."""
+
+    @property
+    def num_loads_free(self) -> int:
+        """Blocks that `begin_load` takes now."""
+
+    def begin_save(self, block_ids: Sequence[int]) -> PageCopy:
+        """Blocks as all steps that were launched so far leave them; they may be overwritten by
+        those that follow."""
+
+    def begin_load(self, pages: Sequence[NDArray[np.uint8]]) -> PageCopy: ...
+
+    def place(self, copy: PageCopy, block_ids: Sequence[int]) -> None:
+        """What was loaded, into blocks as steps that are launched from now on find them; -1: that
+        page is not wanted."""
+
+    def drop(self, copy: PageCopy) -> None:
+        """In place of `place`."""
+
+    def close(self) -> None:
+        """What is under way is lost."""
+
+
+@runtime_checkable
+class CopiesKV(MovesKV, Protocol):
+    """A backend whose KV blocks are copied while it computes."""
+
+    def open_copies(
+        self, *, host_bytes: int, is_stored: bool, woken: Callable[[], None]
+    ) -> BlockCopies:
+        """With so many bytes of pinned pages to be kept; `is_stored`: others are held for a while
+        because they are written or sent. `woken` is called on other threads when something is
+        done. Raises ConfigError."""
+
+
+@runtime_checkable
+class NamesBuild(Protocol):
+    """A backend whose bits depend on more than its name says."""
+
+    def build_digest(self) -> bytes:
+        """Of the kernels, and of the device that they run on."""
 
 
 class CompileListener(Protocol):

@@ -133,11 +133,12 @@ def whole_graph(config: EngineConfig, files: ModelFiles) -> tuple[Graph, int]:
 
 def _check_kv_cache_dtype(config: EngineConfig) -> None:
     requested, device = config.kv_cache_dtype, config.device
-    if requested not in ("auto", config.dtype) and device not in ("auto", "cpu"):
-        raise ConfigError(
-            f"--kv-cache-dtype {requested} is computed by --device cpu only; --device {device} "
-            "takes auto, or what --dtype names"
-        )
+    if requested in ("auto", config.dtype) or device in ("auto", "cpu", "cuda"):
+        return  # a GPU's backend knows what its kernels read
+    raise ConfigError(
+        f"--kv-cache-dtype {requested} is computed by --device cpu and cuda only; --device "
+        f"{device} takes auto, or what --dtype names"
+    )
 
 
 def _check_states(config: EngineConfig, model: ModelConfig) -> None:

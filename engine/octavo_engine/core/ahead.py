@@ -49,6 +49,8 @@ class Ahead:
     ) -> None:
         """`max_under_way`: batches launched and not reported, the one to be reported included."""
         self.laps: Laps | None = None  # while steps are recorded
+        # Called after each report, before anything is planned that may take its blocks.
+        self.when_reported: Callable[[], None] | None = None
         self._scheduler = scheduler
         self._executor = executor
         self._heartbeat = heartbeat
@@ -112,6 +114,8 @@ class Ahead:
         self.num_landed += 1
         ahead.land(batch)
         outputs += self._scheduler.update(batch, result, step_s)
+        if self.when_reported is not None:
+            self.when_reported()
         self._mark("update")
 
     def _expect(self, *batches: ScheduledBatch) -> None:

@@ -222,6 +222,8 @@ class Engine:
     def use_tiers(self, tiers: KVTiers) -> None:
         """What holds KV blocks beside the pool; after the warm-up, which is not to be found."""
         self._tiers = self.scheduler.tiers = tiers
+        if self._ahead is not None:
+            self._ahead.when_reported = tiers.save
 
     def wake_with(self, wake: Callable[[], None]) -> None:
         """Call it, on any thread, when `serve_blocks` or a step has something to do."""
@@ -287,6 +289,8 @@ class Engine:
 
     def sleep(self, *, on: bool, level: int = 1) -> None:
         """As `CoreEngine.sleep`. With work at hand nothing is done."""
+        if on and self._tiers is not None and not self.has_work:
+            self._tiers.flush()
         if on and (self.has_work or not self.reset_prefix_cache()):
             return
         self.heartbeat.pause()

@@ -1,12 +1,12 @@
 """KV blocks beside the pool: saves what was computed, and brings it back for sequences that wait.
 
-A block that was computed is copied to host memory and disk at once, so that it may be overwritten
-at any time. A waiting sequence whose prefix goes on outside the pool sits out while the blocks are
-read, if that is quicker than computing them; they are then published in the pool, and it is
-admitted like any other. Other engines are one more tier, but only they know what they have: a
-sequence waits for their answer first. Where one is computing its prompt at that moment, the blocks
-are fetched as they come. Whatever goes wrong with a tier costs a computation and
-nothing else.
+A block that was computed is copied to host memory and disk soon (`core.kv_saves`), so that it may
+be overwritten. A waiting sequence whose prefix goes on outside the pool sits out while the blocks
+are read, if that is quicker than computing them; they are then published in the pool, as many at a
+time as can be copied there, and it is admitted like any other. Other engines are one more tier, but
+only they know what they have: a sequence waits for their answer first. Where one is computing its
+prompt at that moment, the blocks are fetched as they come. Whatever goes wrong with a tier costs a
+computation and nothing else.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from octavo_engine.backends.backend import MovesKV
+from octavo_engine.backends.backend import CopiesKV, MovesKV, NamesBuild
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.core.direct_copies import DirectCopies
+from octavo_engine.core.kv_saves import BlockSaves
 from octavo_engine.core.kv_source import OwnBlocks
 from octavo_engine.encryption import read_encryption_keys
 from octavo_engine.errors import ConfigError
@@ -34,9 +37,9 @@ from octavo_engine.tiers.peer_wire import MAX_NAMES
 from octavo_engine.tiers.price import TierMeter, is_worth_loading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
-    from octavo_engine.backends.backend import Backend
+    from octavo_engine.backends.backend import Backend, BlockCopies, PageCopy
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.kv_events.tier_events import TierEvents
     from octavo_engine.core.kv_peers import PeerBlocks, PeerEngines
@@ -55,8 +58,9 @@ LEAST_PATIENCE_S = 1.0  # for a read; one that takes much longer than foreseen i
 PATIENCE = 4.0  # times what it should have taken
 LEAST_FOLLOW_S = 5.0  # without a further block of a prompt that another engine computes
 # What is assumed before anything was read: low, so that no more than a little time can be lost.
-HOST_LATENCY_S, HOST_BYTES_PER_S = 1e-3, 2e9
 DISK_LATENCY_S, DISK_BYTES_PER_S = 5e-3, 2e8
+TRIED_BYTES = 8 << 20  # that are read once of a disk which seems too slow
+FLUSH_S = 10.0  # for what is still to be saved when the engine ends or sleeps
 GIB = 1 << 30
 
 
@@ -85,6 +89,8 @@ class TierFetch:
     give_up_at: float
     patience_s: float
     reads: list[TierRead] = field(default_factory=list)
+    rest: list[tuple[BlockTurn, Page]] | None = None  # to be placed, once all is read
+    copy: PageCopy | None = None  # of the first of them
 
 
 class KVTiers:
@@ -101,19 +107,25 @@ class KVTiers:
         disk: DiskStore | None = None,
         will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
         now: Callable[[], float] = time.monotonic,
+        open_copies: Callable[[Callable[[], None]], BlockCopies] | None = None,
     ) -> None:
-        """Other engines are added by `use_peers`. `will_compute`: as for OwnBlocks."""
+        """Other engines are added by `use_peers`. `will_compute`: as for OwnBlocks. `open_copies`
+        gives copies that nobody waits for; it gets what they call when something is done."""
         self._kv, self._mover, self._page_bytes, self._now = kv, mover, page_bytes, now
         self.host, self.disk, self._will_compute = host, disk, will_compute
         self.stats = TierStats()
-        self._host_meter = TierMeter(latency_s=HOST_LATENCY_S, bytes_per_s=HOST_BYTES_PER_S)
         self._disk_meter = TierMeter(latency_s=DISK_LATENCY_S, bytes_per_s=DISK_BYTES_PER_S)
         self._fetches: dict[str, TierFetch] = {}  # by request id
+        self._trial: TierRead | None = None  # of the disk, once
         self._woken = threading.Event()
         self.wake: Callable[[], None] | None = None  # the engine's thread; called on other threads
         self._own: OwnBlocks | None = None
         self._server: BlockServer | None = None
         self._peers: PeerEngines | None = None
+        copies = DirectCopies(mover) if open_copies is None else open_copies(self.woken)
+        self._copies: BlockCopies = copies
+        self._host_meter = TierMeter(latency_s=copies.latency_s, bytes_per_s=copies.bytes_per_s)
+        self._saves = BlockSaves(kv.pool, copies, is_stored=self._is_everywhere, store=self._store)
         kv.saves = []
 
     @property
@@ -161,33 +173,23 @@ class KVTiers:
             self.wake()
 
     def serve(self) -> None:
-        """Copy blocks that other engines wait for."""
+        """Copy blocks that other engines wait for, and take in what was copied."""
+        self._saves.advance()
         if self._own is not None:
             self.stats.served_bytes += self._own.serve()
 
     def save(self) -> None:
-        """Copy what the last step computed; before the next one is planned."""
-        saves = self._kv.saves
+        """Have copied what the last step computed; before the next one is planned."""
         if self._kv.spoiled:
             self._drop_spoiled()
-        if not saves:
-            return
-        self._kv.saves = []
-        wanted = [
-            (name, save.block_id)
-            for save in saves
-            if not self._is_everywhere(name := block_name(save.digest, save.group))
-            and self._kv.pool.blocks[save.block_id].digest == save.digest
-        ]
-        if not wanted:
-            return
-        pages = self._mover.save_blocks([block_id for _, block_id in wanted])
-        self.stats.saved_bytes += len(pages) * self._page_bytes
-        for (name, _), page in zip(wanted, pages, strict=True):
-            if self.host is not None:
-                self.host.put(name, page)
-            if self.disk is not None:
-                self.disk.put(name, page)
+        if self._kv.saves:
+            self._saves.add(self._kv.saves)
+            self._kv.saves = []
+        self._saves.advance()
+
+    def flush(self) -> None:
+        """Wait until what the pool still has is saved; before it is forgotten."""
+        self._saves.flush(FLUSH_S)
 
     def defers(self, sequence: Sequence, match: PrefixMatch, step_time: StepTimeModel) -> bool:
         """Whether blocks are being read for it; begins with that where it is worth it."""
@@ -221,12 +223,16 @@ class KVTiers:
         """Bring what was read into the pool, before a step is planned."""
         self._kv.saves = []  # of a step that failed
         self.serve()
+        self._end_trial()
         if self._peers is not None:
             self._peers.settle()
         if not self._fetches:
             return
         now = self._now()
         for request_id, fetch in list(self._fetches.items()):
+            if fetch.rest is not None:
+                self._place(request_id, fetch)
+                continue
             late = [read for read in fetch.reads if read.ended_at is None]
             if late and self._is_awaited(fetch, now):
                 continue
@@ -236,8 +242,8 @@ class KVTiers:
                     continue
                 self.stats.failed_reads += 1
                 read.meter.observe(len(read.names) * self._page_bytes, now - read.started_at)
-            self._take(fetch)
-            del self._fetches[request_id]
+            fetch.rest = self._take(fetch)
+            self._place(request_id, fetch)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until something was read, for a caller that has nothing else to do."""
@@ -247,11 +253,13 @@ class KVTiers:
     def read_stats(self) -> TierStats:
         """Where the tiers stand; the counters only grow."""
         stats = self.stats
+        stats.saved_bytes = self._saves.num_saved * self._page_bytes
+        stats.unsaved_blocks = self._saves.num_unsaved
         if self.host is not None:
             stats.host_blocks, stats.host_bytes = len(self.host), self.host.num_bytes
         if self.disk is not None:
             stats.disk_blocks, stats.disk_bytes = self.disk.num_blocks, self.disk.num_bytes
-            stats.unsaved_blocks = self.disk.num_unsaved
+            stats.unsaved_blocks += self.disk.num_unsaved
         if self._peers is not None:
             stats.peer_failures = self._peers.num_failures
         return stats
@@ -261,6 +269,8 @@ class KVTiers:
             self._server.close()
         if self._peers is not None:
             self._peers.close()
+        self.flush()
+        self._copies.close()
         if self.disk is not None:
             self.disk.close()
 
@@ -382,6 +392,7 @@ class KVTiers:
             self.stats.refused += 1
             for meter in [read.meter for read in reads] or [self._host_meter]:
                 meter.refused()
+            self._try_disk(reads)
             return False
         patience = max(LEAST_PATIENCE_S, PATIENCE * load_s)
         fetch = TierFetch(sequence, turns, pages, now + patience, patience, reads)
@@ -405,6 +416,23 @@ class KVTiers:
             )
         return read.meter.seconds(num_blocks * self._page_bytes)
 
+    def _try_disk(self, reads: list[TierRead]) -> None:
+        """What was assumed of the disk spoke against it: read a little, to know better."""
+        most = max(1, TRIED_BYTES // self._page_bytes)
+        for read in reads:
+            if read.tier != "disk" or self.disk is None or self._trial is not None:
+                continue
+            self._trial = TierRead("disk", self._disk_meter, read.names[:most], self._now())
+            self._read_disk(self._trial, self.disk)
+
+    def _end_trial(self) -> None:
+        trial = self._trial
+        if trial is None or trial.ended_at is None or not trial.pages:
+            return
+        num_bytes = len(trial.pages) * self._page_bytes
+        trial.meter.replace(num_bytes, trial.ended_at - trial.started_at)
+        trial.pages = {}
+
     def _read_disk(self, read: TierRead, disk: DiskStore) -> None:
         def done(pages: list[Page | None]) -> None:
             there = zip(read.names, pages, strict=True)
@@ -424,15 +452,12 @@ class KVTiers:
 
         peer.fetch(read.names, timeout_s, read.pages.__setitem__, done, begun=begun)
 
-    def _take(self, fetch: TierFetch) -> None:
-        """Publish what was read and put its bytes there, as far as it goes."""
+    def _take(self, fetch: TierFetch) -> list[tuple[BlockTurn, Page]]:
+        """What was read, as far as it is of use."""
         pages, sequence = dict(fetch.pages), fetch.sequence
         for read in fetch.reads:
             came = dict(read.pages)  # of a late one the thread may add more
             pages |= came
-            if self.host is not None:
-                for name, page in came.items():
-                    self.host.put(name, page)
             if read.ended_at is None:
                 continue
             self.stats.failed_reads += len(read.names) - len(came)
@@ -446,21 +471,71 @@ class KVTiers:
                 self.stats.peer_load_seconds += seconds
         turns = [t for t in fetch.turns if block_name(t.digest, t.group) in pages]
         if sequence.finish_reason is not None or (self._kv.has_windows and turns != fetch.turns):
+            self._keep(fetch, pages)
+            return []
+        return [(turn, pages[block_name(turn.digest, turn.group)]) for turn in turns]
+
+    def _place(self, request_id: str, fetch: TierFetch) -> None:
+        """Publish what was read and put its bytes there, as much at a time as is copied; all of it
+        was when the fetch is forgotten."""
+        while fetch.copy is not None or fetch.rest:
+            if fetch.copy is None:
+                assert fetch.rest is not None
+                room = self._copies.num_loads_free
+                if fetch.sequence.finish_reason is not None or not room:
+                    break
+                fetch.copy = self._copies.begin_load([page for _, page in fetch.rest[:room]])
+            if not fetch.copy.is_done:
+                return
+            self._place_copied(fetch, fetch.copy)
+            fetch.copy = None
+        if fetch.rest and fetch.sequence.finish_reason is None:
+            return  # until there is room again
+        del self._fetches[request_id]
+
+    def _place_copied(self, fetch: TierFetch, copy: PageCopy) -> None:
+        """The first blocks that are left of a fetch. Without room in the pool the others go."""
+        assert fetch.rest is not None
+        count = len(copy.pages)
+        turns = [turn for turn, _ in fetch.rest[:count]]
+        fetch.rest = fetch.rest[count:]
+        pages = {block_name(t.digest, t.group): p for t, p in zip(turns, copy.pages, strict=True)}
+        self._keep(fetch, pages)
+        if fetch.sequence.finish_reason is not None or copy.is_failed:
+            self._copies.drop(copy)
+            fetch.rest = []
             return
         started_at = self._now()
-        placed = place_blocks(self._kv, sequence, turns)
-        content = [pages[block_name(turn.digest, turn.group)] for turn, _ in placed]
+        placed = place_blocks(self._kv, fetch.sequence, turns)
+        ids = {block_name(turn.digest, turn.group): block.id for turn, block in placed}
         try:
-            self._mover.load_blocks([block.id for _, block in placed], content)
+            self._copies.place(copy, [ids.get(name, -1) for name in pages])
         except Exception:
             for turn, block in placed:
                 self._kv.pool.caches[turn.group].retract(block)
             logger.exception("KV blocks could not be copied into the pool")
+            fetch.rest = []
             return
-        self._count({block_name(t.digest, t.group) for t, _ in placed}, fetch)
-        seconds = self._now() - started_at
+        if not placed:
+            fetch.rest = []
+        self._count(set(ids), fetch)
+        seconds = copy.seconds + self._now() - started_at
         self._host_meter.observe(len(placed) * self._page_bytes, seconds)
         self.stats.host_load_seconds += seconds
+
+    def _keep(self, fetch: TierFetch, pages: Mapping[BlockName, Page]) -> None:
+        """In host memory, what came from elsewhere."""
+        if self.host is None:
+            return
+        for name, page in pages.items():
+            if name not in fetch.pages:
+                self.host.put(name, page)
+
+    def _store(self, name: BlockName, page: Page) -> None:
+        if self.host is not None:
+            self.host.put(name, page)
+        if self.disk is not None:
+            self.disk.put(name, page)
 
     def _count(self, placed_names: set[BlockName], fetch: TierFetch) -> None:
         stats = self.stats
@@ -480,6 +555,7 @@ class KVTiers:
         groups = range(self._kv.num_groups)
         names = [block_name(digest, group) for digest in self._kv.spoiled for group in groups]
         self._kv.spoiled = []
+        self._saves.drop(names)
         if self.host is not None:
             self.host.drop(names)
         if self.disk is not None:
@@ -504,13 +580,19 @@ def make_tiers(
     is_alone = config.kv_transfer is None
     if is_alone and not config.kv_offloading_size and config.kv_disk_path is None:
         return None
+    if config.device == "plugin":
+        raise ConfigError(
+            "--kv-offloading-size, --kv-disk-path and --kv-transfer-config are not supported by "
+            "--device plugin yet: leave them out, or use --device cuda or cpu"
+        )
     flags = "--kv-offloading-size and --kv-disk-path are"
     if not is_alone:
         flags = "--kv-offloading-size, --kv-disk-path and --kv-transfer-config are"
     if not isinstance(backend, MovesKV):
         raise ConfigError(
             f"{flags} not supported by the backend {backend.name}: leave them out; models with a "
-            "page of ours have them with --device cpu and --tensor-parallel-size 1, torch or sim"
+            "page of ours have them with --device cpu and --tensor-parallel-size 1, cuda, torch or "
+            "sim"
         )
     if scheduler.kv.states is not None:
         raise ConfigError(
@@ -518,9 +600,15 @@ def make_tiers(
             f"snapshot of the state; leave {'them' if is_alone else 'it'} out"
         )
     page_bytes = backend.kv_bytes_per_block
+    host_bytes = int(config.kv_offloading_size * GIB)
     host = disk = None
     if config.kv_offloading_size:
-        host = HostStore(int(config.kv_offloading_size * GIB))
+        host = HostStore(host_bytes)
+    open_copies = None
+    if isinstance(backend, CopiesKV):
+        open_copies = partial(
+            _open_copies, backend, host_bytes, is_stored=config.kv_disk_path is not None
+        )
     if config.kv_disk_path is not None:
         key = disk_key(cache_key, backend)
         max_bytes = int(config.kv_disk_size * GIB)
@@ -542,7 +630,14 @@ def make_tiers(
         disk=disk,
         will_compute=scheduler.will_compute,
         now=now,
+        open_copies=open_copies,
     )
+
+
+def _open_copies(
+    backend: CopiesKV, host_bytes: int, woken: Callable[[], None], *, is_stored: bool
+) -> BlockCopies:
+    return backend.open_copies(host_bytes=host_bytes, is_stored=is_stored, woken=woken)
 
 
 def disk_key(cache_key: bytes, backend: Backend) -> bytes:
@@ -555,7 +650,10 @@ def disk_key(cache_key: bytes, backend: Backend) -> bytes:
 
 
 def build_digest(backend: Backend) -> bytes:
-    """Of the compiled module, where it computes: another build may round differently."""
+    """Of what computes, where another build may round differently: the compiled module, or the
+    kernels of a device."""
+    if isinstance(backend, NamesBuild):
+        return backend.build_digest()
     if not backend.name.startswith("native"):
         return b""
     from octavo_engine import _native

@@ -29,6 +29,10 @@ class TierMeter:
         byte_s = max(0.0, seconds - self._latency_s) / num_bytes
         self._byte_s = FORGET * self._byte_s + (1.0 - FORGET) * byte_s
 
+    def replace(self, num_bytes: int, seconds: float) -> None:
+        """As `observe`, but what was known or assumed before is of no worth."""
+        self._byte_s = max(0.0, seconds - self._latency_s) / num_bytes
+
     def refused(self) -> None:
         """The estimate was why something was computed instead."""
         self._byte_s = max(min(self._byte_s, self._least_s), AGE * self._byte_s)

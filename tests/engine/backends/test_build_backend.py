@@ -141,11 +141,12 @@ def test_the_simulator_needs_no_files() -> None:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
-@pytest.mark.parametrize("device", ["torch", "cuda", "sim"])
+@pytest.mark.parametrize("device", ["torch", "plugin", "sim"])
 def test_devices_that_hold_no_8_bit_kv_say_so(device: Any, kv_cache_dtype: Any) -> None:
     config = EngineConfig(device=device, kv_cache_dtype=kv_cache_dtype)
     message = (
-        f"--kv-cache-dtype {kv_cache_dtype} is computed by --device cpu only; --device {device}"
+        f"--kv-cache-dtype {kv_cache_dtype} is computed by --device cpu and cuda only; --device "
+        f"{device} takes auto"
     )
     with pytest.raises(ConfigError, match=message):
         build_backend(config, files(tiny_model("llama").config))

@@ -202,6 +202,26 @@ def test_what_is_slower_than_computing_is_not_loaded(monkeypatch):
     engine.close()
 
 
+def test_a_disk_that_seems_too_slow_is_read_once_to_know_better(monkeypatch, tmp_path):
+    monkeypatch.setattr(kv_tiers, "is_worth_loading", lambda *, load_s, recompute_s: load_s < 1.0)
+    engine, backend = make_engine(kv_disk_path=str(tmp_path))
+    prompt = make_prompt(80)
+    ask(engine, backend, prompt)
+    tiers = engine._tiers
+    tiers.disk.flush()
+    forget_pool(engine, backend)
+    tiers._disk_meter.replace(1, 3600.0)
+    assert ask(engine, backend, prompt) == 80
+    until = time.monotonic() + 5
+    while tiers._trial.ended_at is None:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    forget_pool(engine, backend)
+    assert ask(engine, backend, prompt) == 80 - 64
+    assert engine.stats().tiers.refused == 1
+    engine.close()
+
+
 def test_an_aborted_request_leaves_its_fetch_behind(monkeypatch, tmp_path):
     engine, backend = make_engine(kv_disk_path=str(tmp_path))
     prompt = make_prompt(80)
@@ -278,6 +298,12 @@ def test_random_lives_with_accidents_yield_only_true_tokens(tmp_path, monkeypatc
             backend.kv.reshape(-1, BLOCK_SIZE)[free] = POISON
             break_something(chance, tmp_path, engine, backend)
         engine.close()
+
+
+def test_a_plug_in_device_has_no_tiers():
+    config = EngineConfig(device="plugin", max_model_len=64, kv_offloading_size=1.0)
+    with pytest.raises(ConfigError, match="not supported by --device plugin yet"):
+        build_engine(config, backend=PagedBackend(5000))
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path):

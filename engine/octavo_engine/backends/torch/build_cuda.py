@@ -49,6 +49,8 @@ def build_cuda(
         batch_invariant=engine.batch_invariant,
         keep_quantized=engine.quantization != "none",
         adapters=adapters,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        has_tiers=engine.has_kv_tiers,
         progress=progress,
         num_drafts=_num_drafts(engine),
         drafts=drafts if drafts.is_any else None,

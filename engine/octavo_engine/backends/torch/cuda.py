@@ -16,6 +16,13 @@ import torch
 
 from octavo_engine.backends.backend import draft_limits
 from octavo_engine.backends.torch import memory
+from octavo_engine.backends.torch.block_copies import (
+    SlotCopies,
+    count_slots,
+    load_now,
+    save_now,
+)
+from octavo_engine.backends.torch.build_digest import digest_build
 from octavo_engine.backends.torch.capture import CudaRecorder
 from octavo_engine.backends.torch.compiling import (
     CompileHooks,
@@ -51,11 +58,11 @@ from octavo_engine.backends.torch.graphs import (
     plan_buckets,
 )
 from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.kv_format import settle_kv_format
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
 from octavo_engine.backends.torch.programs import MAIN, Program
-from octavo_engine.backends.torch.reference import block_values
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
@@ -66,7 +73,7 @@ from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -81,7 +88,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.landing import Landed
     from octavo_engine.backends.torch.memory import DeviceMemory
-    from octavo_engine.config import AttentionBackend, KernelChoice
+    from octavo_engine.config import AttentionBackend, KernelChoice, KVCacheDType
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled
@@ -118,10 +125,11 @@ def unusual_attention(config: ModelConfig) -> str | None:
     return None
 
 
-def walks_few(config: ModelConfig) -> bool:
+def walks_few(config: ModelConfig, kv_cache_dtype: KVCacheDType) -> bool:
     """Whether a few tokens of a sequence are attended to as single ones are."""
     has_states = any(isinstance(spec, StateSpec) for spec in config.caches())
-    return unusual_attention(config) is None and not has_states
+    is_usual = unusual_attention(config) is None and kv_cache_dtype == "auto"
+    return is_usual and not has_states
 
 
 def check_attention(config: ModelConfig, attention: AttentionBackend) -> None:
@@ -153,13 +161,16 @@ class CudaBackend(DraftsOnDevice):
         label: str = "cuda",
         memory_of: Callable[[], DeviceMemory | None] | None = None,
         adapters: AdapterLimits | None = None,
+        kv_cache_dtype: KVCacheDType = "auto",
+        has_tiers: bool = False,
         progress: Callable[[int, int], None] | None = None,
         num_drafts: int = 0,
         drafts: DraftSources | None = None,
     ) -> None:
         """Weights that the file holds quantised stay so by default. `memory_of` is how
         much memory a device has that is neither a GPU nor the host. `num_drafts`: tokens that a
-        step verifies of a sequence at most; `drafts`: what proposes them, if it is not the text."""
+        step verifies of a sequence at most; `drafts`: what proposes them, if it is not the text.
+        `has_tiers`: copies of KV blocks need memory too."""
         check_attention(config, attention)
         settled = open_device(device)
         chosen = choose_kernels(
@@ -198,6 +209,7 @@ class CudaBackend(DraftsOnDevice):
             use_graphs=use_graphs, label=label, memory_of=memory_of,
             parking=loaded.parking, load=load, expanded_bytes=loaded.expanded_bytes,
             num_drafts=num_drafts, drafts=device_drafts,
+            kv_cache_dtype=kv_cache_dtype, has_tiers=has_tiers,
         )  # fmt: skip
         if adapters is not None:
             self.use_adapters(adapters, loaded.sites)
@@ -215,6 +227,7 @@ class CudaBackend(DraftsOnDevice):
         use_graphs: bool = True,
         batch_invariant: bool = False,
         num_drafts: int = 0,
+        kv_cache_dtype: KVCacheDType = "auto",
     ) -> CudaBackend:
         """A model whose weights are on the device already; for measuring without files."""
         check_attention(config, attention)
@@ -225,8 +238,9 @@ class CudaBackend(DraftsOnDevice):
             latent=config.latent,
         )  # fmt: skip
         backend._init(
-            config, model, device, dtype, chosen, use_graphs=use_graphs, num_drafts=num_drafts
-        )
+            config, model, device, dtype, chosen, use_graphs=use_graphs, num_drafts=num_drafts,
+            kv_cache_dtype=kv_cache_dtype,
+        )  # fmt: skip
         return backend
 
     def _init(
@@ -245,9 +259,11 @@ class CudaBackend(DraftsOnDevice):
         expanded_bytes: int = 0,
         num_drafts: int = 0,
         drafts: DeviceDrafts | None = None,
+        kv_cache_dtype: KVCacheDType = "auto",
+        has_tiers: bool = False,
     ) -> None:
         self.config = config
-        self._num_drafts = num_drafts if walks_few(config) else 0
+        self._num_drafts = num_drafts if walks_few(config, kv_cache_dtype) else 0
         self._drafts = drafts
         if drafts is None:
             layout = device_layout(config.caches(), has_one_table=kernels.has_one_table)
@@ -260,6 +276,12 @@ class CudaBackend(DraftsOnDevice):
         self._model: Model | None = model
         self._dtype = dtype
         self._kernels = kernels
+        self._kv_format = settle_kv_format(
+            kv_cache_dtype, dtype, self.cache_layout,
+            has_e4m3="fp8" in kernels.formats, reads_scales=kernels.reads_scales,
+        )  # fmt: skip
+        self._has_tiers = has_tiers
+        self._copies: SlotCopies | None = None
         self._use_graphs = use_graphs and device.type == "cuda" and self._kernels.can_capture
         self._recorder: GraphRecorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
         self._make_mark = marks_of(device)
@@ -310,8 +332,7 @@ class CudaBackend(DraftsOnDevice):
 
     @property
     def kv_bytes_per_block(self) -> int:
-        itemsize = self._dtype.itemsize
-        return self.cache_layout.page_bytes(lambda spec: block_values(spec) * itemsize)
+        return self.cache_layout.page_bytes(self._kv_format.bytes_of)
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         """As the protocol says. Raises ConfigError if nothing is left."""
@@ -331,6 +352,8 @@ class CudaBackend(DraftsOnDevice):
         needed += memory.count_bytes(self.config, limits)
         if self._adapters is not None:  # the adapters themselves have theirs already
             needed += self._adapters.workspace_bytes(limits)
+        if self._has_tiers:
+            needed += count_slots(limits, self.kv_bytes_per_block) * self.kv_bytes_per_block
         if self._use_graphs:
             # Graphs have memory of their own.
             needed += workspace + memory.graph_bytes(
@@ -485,8 +508,31 @@ class CudaBackend(DraftsOnDevice):
         assert self._context is not None and self._context.states is not None
         self._context.states.poison(slots)
 
+    def open_copies(
+        self, *, host_bytes: int, is_stored: bool, woken: Callable[[], None]
+    ) -> SlotCopies:
+        assert self._limits is not None, "prepare() comes first"
+        page_bytes = self.kv_bytes_per_block
+        self._copies = SlotCopies(
+            self._kernels, self.device, self._kv,
+            num_slots=count_slots(self._limits, page_bytes), page_bytes=page_bytes,
+            host_bytes=host_bytes, is_stored=is_stored, woken=woken,
+        )  # fmt: skip
+        return self._copies
+
+    def save_blocks(self, block_ids: Sequence[int]) -> list[NDArray[np.uint8]]:
+        return save_now(self._kv(), self._kernels, block_ids, self.device)
+
+    def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
+        load_now(self._kv(), self._kernels, block_ids, pages, self.device)
+
+    def build_digest(self) -> bytes:
+        return digest_build(self.isa, self._kernels)
+
     def release_kv(self) -> None:
         """As `executor.ReleasesKV`. Graphs know addresses of what goes, so they go too."""
+        if self._copies is not None:
+            self._copies.release()
         self._context = None
         if self._drafts is not None:
             self._drafts.release_kv()
@@ -500,8 +546,9 @@ class CudaBackend(DraftsOnDevice):
         limits = self._limits
         assert limits is not None, "prepare() comes first"
         kv = DeviceKV(
-            self.cache_layout, num_blocks=self._num_blocks, dtype=self._dtype, device=self.device
-        )
+            self.cache_layout, num_blocks=self._num_blocks, dtype=self._kv_format.dtype,
+            device=self.device, has_scales=self._kv_format.has_scales,
+        )  # fmt: skip
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
         states = None
         if self.cache_layout.states:
@@ -509,6 +556,8 @@ class CudaBackend(DraftsOnDevice):
         self._context = Context(self._kernels, kv, ropes, self._dtype, self._adapters, states)
         if self._drafts is not None:
             self._drafts.restore_kv(self._context)
+        if self._copies is not None:
+            self._copies.restore()
 
     def release_weights(self, *, keep: bool) -> None:
         """As `executor.ReleasesWeights`. Weights that came from no file are kept in any case."""
@@ -563,6 +612,10 @@ class CudaBackend(DraftsOnDevice):
         context.kv.copy(step.copies)
         if context.states is not None and step.states is not None:
             context.states.copy(step.states.copies)
+
+    def _kv(self) -> DeviceKV:
+        assert self._context is not None, "prepare() comes first"
+        return self._context.kv
 
     def _plan_buckets(self, limits: BackendLimits) -> Buckets:
         return plan_buckets(limits, MAX_GRAPHS, has_mixed=self._kernels.can_capture_prompts)

@@ -118,8 +118,9 @@ class CudaOps:
         qkv, step = _formed(qkv), self._by_group[self._kv.group(spec.layer)]
         if has_own_norm(spec):
             qkv, spec = _normed_before(qkv, spec)
-        q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec)
-        return self._kernels.attend(q, k_cache, v_cache, step, spec)
+        scales = self._kv.scales(spec.layer)
+        q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec, scales=scales)
+        return self._kernels.attend(q, k_cache, v_cache, step, spec, scales=scales)
 
     def latent_attention(
         self,

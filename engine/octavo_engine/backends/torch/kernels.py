@@ -62,6 +62,10 @@ class Kernels(Protocol):
     def formats(self) -> frozenset[Format]:
         """The quantised weights that products take as they are stored."""
 
+    @property
+    def reads_scales(self) -> bool:
+        """Whether attention reads a cache in eight bits."""
+
     def workspace_bytes(self, limits: BackendLimits) -> int:
         """The most that attention takes beside its operands and results, in the largest step."""
 
@@ -122,8 +126,11 @@ class Kernels(Protocol):
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Norm and rotate q and k, write k and v to the cache; gives q."""
+        """Norm and rotate q and k, write k and v to the cache; gives q. `scales`: of keys and of
+        values, where the cache has eight bits."""
 
     def attend(
         self,
@@ -132,6 +139,8 @@ class Kernels(Protocol):
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor: ...
 
     def latent_attention(
@@ -146,6 +155,19 @@ class Kernels(Protocol):
         spec: LatentAttentionSpec,
     ) -> Tensor:
         """As `LatentOps.latent_attention`; `cache` is [blocks, 16, 1, rank + rope_dim]."""
+
+    def move_pages(
+        self,
+        staging: Tensor,
+        region: Tensor,
+        block_ids: Tensor,
+        slots: Tensor,
+        first: int,
+        *,
+        is_save: bool,
+    ) -> None:
+        """Blocks of a region of the KV cache (`DeviceKV.regions`) into slots of `staging`, from
+        word `first` on, or back; where a block is -1, nothing. int32 all."""
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         """Tokens and statuses, [2, S] int32; the tokens are kept for a step that awaits them."""

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from octavo_engine.backends.torch.activations import activate
 from octavo_engine.backends.torch.device_step import WalkCut
+from octavo_engine.backends.torch.kv_format import narrow_rows, widen_blocks
 from octavo_engine.backends.torch.packed import ALL_FORMATS, expert_product
 from octavo_engine.backends.torch.plain_adapters import add_adapters
 from octavo_engine.backends.torch.plain_draw import draw
@@ -34,6 +35,7 @@ class PlainKernels:
     name = "plain"
     can_capture = can_capture_prompts = batch_invariant = False
     has_one_table = False
+    reads_scales = True
     formats = ALL_FORMATS
     scans = PlainScans()
     walks = WalkCut()
@@ -105,6 +107,8 @@ class PlainKernels:
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
@@ -122,8 +126,15 @@ class PlainKernels:
             q = q * (1 + spec.temperature.scale * steps.log1p()).float()[:, None, None]
         kept = step.slots >= 0
         slots = step.slots[kept].long()
-        k_cache.flatten(0, 1)[slots] = k[kept].to(k_cache.dtype)
-        v_cache.flatten(0, 1)[slots] = v[kept].to(v_cache.dtype)
+        if scales is None:
+            k_cache.flatten(0, 1)[slots] = k[kept].to(k_cache.dtype)
+            v_cache.flatten(0, 1)[slots] = v[kept].to(v_cache.dtype)
+        else:
+            blocks, places = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+            for rows, cache, own in ((k, k_cache, scales[0]), (v.float(), v_cache, scales[1])):
+                narrowed, row_scales = narrow_rows(rows[kept])
+                cache.view(torch.uint8).flatten(0, 1)[slots] = narrowed.view(torch.uint8)
+                own[blocks, :, places] = row_scales
         turned: Tensor = q.to(qkv.dtype).flatten(1)
         return turned
 
@@ -134,13 +145,15 @@ class PlainKernels:
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         assert step.host is not None, "plain attention needs the step's sizes on the host"
         out = torch.empty_like(q)
         for index in range(len(step.host.seq_lens)):
             own = slice(int(step.host.seq_starts[index]), int(step.host.seq_starts[index + 1]))
             length = int(step.host.seq_lens[index])
-            out[own] = _attend_one(q[own], k_cache, v_cache, step, spec, index, length)
+            out[own] = _attend_one(q[own], k_cache, v_cache, step, spec, index, length, scales)
         return out
 
     def latent_attention(
@@ -155,6 +168,26 @@ class PlainKernels:
         spec: LatentAttentionSpec,
     ) -> Tensor:
         return latent_attention(q, kv, key_up, value_up, cos_sin, cache, step, spec)
+
+    def move_pages(
+        self,
+        staging: Tensor,
+        region: Tensor,
+        block_ids: Tensor,
+        slots: Tensor,
+        first: int,
+        *,
+        is_save: bool,
+    ) -> None:
+        num_rows, _, width = region.shape
+        kept = block_ids >= 0
+        blocks, places = block_ids[kept].long(), slots[kept].long()
+        end = first + num_rows * width
+        if is_save:
+            staging[places, first:end] = region[:, blocks].transpose(0, 1).flatten(1)
+        else:
+            pages = staging[places, first:end].view(len(places), num_rows, width)
+            region[:, blocks] = pages.transpose(0, 1)
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw(logits, params)
@@ -206,6 +239,16 @@ def _turn(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
 
 
+def _read_blocks(
+    cache: Tensor, scales: Tensor | None, blocks: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """[tokens, kv heads, head_dim]"""
+    if scales is None:
+        return cache[blocks].flatten(0, 1)
+    values = cache.view(torch.uint8)[blocks].view(cache.dtype)
+    return widen_blocks(values, scales[blocks], dtype).flatten(0, 1)
+
+
 def _attend_one(
     q: Tensor,
     k_cache: Tensor,
@@ -214,6 +257,7 @@ def _attend_one(
     spec: AttentionSpec,
     index: int,
     length: int,
+    scales: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """One sequence's tokens by torch's own attention where it can, in float32 where it cannot."""
     count = len(q)
@@ -227,8 +271,11 @@ def _attend_one(
     start = int(step.table_starts[index])
     blocks = step.tables[start + first_block : start + num_blocks].long()
     seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
-    k = k_cache[blocks].flatten(0, 1)[seen].transpose(0, 1)  # [kv heads, tokens, head_dim]
-    v = v_cache[blocks].flatten(0, 1)[seen].transpose(0, 1)
+    k, v = (
+        _read_blocks(cache, None if scales is None else scales[side], blocks, q.dtype)[seen]
+        for side, cache in enumerate((k_cache, v_cache))
+    )
+    k, v = k.transpose(0, 1), v.transpose(0, 1)  # [kv heads, tokens, head_dim]
     heads = q.view(count, spec.num_heads, spec.head_dim).transpose(0, 1)
     own = torch.arange(length - count, length, device=q.device)[:, None]
     columns = torch.arange(first, length, device=q.device)

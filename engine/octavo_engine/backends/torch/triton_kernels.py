@@ -20,6 +20,7 @@ from octavo_engine.backends.torch.triton import (
     grouped,
     heads,
     matmul,
+    pages,
     prompts,
     routing,
     rows,
@@ -75,10 +76,16 @@ class TritonKernels:
         self._gathers = self._gathers and _copies_blocks(device)
         self._itemsize = dtype.itemsize
         group = shape.num_heads // shape.num_kv_heads
-        self._tile = attention.choose_tile(
-            group=group, head_dim=shape.head_dim, itemsize=dtype.itemsize
+        dim, itemsize = shape.head_dim, dtype.itemsize
+        self._tile = attention.choose_tile(group=group, head_dim=dim, itemsize=itemsize)
+        self._walk_tile = decode.choose_tile(head_dim=dim, itemsize=itemsize)
+        # Of a KV cache in eight bits; as many rows.
+        self._scaled_tile = attention.choose_tile(
+            group=group, head_dim=dim, itemsize=itemsize, has_scales=True
         )
-        self._walk_tile = decode.choose_tile(head_dim=shape.head_dim, itemsize=dtype.itemsize)
+        self._scaled_walk_tile = decode.choose_tile(
+            head_dim=dim, itemsize=itemsize, has_scales=True
+        )
         self._group = group
         self._shape = shape
         self._batch_invariant = batch_invariant
@@ -116,6 +123,10 @@ class TritonKernels:
     @property
     def has_one_table(self) -> bool:
         return self._prompts is not None  # whose plans are made once for all layers of a kind
+
+    @property
+    def reads_scales(self) -> bool:
+        return self._prompts is None
 
     def workspace_bytes(self, limits: BackendLimits) -> int:
         if self._latent is not None:
@@ -227,8 +238,10 @@ class TritonKernels:
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        return heads.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec)
+        return heads.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec, scales)
 
     def attend(
         self,
@@ -237,6 +250,8 @@ class TritonKernels:
         v_cache: Tensor,
         step: DeviceStep,
         spec: AttentionSpec,
+        *,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         if step.width:
             return few.attend(q, k_cache, v_cache, step, spec)
@@ -244,15 +259,19 @@ class TritonKernels:
             return self._prompts.attend(q, k_cache, v_cache, step, spec)
         alibi = self._slopes(spec)
         if step.is_decode and not self._batch_invariant:
-            return decode.attend(q, k_cache, v_cache, step, spec, tile=self._walk_tile, alibi=alibi)
+            walk = self._walk_tile if scales is None else self._scaled_walk_tile
+            return decode.attend(
+                q, k_cache, v_cache, step, spec, tile=walk, alibi=alibi, scales=scales
+            )
         out = torch.empty_like(q)
         runs = [range(len(step.tile_seqs))]
-        long = prompts.find_long(step, spec, self._itemsize) if self._gathers else []
+        gathers = self._gathers and scales is None
+        long = prompts.find_long(step, spec, self._itemsize) if gathers else []
         if long:
             prompts.attend(out, q, k_cache, v_cache, step, spec, long)
             runs = prompts.tiles_of_others(step, long, self.tokens_per_tile)
         for tiles in runs:
-            self._attend_tiles(out, q, k_cache, v_cache, step, spec, tiles, alibi)
+            self._attend_tiles(out, q, k_cache, v_cache, step, spec, tiles, alibi, scales)
         return out
 
     def _attend_tiles(
@@ -265,6 +284,7 @@ class TritonKernels:
         spec: AttentionSpec,
         tiles: range,
         alibi: Tensor | None,
+        scales: tuple[Tensor, Tensor] | None,
     ) -> None:
         if self._batch_invariant:
             split_tokens = INVARIANT_SPLIT_TOKENS
@@ -279,8 +299,8 @@ class TritonKernels:
             )
         attention.attend(
             q, k_cache, v_cache, step, spec,
-            tile=self._tile, tiles=tiles, out=out,
-            num_splits=num_splits, split_tokens=split_tokens, alibi=alibi,
+            tile=self._tile if scales is None else self._scaled_tile, tiles=tiles, out=out,
+            num_splits=num_splits, split_tokens=split_tokens, alibi=alibi, scales=scales,
         )  # fmt: skip
 
     def _slopes(self, spec: AttentionSpec) -> Tensor | None:
@@ -307,6 +327,18 @@ class TritonKernels:
     ) -> Tensor:
         assert self._latent is not None, "the model's config has its sizes"
         return self._latent.attend(q, kv, key_up, value_up, cos_sin, cache, step, spec)
+
+    def move_pages(
+        self,
+        staging: Tensor,
+        region: Tensor,
+        block_ids: Tensor,
+        slots: Tensor,
+        first: int,
+        *,
+        is_save: bool,
+    ) -> None:
+        pages.move_pages(staging, region, block_ids, slots, first, is_save=is_save)
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw.draw(logits, params)

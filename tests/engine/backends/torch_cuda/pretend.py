@@ -259,6 +259,18 @@ class _Stream:
         pass
 
 
+class _Cudart:
+    """Memory of the host that is pinned by its address."""
+
+    @staticmethod
+    def cudaHostRegister(address: int, size: int, flags: int) -> int:
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:
+        return 0
+
+
 def _must_not_capture(*_: Any) -> None:
     assert _recording.graph is None, "the host waits within a graph"
 
@@ -284,6 +296,8 @@ def install(monkeypatch: Any) -> None:
         "current_stream": lambda device=None: _Stream(),
         "Event": _Event,
         "Stream": _Stream,
+        "_sleep": lambda cycles: None,
+        "cudart": lambda: _Cudart,
         "stream": lambda stream: contextlib.nullcontext(),
         "graph_pool_handle": lambda: (0, 1),
         "CUDAGraph": Graph,

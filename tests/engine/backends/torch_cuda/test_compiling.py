@@ -42,7 +42,8 @@ def warmed(family, device, variants, *, checkpoint=None, use_graphs=False, **opt
         backend._use_graphs, backend._recorder = True, RunAgain(backend)
     driver = Driver(backend, limits=LIMITS)
     assert backend._context is not None
-    for data in backend._context.kv._data.values():
+    kv = backend._context.kv
+    for data in (*kv._data.values(), *kv._scales.values()):
         data.zero_()  # as it is when a model was loaded
     backend.warm_up(Heartbeat())
     assert backend._hooks is not None
@@ -78,6 +79,7 @@ def drive(driver, counts):
         ("qwen2-window", {"batch_invariant": True}),
         ("qwen3", {"checkpoint": "int4"}),
         ("qwen3", {"checkpoint": "int8"}),
+        ("llama", {"kv_cache_dtype": "fp8"}),
     ],
 )
 def test_traffic_compiles_nothing_that_the_warm_up_did_not(family, options, device, monkeypatch):

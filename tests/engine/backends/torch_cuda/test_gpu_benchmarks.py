@@ -20,6 +20,7 @@ from benchmarks.gpu import (
     encoders,
     estimate,
     gap,
+    kv,
     latent,
     measure,
     products,
@@ -196,6 +197,30 @@ def test_steps_that_verify_are_timed_beside_plain_ones_and_loops_beside_loops(de
     assert found["loop_1_gain"] > 0 < found["loop_2_drafts_tokens_per_s"]
     assert found["plain_1_bandwidth_share"] > 0
     assert torch.equal(head, before) and head.is_cuda == on_device
+
+
+def test_blocks_come_back_and_are_timed_beside_the_link_and_computing(monkeypatch):
+    monkeypatch.setattr(kv, "LINK_BYTES", 1 << 20)
+    bench = Bench.make(TINY, LIMITS, device="cpu", dtype=torch.float32, kernels="plain")
+    found = kv.tiers(bench, num_tokens=200, num_decodes=2)
+    assert found["gigabytes"] == pytest.approx(12 * 16 * 3 * 2 * 2 * 32 * 4 / 1e9)
+    for name in ("load_ms", "save_ms", "compute_ms", "link_gb_per_s", "decode_beside_copies_ms"):
+        assert found[name] > 0
+    assert found["faster_than_computing"] == pytest.approx(
+        found["compute_ms"] / found["load_ms"], rel=1e-6
+    )
+
+
+def test_attention_over_eight_bits_is_timed_beside_sixteen():
+    limits = BackendLimits(max_tokens=64, max_seqs=2, max_logit_rows=2, max_model_len=64)
+    found = kv.fp8(
+        lambda kind: attention.Layers("cpu", kv_cache_dtype=kind, limits=limits),
+        Ceilings(bytes_per_s=1e9, flops_per_s=1e12), walks={"2 x 30": [30, 30]},
+        timer=lambda works: float(works[0]().isfinite().all()),
+    )  # fmt: skip
+    assert found["2 x 30 speedup"] == 1.0
+    shares = [found[f"2 x 30 {kind} bandwidth_share"] for kind in ("bf16", "fp8")]
+    assert shares[1] / shares[0] == pytest.approx(130 / 256)
 
 
 def test_the_draw_is_timed_by_what_rows_wish_for():

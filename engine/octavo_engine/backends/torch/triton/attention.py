@@ -38,7 +38,7 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def choose_tile(*, group: int, head_dim: int, itemsize: int) -> Tile:
+def choose_tile(*, group: int, head_dim: int, itemsize: int, has_scales: bool = False) -> Tile:
     """What was fastest on an H100, whose registers do not spill. The compiler shares stages between
     the numbers of pages and what lies in these, so five hold two blocks of the latter."""
     least = max(16, triton.next_power_of_2(group))
@@ -46,6 +46,8 @@ def choose_tile(*, group: int, head_dim: int, itemsize: int) -> Tile:
         return Tile(least, 16, 4, 1)
     if head_dim > 128:
         return Tile(max(64, least), 32, 8, 2)
+    if has_scales:  # what is widened from eight bits lies in registers
+        return Tile(max(128, least), 32, 8, 5)
     return Tile(max(128, least), 64, 8, 5)
 
 
@@ -94,6 +96,8 @@ def look_at(
     num_kv_heads,
     score_scale,
     soft_cap,
+    k_scales,  # [blocks, kv heads, PAGE], of keys and values in eight bits
+    v_scales,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
@@ -103,6 +107,7 @@ def look_at(
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     EXACT: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     """The running maximum, sum and average of values, after BLOCK_N more tokens."""
     columns = n + tl.arange(0, BLOCK_N)
@@ -126,10 +131,21 @@ def look_at(
     else:
         k = tl.load(k_rows, mask=dims[:, None] < HEAD_DIM, other=0.0)
         v = tl.load(v_rows, mask=dims[None, :] < HEAD_DIM, other=0.0)
+    if HAS_SCALES:  # a key's is applied to its score, a value's to its weight
+        at = (blocks.to(tl.int64) * num_kv_heads + kv_head) * PAGE + columns % PAGE
+        if IS_MASKED:
+            k_scale = tl.load(k_scales + at, mask=column_ok, other=0.0).to(tl.float32)
+            v_scale = tl.load(v_scales + at, mask=column_ok, other=0.0).to(tl.float32)
+        else:
+            k_scale = tl.load(k_scales + at).to(tl.float32)
+            v_scale = tl.load(v_scales + at).to(tl.float32)
+        k, v = k.to(q_rows.dtype), v.to(q_rows.dtype)
     if EXACT:
         scores = tl.dot(q_rows, k, input_precision="ieee") * score_scale
     else:
         scores = tl.dot(q_rows, k) * score_scale
+    if HAS_SCALES:
+        scores = scores * k_scale[None, :]
     if HAS_CAP:
         # tanh by one exponential, whose power stays within float32.
         powers = tl.minimum(scores / soft_cap * 2.8853900817779268, 120.0)
@@ -149,10 +165,13 @@ def look_at(
     weights = tl.exp2(scores - pivots[:, None])
     fade = tl.exp2(maxima - pivots)
     acc = acc * fade[:, None]
+    shares = weights
+    if HAS_SCALES:
+        shares = weights * v_scale[None, :]
     if EXACT:
-        acc = tl.dot(weights, v, acc, input_precision="ieee")
+        acc = tl.dot(shares, v, acc, input_precision="ieee")
     else:
-        acc = tl.dot(weights.to(v.dtype), v, acc)
+        acc = tl.dot(shares.to(v.dtype), v, acc)
     return new_maxima, sums * fade + tl.sum(weights, 1), acc
 
 
@@ -177,6 +196,8 @@ def look_along(
     num_kv_heads,
     score_scale,
     soft_cap,
+    k_scales,
+    v_scales,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
@@ -185,19 +206,20 @@ def look_along(
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     EXACT: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     """As `look_at`, over the tokens [start, stop)."""
     for n in range(start, whole, BLOCK_N):
         maxima, sums, acc = look_at(
             maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, lows,
-            slopes, kv_head, num_kv_heads, score_scale, soft_cap,
-            HEAD_DIM, DIM, PAGE, BLOCK_N, False, False, HAS_CAP, HAS_ALIBI, EXACT,
+            slopes, kv_head, num_kv_heads, score_scale, soft_cap, k_scales, v_scales,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, False, False, HAS_CAP, HAS_ALIBI, EXACT, HAS_SCALES,
         )  # fmt: skip
     for n in range(whole, stop, BLOCK_N):
         maxima, sums, acc = look_at(
             maxima, sums, acc, q_rows, k_cache, v_cache, pages, n, low, high, positions, lows,
-            slopes, kv_head, num_kv_heads, score_scale, soft_cap,
-            HEAD_DIM, DIM, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_CAP, HAS_ALIBI, EXACT,
+            slopes, kv_head, num_kv_heads, score_scale, soft_cap, k_scales, v_scales,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_CAP, HAS_ALIBI, EXACT, HAS_SCALES,
         )  # fmt: skip
     return maxima, sums, acc
 
@@ -241,6 +263,8 @@ def attend_kernel(
     soft_cap,
     window,
     split_tokens,  # a part's tokens, a multiple of BLOCK_N; 0: equal parts
+    k_scales,  # [blocks, kv heads, PAGE] bf16, if HAS_SCALES
+    v_scales,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,  # HEAD_DIM, up to a power of two
@@ -255,6 +279,7 @@ def attend_kernel(
     SPLIT: tl.constexpr,
     ALWAYS_MASKED: tl.constexpr,  # masks cost time and change the way in which numbers are rounded
     EXACT: tl.constexpr,  # float32 products as they are, not in tf32
+    HAS_SCALES: tl.constexpr,  # keys and values are in e4m3
 ):
     # The last tiles of a prompt look at the most tokens, so they begin first.
     place = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -312,8 +337,8 @@ def attend_kernel(
         whole += tl.maximum(tl.minimum(stop, context + first + 1) - start, 0) // BLOCK_N * BLOCK_N
     maxima, sums, acc = look_along(
         maxima, sums, acc, q_rows, k_cache, v_cache, pages, start, whole, stop, low, high,
-        positions, lows, slopes, kv_head, num_kv_heads, score_scale, soft_cap,
-        HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_ALIBI, EXACT,
+        positions, lows, slopes, kv_head, num_kv_heads, score_scale, soft_cap, k_scales, v_scales,
+        HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_ALIBI, EXACT, HAS_SCALES,
     )  # fmt: skip
 
     if SPLIT:
@@ -398,6 +423,7 @@ def attend(
     alibi: Tensor | None = None,
     tiles: range | None = None,
     out: Tensor | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """q [T, num_heads * head_dim] over the pages of each sequence. `alibi`: the spec's. Of some
     tiles, if given: then the rows of others in `out` stay as they are."""
@@ -434,11 +460,12 @@ def attend(
             step.tile_seqs, step.tile_starts, step.seq_starts, step.seq_lens,
             step.table_starts, step.tables, first, part_rows,
             spec.scale if spec.soft_cap is not None else spec.scale * LOG2_E,
-            spec.soft_cap or 0.0, spec.window or 0, split_tokens,
+            spec.soft_cap or 0.0, spec.window or 0, split_tokens, *(scales or (q, q)),
             PAGE=k_cache.shape[1], BLOCK_N=tile.block_n,
             HAS_WINDOW=spec.window is not None, IS_CHUNKED=spec.is_chunked,
             HAS_CAP=spec.soft_cap is not None, HAS_ALIBI=alibi is not None,
             SPLIT=is_split, ALWAYS_MASKED=split_tokens > 0, EXACT=q.dtype == torch.float32,
+            HAS_SCALES=scales is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages, **common,
         )  # fmt: skip
         if is_split:

@@ -39,13 +39,15 @@ class WalkTile(NamedTuple):
     num_stages: int
 
 
-def choose_tile(*, head_dim: int, itemsize: int) -> WalkTile:
+def choose_tile(*, head_dim: int, itemsize: int, has_scales: bool = False) -> WalkTile:
     """What was fastest on an H100. The compiler shares stages between the numbers of pages and what
     lies in these, so five hold two blocks of the latter."""
     if itemsize == 4:  # no matrix units for exact float32: for checking, not for speed
         return WalkTile(16, 4, 1)
     if head_dim > 128:
         return WalkTile(32, 4, 2)
+    if has_scales:  # what is widened from eight bits lies in registers
+        return WalkTile(64, 4, 5)
     return WalkTile(64, 2, 5)
 
 
@@ -71,6 +73,8 @@ def walk_kernel(
     score_scale,  # scale, times log2(e) unless there is a soft cap
     soft_cap,
     window,
+    k_scales,  # [blocks, kv heads, PAGE] bf16, if HAS_SCALES
+    v_scales,
     GROUP: tl.constexpr,
     MEMBERS: tl.constexpr,  # GROUP, up to a power of two
     ROWS: tl.constexpr,  # what the matrix units take at least
@@ -85,6 +89,7 @@ def walk_kernel(
     HAS_SINKS: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     EXACT: tl.constexpr,
+    HAS_SCALES: tl.constexpr,  # keys and values are in e4m3
 ):
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
@@ -121,7 +126,8 @@ def walk_kernel(
         maxima, sums, acc = look_along(
             maxima, sums, acc, q_rows, k_cache, v_cache, pages, start, whole, end, low, end,
             positions, lows, slopes, kv_head, num_kv_heads, score_scale, soft_cap,
-            HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_ALIBI, EXACT,
+            k_scales, v_scales,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_ALIBI, EXACT, HAS_SCALES,
         )  # fmt: skip
 
         if num_parts == 1:
@@ -212,6 +218,7 @@ def attend(
     *,
     tile: WalkTile,
     alibi: Tensor | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """q [S, num_heads * head_dim], a token of each sequence, over the sequence's pages. `alibi`:
     the spec's."""
@@ -230,14 +237,14 @@ def attend(
         step.tile_seqs, step.tile_starts, step.tile_ends, step.seq_tiles, step.seq_lens,
         step.table_starts, step.tables,
         spec.scale if spec.soft_cap is not None else spec.scale * LOG2_E,
-        spec.soft_cap or 0.0, spec.window or 0,
+        spec.soft_cap or 0.0, spec.window or 0, *(scales or (q, q)),
         GROUP=group, MEMBERS=members, ROWS=max(16, members), HEAD_DIM=spec.head_dim, DIM=dim,
         PAGE=k_cache.shape[1], BLOCK_N=tile.block_n,
         PARTS=max(2, min(64, JOINED_VALUES // (members * dim))),
         HAS_WINDOW=spec.window is not None, IS_CHUNKED=spec.is_chunked,
         HAS_CAP=spec.soft_cap is not None, HAS_SINKS=spec.sinks is not None,
         HAS_ALIBI=alibi is not None,
-        EXACT=q.dtype == torch.float32,
+        EXACT=q.dtype == torch.float32, HAS_SCALES=scales is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out

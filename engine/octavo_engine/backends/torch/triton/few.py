@@ -116,8 +116,8 @@ def few_kernel(
         acc = tl.zeros([ROWS, DIM], tl.float32)
         maxima, sums, acc = look_along(
             maxima, sums, acc, q_rows, k_cache, v_cache, pages, start, whole, end, low, end,
-            positions, lows, positions, kv_head, num_kv_heads, score_scale, soft_cap,
-            HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, False, EXACT,
+            positions, lows, positions, kv_head, num_kv_heads, score_scale, soft_cap, q, q,
+            HEAD_DIM, DIM, PAGE, BLOCK_N, HAS_WINDOW, HAS_CAP, False, EXACT, False,
         )  # fmt: skip
 
         if num_parts == 1:

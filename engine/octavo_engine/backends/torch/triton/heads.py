@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from octavo_engine.backends.torch.triton.e4m3 import round_to_e4m3
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -15,6 +17,16 @@ if TYPE_CHECKING:
 
 
 HEADS_PER_PROGRAM = 8
+
+
+@triton.jit
+def row_scales(x):
+    """As `kv_format.narrow_rows`, of float32 rows: bf16 numbers, still in float32."""
+    largest = tl.max(tl.abs(tl.where(x == x, x, 0.0)), 1)
+    scales = tl.div_rn(largest, 448.0) + tl.sum(x * 0.0, 1)
+    bits = (scales.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
+    rounded = tl.where(scales == scales, bits.to(tl.float32, bitcast=True), scales)
+    return tl.where(scales < 7.888609052210118e-31, 0.0, rounded)  # 2^-100
 
 
 @triton.jit
@@ -28,6 +40,8 @@ def turn_and_store_kernel(
     slots,  # -1: a row of padding, nothing is written
     q_norm,
     k_norm,
+    k_scales,  # [blocks, kv heads, PAGE] bf16, if HAS_SCALES
+    v_scales,
     eps,
     warmth,  # of queries, if WARMS: as ops.QueryTemperature
     warmth_floor,
@@ -41,6 +55,8 @@ def turn_and_store_kernel(
     NORMS_LAST: tl.constexpr,  # after the turn
     WARMS: tl.constexpr,
     HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,  # keys and values are stored in e4m3
 ):
     """HEADS heads of one token, all of q, of k or of v alike; a head is read once."""
     token = tl.program_id(0).to(tl.int64)
@@ -103,6 +119,16 @@ def turn_and_store_kernel(
     # One slot for all heads, as a block: not every interpreter masks by a scalar.
     slot = tl.load(slots + token + tl.zeros_like(heads)).to(tl.int64)
     kept = mask & (slot >= 0)[:, None]
+    if HAS_SCALES:
+        scales = row_scales(x)
+        ones = tl.full([HEADS], 1.0, tl.float32)
+        factors = tl.div_rn(ones, tl.where(scales == 0.0, 1.0, scales))
+        factors = tl.where(scales == 0.0, 0.0, factors)
+        x = round_to_e4m3(x * factors[:, None])
+        at = (slot // PAGE * NUM_KV_HEADS + heads - NUM_HEADS) * PAGE + slot % PAGE
+        narrowed = scales.to(tl.bfloat16)
+        tl.store(k_scales + at, narrowed, mask=(slot >= 0) & is_k)
+        tl.store(v_scales + at - NUM_KV_HEADS * PAGE, narrowed, mask=(slot >= 0) & is_v)
     values = x.to(k_cache.dtype.element_ty)
     place = slot * NUM_KV_HEADS + heads - NUM_HEADS
     target = k_cache + place[:, None] * HEAD_DIM + dims[None, :]
@@ -118,6 +144,7 @@ def turn_and_store(
     v_cache: Tensor,
     step: DeviceStep,
     spec: AttentionSpec,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """q, normed and turned, [T, num_heads * head_dim]; k and v are in the cache afterwards."""
     num_tokens = len(qkv)
@@ -132,6 +159,7 @@ def turn_and_store(
         step.positions, step.slots,
         qkv if spec.q_norm is None else spec.q_norm,
         qkv if spec.k_norm is None else spec.k_norm,
+        *(scales or (qkv, qkv)),
         spec.norm_eps,
         0.0 if warmth is None else warmth.scale, 1.0 if warmth is None else warmth.floor,
         NUM_HEADS=spec.num_heads, NUM_KV_HEADS=spec.num_kv_heads,
@@ -139,6 +167,6 @@ def turn_and_store(
         HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
         HAS_Q_NORM=spec.q_norm is not None, HAS_K_NORM=spec.k_norm is not None,
         NORMS_LAST=spec.norm_after_rope, WARMS=warmth is not None,
-        HEADS=HEADS_PER_PROGRAM, num_warps=4,
+        HEADS=HEADS_PER_PROGRAM, PAGE=k_cache.shape[1], HAS_SCALES=scales is not None, num_warps=4,
     )  # fmt: skip
     return q

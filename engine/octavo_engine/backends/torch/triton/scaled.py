@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from octavo_engine.backends.torch.packed import LARGEST, RoundedRows
+from octavo_engine.backends.torch.triton.e4m3 import round_to_e4m3
 from octavo_engine.backends.torch.triton.splits import FEW_ROWS, cut, join
 
 if TYPE_CHECKING:
@@ -41,16 +42,10 @@ def round_rows_kernel(
     scale = tl.where(scale > 0, scale, 1.0)
     tl.store(scales + row * num_blocks + block, scale)
     values = tl.div_rn(values, scale)
+    if not IS_INTEGER:
+        values = round_to_e4m3(values)
     if IS_INTEGER:
         values = (values + 12582912.0) - 12582912.0  # 1.5 * 2^23: to the nearest, ties to even
-    else:
-        # NOTE: rounded here, not by the cast: that one is the device's own, and cuts in the
-        # interpreter. Three bits of mantissa; below 2^-6 steps of 2^-9.
-        bits = values.to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
-        small = (values + 24576.0) - 24576.0
-        is_small = tl.abs(values) < 0.015625
-        values = tl.where(is_small, small, bits.to(tl.float32, bitcast=True))
     tl.store(out + row * num_columns + columns, values.to(out.dtype.element_ty), mask=mask)
 
 

@@ -1,0 +1,104 @@
+"""Blocks that were computed, on their way to the tiers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo_engine.tiers.page import block_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from octavo_engine.backends.backend import BlockCopies, PageCopy
+    from octavo_engine.kv.manager import BlockSave
+    from octavo_engine.kv.pool import BlockPool
+    from octavo_engine.tiers.page import BlockName, Page
+
+FLUSH_PAUSE_S = 0.0005
+
+
+class SaveUnderWay(NamedTuple):
+    names: list[BlockName | None]  # None: it proved wrong meanwhile
+    copy: PageCopy
+
+
+class BlockSaves:
+    """As many are copied at a time as there is room for; the others wait in the pool, and those
+    that are overwritten there meanwhile are not saved."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        copies: BlockCopies,
+        *,
+        is_stored: Callable[[BlockName], bool],
+        store: Callable[[BlockName, Page], None],
+    ) -> None:
+        """`is_stored`: nothing is left to be done for a block. `store` is called by `advance`."""
+        self._pool, self._copies = pool, copies
+        self._is_stored, self._store = is_stored, store
+        self._waiting: deque[BlockSave] = deque()
+        self._under_way: deque[SaveUnderWay] = deque()
+        self.num_saved = 0
+        self.num_unsaved = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting) or bool(self._under_way)
+
+    def add(self, saves: Iterable[BlockSave]) -> None:
+        self._waiting.extend(saves)
+        while len(self._waiting) > len(self._pool.blocks):  # most of them are overwritten
+            self._waiting.popleft()
+            self.num_unsaved += 1
+
+    def drop(self, names: Sequence[BlockName]) -> None:
+        """Blocks that must not be found: the pool has forgotten them, copies have not."""
+        spoiled = set(names)
+        for save in self._under_way:
+            save.names[:] = [None if name in spoiled else name for name in save.names]
+
+    def advance(self) -> None:
+        """Take in what is copied, and begin with more. Copies end in the order of their begin."""
+        self._land()
+        while self._waiting and (room := self._copies.num_saves_free) > 0:
+            names, block_ids = self._next(room)
+            if not names:
+                break
+            self._under_way.append(SaveUnderWay(names, self._copies.begin_save(block_ids)))
+        self._land()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all that the pool still has is saved."""
+        end = time.monotonic() + timeout_s
+        while self and time.monotonic() < end:
+            self.advance()
+            if self:
+                time.sleep(FLUSH_PAUSE_S)
+
+    def _next(self, most: int) -> tuple[list[BlockName | None], list[int]]:
+        names: list[BlockName | None] = []
+        block_ids: list[int] = []
+        while self._waiting and len(names) < most:
+            save = self._waiting.popleft()
+            name = block_name(save.digest, save.group)
+            if self._is_stored(name):
+                continue
+            if self._pool.blocks[save.block_id].digest != save.digest:
+                self.num_unsaved += 1
+                continue
+            names.append(name)
+            block_ids.append(save.block_id)
+        return names, block_ids
+
+    def _land(self) -> None:
+        while self._under_way and self._under_way[0].copy.is_done:
+            names, copy = self._under_way.popleft()
+            if copy.is_failed:
+                self.num_unsaved += len(names)
+                continue
+            for name, page in zip(names, copy.pages, strict=True):
+                if name is not None:
+                    self.num_saved += 1
+                    self._store(name, page)
