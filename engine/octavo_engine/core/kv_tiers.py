@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 from octavo_engine.backends.backend import MovesKV
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.kv_source import OwnBlocks
+from octavo_engine.core.tier_places import StoredPlaces
 from octavo_engine.encryption import read_encryption_keys
 from octavo_engine.errors import ConfigError
 from octavo_engine.kv.restore import place_blocks, wanted_blocks
@@ -115,6 +116,8 @@ class KVTiers:
         self._server: BlockServer | None = None
         self._peers: PeerEngines | None = None
         kv.saves = []
+        if host is not None or disk is not None:
+            kv.residency.use_tiers(StoredPlaces(host, disk))
 
     @property
     def is_fetching(self) -> bool:
@@ -138,9 +141,9 @@ class KVTiers:
     def report_to(self, events: TierEvents) -> None:
         """Report what comes into the stores and leaves them."""
         if self.host is not None:
-            self.host.on_change = events.reports_of(HOST_MEDIUM)
+            self.host.listeners.append(events.reports_of(HOST_MEDIUM))
         if self.disk is not None:
-            self.disk.on_change = events.reports_of(DISK_MEDIUM)
+            self.disk.listeners.append(events.reports_of(DISK_MEDIUM))
 
     def own_blocks(self) -> OwnBlocks:
         """What other engines can get from here."""

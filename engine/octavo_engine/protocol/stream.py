@@ -14,6 +14,11 @@ prefix would find there.
 
     stored   = packed (key u64, tokens u32), little-endian, end to end: STORED_BYTES each
     evicted  = packed key u64: KEY_BYTES each; applied before the frame's `stored`
+    tiers    = {medium: packed as `stored`}, of kv_events.TIER_MEDIA; applied last
+
+Keys in `tiers` are of prefixes that can be had, and not from the KV cache alone: the last block
+must be read from that medium. A key is in one place, the quickest that holds it; one that moves to
+a slower medium is evicted first. Engines without tiers, and older ones, report none.
 """
 
 from __future__ import annotations
@@ -51,6 +56,7 @@ class Hello:
     kv_address: str = ""  # HOST:PORT where it serves KV blocks; empty: it does not
     kv_follows: bool = False  # fetches, or serves, blocks of a prompt while that is computed
     tokens: bool = True  # understands STREAM_HEADER and RESUME_HEADER
+    tiers: list[str] = field(default_factory=list)  # media whose keys it reports, quickest first
     # The content of each of `adapters`: the route keys of its requests are made from it, or from
     # the adapter's name where that is missing here.
     adapter_digests: dict[str, str] = field(default_factory=dict)
@@ -62,6 +68,7 @@ class Snapshot:
 
     stored: bytes
     last: bool
+    tiers: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,7 @@ class Delta:
     seq: int
     stored: bytes = b""
     evicted: bytes = b""
+    tiers: dict[str, bytes] = field(default_factory=dict)
     load: Load | None = None  # None: as before
     adapters: list[str] | None = None  # names that are LoRA adapters now; None: as before
     adapter_digests: dict[str, str] = field(default_factory=dict)  # theirs, where `adapters` is
