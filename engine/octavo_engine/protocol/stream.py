@@ -56,10 +56,10 @@ class Hello:
     kv_address: str = ""  # HOST:PORT where it serves KV blocks; empty: it does not
     kv_follows: bool = False  # fetches, or serves, blocks of a prompt while that is computed
     tokens: bool = True  # understands STREAM_HEADER and RESUME_HEADER
-    tiers: list[str] = field(default_factory=list)  # media whose keys it reports, quickest first
     # The content of each of `adapters`: the route keys of its requests are made from it, or from
     # the adapter's name where that is missing here.
     adapter_digests: dict[str, str] = field(default_factory=dict)
+    tiers: list[str] = field(default_factory=list)  # media whose keys it reports, quickest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class Delta:
     seq: int
     stored: bytes = b""
     evicted: bytes = b""
-    tiers: dict[str, bytes] = field(default_factory=dict)
     load: Load | None = None  # None: as before
     adapters: list[str] | None = None  # names that are LoRA adapters now; None: as before
     adapter_digests: dict[str, str] = field(default_factory=dict)  # theirs, where `adapters` is
+    tiers: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

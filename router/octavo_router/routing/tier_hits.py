@@ -7,7 +7,7 @@ their memories hold (residency.tier_slots), other servers by KV events (signals.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from octavo_engine.protocol.route_keys import CHUNK_BYTES, KEY_BYTES
 from octavo_router.residency.tier_slots import SAVED_PERCENT
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from octavo_router.endpoints.endpoint import Endpoint
-    from octavo_router.routing.dispatcher import PrefixIndex
+
+    class Matches(Protocol):
+        """The part of the residency index that is read here."""
+
+        def match(self, keys: bytes, slots: list[int]) -> list[int]: ...
+
 
 TOKENS_PER_KEY: Final = CHUNK_BYTES // 4  # of prompts given as token ids, 4 bytes each
 
@@ -39,7 +44,7 @@ def saved_tokens(matched_tokens: int, keys: bytes, held: Mapping[int, str]) -> i
 
 
 def count_tier_hits(
-    endpoints: Sequence[Endpoint], keys: bytes, matched: list[int], index: PrefixIndex
+    endpoints: Sequence[Endpoint], keys: bytes, matched: list[int], index: Matches
 ) -> None:
     """Add to `matched`, of each endpoint's device memory, what its slower memory saves."""
     for i, endpoint in enumerate(endpoints):

@@ -88,7 +88,7 @@ class Subscriber:
         self, change: ResidencyChange, load: Load | None, adapters: Mapping[str, str]
     ) -> None:
         self._seq += 1
-        delta = Delta(self._seq, change.stored, change.evicted, change.tiers, load)
+        delta = Delta(self._seq, change.stored, change.evicted, load, tiers=change.tiers)
         if adapters != self.adapters:
             self.adapters = adapters
             delta = replace(delta, adapters=list(adapters), adapter_digests=dict(adapters))
