@@ -25,6 +25,7 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.direct_copies import DirectCopies
 from octavo_engine.core.kv_saves import BlockSaves
 from octavo_engine.core.kv_source import OwnBlocks
+from octavo_engine.core.tier_places import StoredPlaces
 from octavo_engine.encryption import read_encryption_keys
 from octavo_engine.errors import ConfigError
 from octavo_engine.kv.restore import place_blocks, wanted_blocks
@@ -127,6 +128,8 @@ class KVTiers:
         self._host_meter = TierMeter(latency_s=copies.latency_s, bytes_per_s=copies.bytes_per_s)
         self._saves = BlockSaves(kv.pool, copies, is_stored=self._is_everywhere, store=self._store)
         kv.saves = []
+        if host is not None or disk is not None:
+            kv.residency.use_tiers(StoredPlaces(host, disk))
 
     @property
     def is_fetching(self) -> bool:
@@ -150,9 +153,9 @@ class KVTiers:
     def report_to(self, events: TierEvents) -> None:
         """Report what comes into the stores and leaves them."""
         if self.host is not None:
-            self.host.on_change = events.reports_of(HOST_MEDIUM)
+            self.host.listeners.append(events.reports_of(HOST_MEDIUM))
         if self.disk is not None:
-            self.disk.on_change = events.reports_of(DISK_MEDIUM)
+            self.disk.listeners.append(events.reports_of(DISK_MEDIUM))
 
     def own_blocks(self) -> OwnBlocks:
         """What other engines can get from here."""

@@ -14,6 +14,11 @@ prefix would find there.
 
     stored   = packed (key u64, tokens u32), little-endian, end to end: STORED_BYTES each
     evicted  = packed key u64: KEY_BYTES each; applied before the frame's `stored`
+    tiers    = {medium: packed as `stored`}, of kv_events.TIER_MEDIA; applied last
+
+Keys in `tiers` are of prefixes that can be had, and not from the KV cache alone: the last block
+must be read from that medium. A key is in one place, the quickest that holds it; one that moves to
+a slower medium is evicted first. Engines without tiers, and older ones, report none.
 """
 
 from __future__ import annotations
@@ -54,6 +59,7 @@ class Hello:
     # The content of each of `adapters`: the route keys of its requests are made from it, or from
     # the adapter's name where that is missing here.
     adapter_digests: dict[str, str] = field(default_factory=dict)
+    tiers: list[str] = field(default_factory=list)  # media whose keys it reports, quickest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class Snapshot:
 
     stored: bytes
     last: bool
+    tiers: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ class Delta:
     load: Load | None = None  # None: as before
     adapters: list[str] | None = None  # names that are LoRA adapters now; None: as before
     adapter_digests: dict[str, str] = field(default_factory=dict)  # theirs, where `adapters` is
+    tiers: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,4 +23,7 @@ class ResidencyChange(msgspec.Struct, omit_defaults=True):
 
     stored: bytes = b""  # entries
     evicted: bytes = b""  # names; to be taken out before the entries are put in
+    # Entries whose last block lies outside the pool, by medium; to be put in last.
+    tiers: dict[str, bytes] = {}
     snapshot: bytes | None = None  # every entry that is true now, all changes included
+    snapshot_tiers: dict[str, bytes] = {}  # the same of those outside, beside `snapshot`

@@ -72,7 +72,7 @@ class DiskStore:
         self._pending: dict[BlockName, Page] = {}  # waits to be written
         self._dropped: set[BlockName] = set()  # spoiled while it was being written
         self._unreadable: set[str] = set()  # files of other encryption keys
-        self.on_change: OnChange | None = None  # called on its threads
+        self.listeners: list[OnChange] = []  # called on its threads, and by `drop`
         self.num_unsaved = 0  # blocks that were not written: too slow, no room or an error
         self._is_closed = False
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -130,6 +130,7 @@ class DiskStore:
             for name in names:
                 if self._pending.pop(name, None) is not None:
                     self._dropped.add(name)
+                    self._report(name, is_there=name in self._index)
         for file in files:
             self._remove(file)
 
@@ -243,6 +244,8 @@ class DiskStore:
             with self._lock:
                 for name in pages:
                     self._pending.pop(name, None)
+                    if name not in self._index:
+                        self._report(name, is_there=False)
 
     def _publish(self, partial: Path, run: StoredRun) -> None:
         with self._lock:
@@ -313,8 +316,7 @@ class DiskStore:
         self._runs[run.path.name] = run
         for name in run.places:
             self._index[name] = run.path.name
-            if self.on_change is not None:
-                self.on_change(name, True)
+            self._report(name, is_there=True)
 
     def _forget(self, file: str) -> None:
         with self._lock:
@@ -322,8 +324,11 @@ class DiskStore:
             for name in () if run is None else run.places:
                 if self._index.get(name) == file:
                     del self._index[name]
-                    if self.on_change is not None:
-                        self.on_change(name, False)
+                    self._report(name, is_there=False)
+
+    def _report(self, name: BlockName, *, is_there: bool) -> None:
+        for listener in self.listeners:
+            listener(name, is_there)
 
     def _remove(self, file: str) -> None:
         self._forget(file)

@@ -16,7 +16,7 @@ class HostStore:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.on_change: OnChange | None = None
+        self.listeners: list[OnChange] = []
         self.num_bytes = 0
         self._pages: OrderedDict[BlockName, Page] = OrderedDict()  # least recently used first
 
@@ -55,5 +55,5 @@ class HostStore:
                 self._report(name, is_there=False)
 
     def _report(self, name: BlockName, *, is_there: bool) -> None:
-        if self.on_change is not None:
-            self.on_change(name, is_there)
+        for listener in self.listeners:
+            listener(name, is_there)

@@ -192,7 +192,7 @@ class Debug:
             if route_request.keys
             else [0] * len(endpoints)
         )
-        count_tier_hits(endpoints, route_request.keys, matched)
+        count_tier_hits(endpoints, route_request.keys, matched, self._index)
         at = policy.pick(route_request, endpoints, matched)
         scores = policy.explain(route_request, endpoints, matched)
         return shown | describe(

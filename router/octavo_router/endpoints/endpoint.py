@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from octavo_engine.protocol.stream import Load
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Mapping, Sequence, Set
 
     from octavo_engine.protocol.loading import LoadProgress
     from octavo_engine.protocol.state import ModelState
@@ -38,6 +38,17 @@ class Address(NamedTuple):
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
 
+class TierIndex(Protocol):
+    """Prefixes in an engine's slower memories; see residency.tier_slots."""
+
+    slots: list[int]
+
+    def apply(self, stored: bytes, evicted: bytes, tiers: Mapping[str, bytes]) -> None: ...
+    def clear(self) -> None: ...
+    def close(self) -> None: ...
+    def saved_tokens(self, matched_tokens: int, found: Sequence[int]) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointSpec:
     """What discovery says of an endpoint. Two with the same id are the same process."""
@@ -64,7 +75,8 @@ class Endpoint:
 
     spec: EndpointSpec
     slot: int = -1  # in the residency index
-    tier_keys: dict[int, str] = field(default_factory=dict)  # the medium of keys in slower memory
+    tiers: TierIndex | None = None  # of ours that keep blocks in slower memory too
+    tier_keys: dict[int, str] = field(default_factory=dict)  # of others: the medium of such keys
     kind: Kind = "openai"
     state: State = "connecting"
     reason: str = ""  # why it is not ready, in words

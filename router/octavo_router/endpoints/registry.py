@@ -206,6 +206,8 @@ class Registry:
         endpoint.reason = "it is gone"
         if self._index is not None:
             self._index.drop_slot(endpoint.slot)
+        if endpoint.tiers is not None:
+            endpoint.tiers.close()
         endpoint.slot = -1  # the slot is another's from now on
 
     def _leave_pool(self, endpoint: Endpoint, pool: str) -> None:

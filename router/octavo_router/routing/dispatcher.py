@@ -226,7 +226,7 @@ class Dispatcher:
         keys = request.keys
         if keys:
             matched = self._index.match(keys, slots)
-            count_tier_hits(endpoints, keys, matched)
+            count_tier_hits(endpoints, keys, matched, self._index)
             names = request.names = names_of(keys)
             if self.underway.num_computing:
                 rate = self.token_rates.per_key(request.pool)
@@ -294,7 +294,7 @@ class Dispatcher:
         matched = [0] * len(endpoints)
         if request.keys:
             matched = self._index.match(request.keys, [one.slot for one in endpoints])
-            count_tier_hits(endpoints, request.keys, matched)
+            count_tier_hits(endpoints, request.keys, matched, self._index)
         at = pricing.cheapest(request.prompt_tokens, endpoints, matched)
         endpoint = endpoints[at]
         uncached_tokens = max(1, request.prompt_tokens - matched[at])

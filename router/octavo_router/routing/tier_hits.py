@@ -1,25 +1,29 @@
 """What a hit on a slower memory is worth: prompt tokens that need not be computed, at a discount.
 
 A block in host memory or on disk must be read before it is used. So it saves its tokens but for
-what the read costs, in tokens that would be computed in the same time.
+what the read costs, in tokens that would be computed in the same time. Our own engines report what
+their memories hold (residency.tier_slots), other servers by KV events (signals.kv_tier_keys).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from octavo_engine.protocol.route_keys import CHUNK_BYTES, KEY_BYTES
+from octavo_router.residency.tier_slots import SAVED_PERCENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from octavo_router.endpoints.endpoint import Endpoint
 
-TOKENS_PER_KEY: Final = CHUNK_BYTES // 4  # of prompts given as token ids, 4 bytes each
+    class Matches(Protocol):
+        """The part of the residency index that is read here."""
 
-# The percentage of its tokens that a hit saves. Estimates: reading is about ten times faster than
-# computing from host memory, and five times from a local disk.
-SAVED_PERCENT: Final[Mapping[str, int]] = {"CPU": 90, "DISK": 80}
+        def match(self, keys: bytes, slots: list[int]) -> list[int]: ...
+
+
+TOKENS_PER_KEY: Final = CHUNK_BYTES // 4  # of prompts given as token ids, 4 bytes each
 
 
 def saved_tokens(matched_tokens: int, keys: bytes, held: Mapping[int, str]) -> int:
@@ -39,8 +43,13 @@ def saved_tokens(matched_tokens: int, keys: bytes, held: Mapping[int, str]) -> i
     return matched_tokens + TOKENS_PER_KEY * percents // 100
 
 
-def count_tier_hits(endpoints: Sequence[Endpoint], keys: bytes, matched: list[int]) -> None:
+def count_tier_hits(
+    endpoints: Sequence[Endpoint], keys: bytes, matched: list[int], index: Matches
+) -> None:
     """Add to `matched`, of each endpoint's device memory, what its slower memory saves."""
     for i, endpoint in enumerate(endpoints):
-        if endpoint.tier_keys:
+        tiers = endpoint.tiers
+        if tiers is not None and tiers.slots:
+            matched[i] = tiers.saved_tokens(matched[i], index.match(keys, tiers.slots))
+        elif endpoint.tier_keys:
             matched[i] = saved_tokens(matched[i], keys, endpoint.tier_keys)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.protocol.state import ModelState
 from octavo_engine.protocol.stream import Delta, Draining, Hello, Snapshot
 from octavo_router.errors import Unreachable
+from octavo_router.residency.tier_slots import TierSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +76,8 @@ class Follower:
         """The keys are void; names and load stay until the next report."""
         if self._endpoint.slot >= 0:
             self._index.clear(self._endpoint.slot)
+            if self._endpoint.tiers is not None:
+                self._endpoint.tiers.clear()
 
     def take(self, frame: Frame) -> None:
         """Raises `StreamBroken` or `Stranger` when this stream must end."""
@@ -103,6 +106,7 @@ class Follower:
             raise Stranger(f"pod {hello.pod_uid} answers at {spec.address.authority}")
         self._hello = hello
         self.forget()
+        self._use_tiers(hello.tiers)
         before = _profile(endpoint)
         endpoint.kind = "octavo"
         endpoint.epoch = hello.epoch
@@ -122,7 +126,7 @@ class Follower:
         self._counts.snapshots += 1
         if self._hello is None or self._is_whole:
             raise StreamBroken("order", "a snapshot came out of order")
-        self._index.apply(self._endpoint.slot, snapshot.stored, b"")
+        self._apply(snapshot.stored, b"", snapshot.tiers)
         if snapshot.last:
             self._is_whole = True
             if not self._is_draining:
@@ -139,10 +143,10 @@ class Follower:
             raise StreamBroken(kind, f"delta {delta.seq} came after {seq}")
         self._seq = delta.seq
         endpoint = self._endpoint
-        if delta.stored or delta.evicted:
+        if delta.stored or delta.evicted or delta.tiers:
             self._counts.stored_bytes += len(delta.stored)
             self._counts.evicted_bytes += len(delta.evicted)
-            self._index.apply(endpoint.slot, delta.stored, delta.evicted)
+            self._apply(delta.stored, delta.evicted, delta.tiers)
         if delta.load is not None:
             if not 0.0 <= delta.load.kv_usage <= 1.0:  # false for NaN as well
                 raise StreamBroken(
@@ -152,6 +156,20 @@ class Follower:
         if delta.adapters is not None:
             self._take_adapters(frozenset(delta.adapters), delta.adapter_digests)
         endpoint.load_at = self.last_frame_at
+
+    def _use_tiers(self, media: list[str]) -> None:
+        """Slots for the memories that it reports on; before its snapshot."""
+        endpoint = self._endpoint
+        if endpoint.tiers is not None:
+            endpoint.tiers.close()
+        endpoint.tiers = TierSlots(self._index, media) if media else None
+
+    def _apply(self, stored: bytes, evicted: bytes, tiers: dict[str, bytes]) -> None:
+        endpoint = self._endpoint
+        if stored or evicted:
+            self._index.apply(endpoint.slot, stored, evicted)
+        if endpoint.tiers is not None:
+            endpoint.tiers.apply(stored, evicted, tiers)
 
     def _take_adapters(self, adapters: frozenset[str], digests: dict[str, str]) -> None:
         endpoint = self._endpoint

@@ -82,5 +82,10 @@ class FrameReader:
 def _check(frame: Frame) -> None:
     if isinstance(frame, Snapshot | Delta) and len(frame.stored) % STORED_BYTES:
         raise Unreachable(f"stored holds {len(frame.stored)} bytes, no multiple of {STORED_BYTES}")
+    for medium, entries in frame.tiers.items() if isinstance(frame, Snapshot | Delta) else ():
+        if len(entries) % STORED_BYTES:
+            raise Unreachable(
+                f"tiers holds {len(entries)} bytes for {medium}, no multiple of {STORED_BYTES}"
+            )
     if isinstance(frame, Delta) and len(frame.evicted) % KEY_BYTES:
         raise Unreachable(f"evicted holds {len(frame.evicted)} bytes, no multiple of {KEY_BYTES}")

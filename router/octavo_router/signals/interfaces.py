@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 class ResidencySink(Protocol):
     """The part of ResidencyIndex that signals write."""
 
+    def add_slot(self) -> int: ...
+
+    def drop_slot(self, slot: int, /) -> None: ...
+
     def apply(self, slot: int, stored: bytes, evicted: bytes, /) -> None:
         """Keys reported by an engine, in protocol.stream's packing; `evicted` goes first."""
 

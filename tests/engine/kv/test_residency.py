@@ -163,6 +163,87 @@ def test_nothing_is_collected_while_not_watched():
     assert dict(struct.iter_unpack("<QI", change.snapshot or b"")) == {1: 16, 2: 32, 3: 40}
 
 
+class Tiers:
+    """Which tier has a block: whatever the test says."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.moved: dict[bytes, int] = {}
+        self.changed: list[bytes] = []
+
+    def place_of(self, digest: bytes) -> int:
+        return self.moved.get(digest, self.place)
+
+    def take_changed(self) -> list[bytes]:
+        changed, self.changed = self.changed, []
+        return changed
+
+    def move(self, digest: bytes, place: int) -> None:
+        self.moved[digest] = place
+        self.changed.append(digest)
+
+
+IN_HOST, ON_DISK = 1, 2
+
+
+def outside(view: View) -> tuple[dict[int, int], dict[str, dict[int, int]]]:
+    """What the pool has and what tiers have, by the changes since the last call."""
+    change = view.residency.take()
+    assert change is not None
+    for (name,) in struct.iter_unpack("<Q", change.evicted):
+        view.known.pop(name, None)
+    view.known.update(struct.iter_unpack("<QI", change.stored))
+    packed = view.residency.snapshot_tiers(view.residency.snapshot())
+    for medium, entries in change.tiers.items():
+        assert set(struct.iter_unpack("<QI", entries)) <= set(
+            struct.iter_unpack("<QI", packed[medium])
+        )
+    return view.known, {m: dict(struct.iter_unpack("<QI", e)) for m, e in packed.items()}
+
+
+def overflown(place: int) -> tuple[View, Tiers, list[bytes]]:
+    """Its first prompt's two blocks have left the pool for a tier."""
+    view, tiers = View(), Tiers(place)
+    view.residency.use_tiers(tiers)
+    view.run(prompt(1, 40), A)
+    digests = [b.digest for b in view.scheduler.kv.pool.blocks if b.digest is not None]
+    view.is_watching = False
+    view.run(prompt(3, 8 * BLOCK_SIZE - 1))
+    ordered = sorted(digests, key=lambda d: len(view.residency._outside.children(d)), reverse=True)
+    return view, tiers, ordered
+
+
+def test_labels_of_blocks_that_a_tier_holds_stay_with_its_medium():
+    view, tiers, (first, second) = overflown(IN_HOST)
+    assert outside(view) == ({}, {"CPU": {1: 16, 2: 32, 3: 40}})
+    tiers.move(second, ON_DISK)
+    assert outside(view) == ({}, {"CPU": {1: 16}, "DISK": {2: 32, 3: 40}})
+    tiers.move(second, 0)
+    assert outside(view) == ({}, {"CPU": {1: 16}})
+    tiers.move(first, 0)
+    assert outside(view) == ({}, {})
+    assert len(view.residency) == 0
+
+
+def test_what_lies_behind_a_block_that_no_tier_has_is_hidden_until_it_is_computed_again():
+    view, tiers, (first, _) = overflown(ON_DISK)
+    outside(view)
+    tiers.move(first, 0)
+    assert outside(view) == ({}, {})
+    view.run(prompt(1, 17), labels((1, 16, 0)))
+    assert outside(view) == ({1: 16}, {"DISK": {2: 32, 3: 40}})
+    view.run(prompt(1, 40))  # computes the second as well, without labels of its own
+    assert outside(view) == ({1: 16, 2: 32, 3: 40}, {})
+
+
+def test_clearing_the_cache_forgets_what_lies_outside():
+    view, _, _ = overflown(ON_DISK)
+    outside(view)
+    assert view.scheduler.reset_prefix_cache()
+    assert outside(view) == ({}, {})
+    assert len(view.residency) == 0
+
+
 def test_one_block_holds_so_many_labels_and_no_more():
     view = View()
     view.run(prompt(1, 33), labels(*((100 + i, 33, 1) for i in range(MAX_LABELS + 8))))

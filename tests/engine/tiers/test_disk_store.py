@@ -113,8 +113,11 @@ def test_an_error_while_writing_costs_the_blocks_only(opened, monkeypatch, caplo
 
     with monkeypatch.context() as patched:
         patched.setattr(disk_store, "write_run", full)
+        reports: list[tuple[bytes, bool]] = []
+        store.listeners.append(lambda name, is_there: reports.append((name, is_there)))
         fill(store, 1)
     assert name(1) not in store and store.num_unsaved == 1 and "No space left" in caplog.text
+    assert reports == [(name(1), False)]  # it was found while it waited
     fill(store, 1)
     assert read(store, 1) == [bytes(page(1))]
 

@@ -9,7 +9,8 @@ import pytest
 from octavo_engine.protocol.route_keys import keys_of, pack_keys, unpack_keys
 from octavo_router.metrics import LabelledCounter
 from octavo_router.residency.index import PyResidencyIndex
-from octavo_router.routing.tier_hits import SAVED_PERCENT, saved_tokens
+from octavo_router.residency.tier_slots import SAVED_PERCENT
+from octavo_router.routing.tier_hits import saved_tokens
 from octavo_router.signals.kv_events import BlockId, Cleared, Removed, Stored
 from octavo_router.signals.kv_residency import KvResidency
 from octavo_router.signals.kv_tier_keys import MEDIA, KvTierKeys

@@ -97,6 +97,34 @@ def test_what_is_evicted_goes_before_what_is_stored():
     assert rig.num_keys == 1
 
 
+def test_keys_in_tiers_are_known_by_medium_and_void_with_the_next_hello():
+    rig = Rig()
+    hello = Hello("e1", "m", ["m"], tiers=["CPU", "DISK"])
+    first = Snapshot(pack_stored((1, 16)), last=False)
+    rig.take(hello, first, Snapshot(b"", last=True, tiers={"DISK": pack_stored((2, 32))}))
+    tiers = rig.endpoint.tiers
+    assert tiers is not None
+    keys = pack_evicted(1, 2)
+    assert rig.index.match(keys, [rig.endpoint.slot, *tiers.slots]) == [16, 16, 32]
+    rig.take(Delta(1, evicted=pack_evicted(1), tiers={"CPU": pack_stored((1, 16))}))
+    assert rig.index.match(keys, [rig.endpoint.slot, *tiers.slots]) == [0, 16, 32]
+    rig.follower.begin()
+    rig.take(HELLO, WHOLE)  # started anew without tiers
+    assert rig.endpoint.tiers is None
+    assert rig.index.add_slot() == 1
+
+
+def test_tiers_of_an_engine_that_announces_none_are_ignored():
+    rig = Rig()
+    rig.take(HELLO, WHOLE, Delta(1, tiers={"DISK": pack_stored((2, 32))}))
+    assert (rig.num_keys, rig.endpoint.tiers) == (0, None)
+
+
+def test_a_torn_entry_of_a_tier_ends_the_stream():
+    with pytest.raises(Unreachable, match="tiers holds 5 bytes for DISK"):
+        FrameReader().feed(pack_frame(Delta(1, tiers={"DISK": b"12345"})))
+
+
 def test_the_same_hello_again_is_no_change():
     rig = Rig()
     for _ in range(2):

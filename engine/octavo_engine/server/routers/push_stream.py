@@ -16,6 +16,7 @@ import msgspec
 
 from octavo_engine import __version__
 from octavo_engine.config import BLOCK_SIZE, join_address
+from octavo_engine.protocol.kv_events import DISK_MEDIUM, HOST_MEDIUM, TIER_MEDIA
 from octavo_engine.protocol.stream import (
     DELTA,
     DRAINING,
@@ -31,15 +32,16 @@ from octavo_engine.protocol.stream import (
     Snapshot,
 )
 from octavo_engine.server.http.errors import unavailable
+from octavo_engine.state.labels import ResidencyChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from octavo_engine.config import EngineConfig
     from octavo_engine.metrics import EngineMetrics
     from octavo_engine.server.admission import RequestAdmission
     from octavo_engine.server.served_engine import ServedEngine
     from octavo_engine.state.kv_source import KVSource
-    from octavo_engine.state.labels import ResidencyChange
     from octavo_engine.state.outputs import EngineStats, StepOutput
 
 FLUSH_S = 0.005  # between frames that carry residency
@@ -47,6 +49,7 @@ LOAD_S = 0.02  # between frames that carry load
 MAX_QUEUE_BYTES = 16 * 2**20  # of frames that a subscriber has not read; a snapshot does not count
 SNAPSHOT_BYTES = 2**20 // STORED_BYTES * STORED_BYTES  # in one frame
 SMOOTHING = 0.1  # weight of the newest step in the typical one
+NO_CHANGE = ResidencyChange()
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -75,17 +78,17 @@ class Subscriber:
     def has_news(self) -> bool:
         return bool(self._frames)
 
-    def start(self, snapshot: bytes) -> None:
+    def start(self, snapshot: bytes, tiers: Mapping[str, bytes]) -> None:
         """From here on it gets deltas, after the snapshot."""
         self.is_live = True
-        self._frames += _snapshot_frames(snapshot)
+        self._frames += _snapshot_frames(snapshot, tiers)
         self._news.set()
 
     def delta(
-        self, stored: bytes, evicted: bytes, load: Load | None, adapters: Mapping[str, str]
+        self, change: ResidencyChange, load: Load | None, adapters: Mapping[str, str]
     ) -> None:
         self._seq += 1
-        delta = Delta(self._seq, stored, evicted, load)
+        delta = Delta(self._seq, change.stored, change.evicted, load, tiers=change.tiers)
         if adapters != self.adapters:
             self.adapters = adapters
             delta = replace(delta, adapters=list(adapters), adapter_digests=dict(adapters))
@@ -179,6 +182,7 @@ class SubscriberHub:
             kv_role="" if transfer is None else transfer.kv_role,
             kv_address=_address(info.kv_source),
             kv_follows=transfer is not None,
+            tiers=_tiers(engine.config),
             pod_uid=self._pod_uid,
         )
         subscriber.put(frame(HELLO, hello))
@@ -198,7 +202,7 @@ class SubscriberHub:
         self._adapters = digests
         for subscriber in self._subscribers:
             if subscriber.is_live:
-                subscriber.delta(b"", b"", None, digests)
+                subscriber.delta(NO_CHANGE, None, digests)
 
     def drain(self, deadline_s: float) -> None:
         """Informs all subscribers, later ones too."""
@@ -221,11 +225,11 @@ class SubscriberHub:
             self._note(step.stats)
         residency = step.residency
         if residency is not None:
-            if residency.stored or residency.evicted:
+            if residency.stored or residency.evicted or residency.tiers:
                 self._changes.append(residency)
             if residency.snapshot is not None:
                 self._flush()  # what came before belongs to those who were there before
-                self._start(residency.snapshot)
+                self._start(residency.snapshot, residency.snapshot_tiers)
         if self._changes:
             self._wake_at(self._changes_at + FLUSH_S)
         elif self._has_new_load():
@@ -240,12 +244,12 @@ class SubscriberHub:
 
     # ── inside ──
 
-    def _start(self, snapshot: bytes) -> None:
+    def _start(self, snapshot: bytes, tiers: Mapping[str, bytes]) -> None:
         for subscriber in self._subscribers:
             if subscriber.is_live:
                 continue
-            subscriber.start(snapshot)
-            subscriber.delta(b"", b"", self._load_now(), self._adapters)
+            subscriber.start(snapshot, tiers)
+            subscriber.delta(NO_CHANGE, self._load_now(), self._adapters)
             if self._draining is not None:
                 subscriber.put(frame(DRAINING, self._draining))
         self._wake_at(_now() + HEARTBEAT_S)
@@ -254,7 +258,7 @@ class SubscriberHub:
         """Send what changed; a sign of life if nothing did for long."""
         self._stop_timer()
         now = _now()
-        stored, evicted = _merged(self._changes)
+        change = _merged(self._changes)
         is_due = now - self._sent_at >= HEARTBEAT_S * 0.99
         # A core that hangs is shown by silence.
         beats = is_due and self._engine.health().is_live
@@ -262,10 +266,10 @@ class SubscriberHub:
         if beats or (self._has_new_load() and now - self._load_at >= LOAD_S):
             load = self._load = self._load_now()
             self._load_at = now
-        if stored or evicted or load is not None:
+        if change != NO_CHANGE or load is not None:
             for subscriber in self._subscribers:
                 if subscriber.is_live:
-                    subscriber.delta(stored, evicted, load, self._adapters)
+                    subscriber.delta(change, load, self._adapters)
             self._sent_at = now
         if self._changes:
             self._changes.clear()
@@ -322,29 +326,64 @@ def _address(source: KVSource | None) -> str:
     return "" if source is None else join_address(source.host, source.port)
 
 
-def _snapshot_frames(snapshot: bytes) -> Iterator[bytes]:
-    for start in range(0, max(len(snapshot), 1), SNAPSHOT_BYTES):
-        end = start + SNAPSHOT_BYTES
-        yield frame(SNAPSHOT, Snapshot(snapshot[start:end], last=end >= len(snapshot)))
+def _tiers(config: EngineConfig) -> list[str]:
+    """The media beside the KV cache that this engine keeps blocks in."""
+    is_used = {
+        HOST_MEDIUM: bool(config.kv_offloading_size),
+        DISK_MEDIUM: config.kv_disk_path is not None,
+    }
+    return [medium for medium in TIER_MEDIA if is_used[medium]]
 
 
-def _merged(changes: list[ResidencyChange]) -> tuple[bytes, bytes]:
-    """Stored and evicted; of several changes the last word on each key."""
-    if not changes:
-        return b"", b""
-    if len(changes) == 1:
-        return changes[0].stored, changes[0].evicted
-    last: dict[bytes, bytes] = {}
+def _snapshot_frames(snapshot: bytes, tiers: Mapping[str, bytes]) -> Iterator[bytes]:
+    parts = [("", part) for part in _parts(snapshot)]
+    parts += [(medium, part) for medium, packed in tiers.items() for part in _parts(packed)]
+    for number, (medium, part) in enumerate(parts, 1):
+        last = number == len(parts)
+        if medium:
+            yield frame(SNAPSHOT, Snapshot(b"", last, {medium: part}))
+        else:
+            yield frame(SNAPSHOT, Snapshot(part, last))
+
+
+def _parts(packed: bytes) -> Iterator[bytes]:
+    for start in range(0, max(len(packed), 1), SNAPSHOT_BYTES):
+        yield packed[start : start + SNAPSHOT_BYTES]
+
+
+def _merged(changes: list[ResidencyChange]) -> ResidencyChange:
+    """Of several changes the last word on each key: it is stored, in a tier or gone."""
+    if len(changes) <= 1:
+        return changes[0] if changes else NO_CHANGE
+    evicted: dict[bytes, None] = {}
+    stored: dict[bytes, bytes] = {}
+    tiers: dict[bytes, tuple[str, bytes]] = {}
     for change in changes:
-        evicted, stored = change.evicted, change.stored
-        for at in range(0, len(evicted), KEY_BYTES):
-            last[evicted[at : at + KEY_BYTES]] = b""
-        for at in range(0, len(stored), STORED_BYTES):
-            last[stored[at : at + KEY_BYTES]] = stored[at + KEY_BYTES : at + STORED_BYTES]
-    return (
-        b"".join([key + tokens for key, tokens in last.items() if tokens]),
-        b"".join([key for key, tokens in last.items() if not tokens]),
+        for at in range(0, len(change.evicted), KEY_BYTES):
+            key = change.evicted[at : at + KEY_BYTES]
+            evicted[key] = None
+            stored.pop(key, None)
+            tiers.pop(key, None)
+        for key, tokens in _entries(change.stored):
+            evicted.pop(key, None)
+            tiers.pop(key, None)
+            stored[key] = tokens
+        for medium, packed in change.tiers.items():
+            tiers.update((key, (medium, tokens)) for key, tokens in _entries(packed))
+    by_medium: dict[str, list[bytes]] = {}
+    for key, (medium, tokens) in tiers.items():
+        by_medium.setdefault(medium, []).append(key + tokens)
+    return ResidencyChange(
+        stored=b"".join([key + tokens for key, tokens in stored.items()]),
+        evicted=b"".join(evicted),
+        tiers={medium: b"".join(entries) for medium, entries in by_medium.items()},
     )
+
+
+def _entries(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for at in range(0, len(packed), STORED_BYTES):
+        middle = at + KEY_BYTES
+        yield packed[at:middle], packed[middle : at + STORED_BYTES]
 
 
 def _usage(stats: EngineStats) -> float:

@@ -52,7 +52,12 @@ def run(paged: Paged, length: int = 1000, width: int = 5, tile: WalkTile = TILE)
     return result.float().cpu(), step.arrivals
 
 
-@pytest.mark.parametrize("name", SPECS)
+# Of the others' models such steps are none; see cuda.walks_few.
+UNUSUAL = ("sinks", "sinks and window", "chunks", "linear biases")
+USUAL = [name for name in SPECS if name not in UNUSUAL]
+
+
+@pytest.mark.parametrize("name", USUAL)
 @pytest.mark.parametrize("length", [1000, 16])
 def test_a_few_tokens_equal_the_reference_whole_and_in_parts(name, length, device):
     """Parts of 16 tokens: of some the first tokens of a sequence see nothing."""

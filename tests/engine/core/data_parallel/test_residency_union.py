@@ -76,6 +76,33 @@ def test_what_another_core_holds_is_not_evicted() -> None:
     assert union.lose(1) == ResidencyChange(evicted=A)
 
 
+def test_the_quickest_memory_of_any_core_counts() -> None:
+    union = ResidencyUnion(2)
+    on_disk, in_host = {"DISK": packed({A: 64})}, {"CPU": packed({A: 48})}
+    assert union.apply(0, ResidencyChange(tiers=on_disk)) == ResidencyChange(
+        evicted=A, tiers=on_disk
+    )
+    assert union.apply(1, ResidencyChange(tiers=in_host)) == ResidencyChange(
+        evicted=A, tiers=in_host
+    )
+    stored = ResidencyChange(stored=packed({A: 16}))
+    assert union.apply(0, stored) == stored
+    assert union.apply(0, ResidencyChange(evicted=A, tiers=on_disk)) == ResidencyChange(
+        evicted=A, tiers=in_host
+    )
+    assert union.lose(1) == ResidencyChange(evicted=A, tiers=on_disk)
+    assert union.lose(0) == ResidencyChange(evicted=A)
+
+
+def test_the_snapshot_has_what_tiers_hold() -> None:
+    union = ResidencyUnion(1)
+    union.watch([0])
+    report = ResidencyChange(snapshot=packed({A: 16}), snapshot_tiers={"DISK": packed({B: 32})})
+    change = union.apply(0, report)
+    assert change is not None
+    assert (change.snapshot, change.snapshot_tiers) == (report.snapshot, report.snapshot_tiers)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_reports_give_the_union(seed: int) -> None:
     rng = random.Random(seed)

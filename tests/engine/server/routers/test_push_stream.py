@@ -42,12 +42,13 @@ class Core:
         self.engine = FakeEngine()
         self.sent: list[wire.ToEngine] = []
         self.stored = b""
+        self.tiers: dict[str, bytes] = {}
         self.engine.residency = ResidencyFeed(self._take)
 
     def _take(self, message: wire.ToEngine) -> None:
         self.sent.append(message)
         if message == wire.WatchResidency(on=True):
-            snapshot = ResidencyChange(snapshot=self.stored)
+            snapshot = ResidencyChange(snapshot=self.stored, snapshot_tiers=self.tiers)
             self.engine.residency.on_step(StepOutput(residency=snapshot))
 
     def say(self, server: RunningServer, *steps: StepOutput) -> None:
@@ -115,8 +116,9 @@ def test_a_stream_begins_with_who_speaks_and_all_that_is_there(core, server):
             "max_num_seqs": 128, "version": hello["version"], "pod_uid": "", "tokens": True,
             "architecture": "FakeForCausalLM", "format": "safetensors bfloat16",
             "vocab_size": 300, "kv_role": "", "kv_address": "", "kv_follows": False,
+            "tiers": [],
         }  # fmt: skip
-        assert next(reported) == ("snapshot", {"stored": core.stored, "last": True})
+        assert next(reported) == ("snapshot", {"stored": core.stored, "last": True, "tiers": {}})
         kind, first = next(reported)
         assert (kind, first["seq"]) == ("delta", 1)
         assert first["load"]["kv_usage"] == 0.0
@@ -125,7 +127,7 @@ def test_a_stream_begins_with_who_speaks_and_all_that_is_there(core, server):
 def test_an_empty_cache_has_an_empty_snapshot(core, server):
     with listening(server) as reported:
         next(reported)
-        assert next(reported) == ("snapshot", {"stored": b"", "last": True})
+        assert next(reported) == ("snapshot", {"stored": b"", "last": True, "tiers": {}})
 
 
 def test_a_large_snapshot_comes_in_parts_of_a_megabyte(core, server):
@@ -163,6 +165,37 @@ def test_of_several_steps_in_one_frame_the_last_word_counts(core, server):
         _, delta = next(reported)
         assert set(struct.iter_unpack("<QI", delta["stored"])) == {(2, 32), (3, 16), (9, 48)}
         assert delta["evicted"] == keys(1)
+
+
+def test_what_tiers_hold_comes_by_medium_and_the_last_word_counts(core, server):
+    core.tiers = {"CPU": stored((7, 16)), "DISK": stored((8, 32))}
+    with listening(server) as reported:
+        next(reported)
+        parts = [next(reported)[1] for _ in range(3)]
+        assert [part["tiers"] for part in parts] == [
+            {},
+            {"CPU": stored((7, 16))},
+            {"DISK": stored((8, 32))},
+        ]
+        assert [part["last"] for part in parts] == [False, False, True]
+        next(reported)
+        core.say(
+            server,
+            StepOutput(residency=ResidencyChange(stored=stored((1, 16), (2, 32), (3, 48)))),
+            StepOutput(
+                residency=ResidencyChange(
+                    evicted=keys(1, 2, 3), tiers={"CPU": stored((1, 16), (2, 32), (3, 48))}
+                )
+            ),
+            StepOutput(
+                residency=ResidencyChange(evicted=keys(2, 3), tiers={"DISK": stored((2, 32))})
+            ),
+            StepOutput(residency=ResidencyChange(stored=stored((1, 16)))),
+        )
+        _, delta = next(reported)
+        assert delta["stored"] == stored((1, 16))
+        assert set(struct.iter_unpack("<Q", delta["evicted"])) == {(2,), (3,)}
+        assert delta["tiers"] == {"DISK": stored((2, 32))}
 
 
 def test_load_comes_when_it_changed(core, server):
