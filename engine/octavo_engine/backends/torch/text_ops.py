@@ -44,6 +44,7 @@ class TextOps(CudaOps):
         *,
         keeps_sums: bool,
     ) -> None:
+        self.wanted, self._kept = (), {}  # nobody drafts
         self._texts = step
         self._step = step  # type: ignore[assignment]  # has all that is read of a step here
         self._kernels, self._ropes, self._dtype = kernels, ropes, dtype
