@@ -95,7 +95,6 @@ class Lane:
     """A thread that copies, and its stream."""
 
     def __init__(self, name: str, device: torch.device) -> None:
-        self._device = device
         self.stream: Any = None
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
@@ -129,8 +128,8 @@ class Lane:
         self._thread.join()
 
     def _work(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+        if self.stream is not None:
+            torch.cuda.set_device(self.stream.device)  # which has an index
         while (job := self._jobs.get()) is not None:
             job()
 
