@@ -54,7 +54,7 @@ class TextStep:
     tile_starts: Tensor
     slots: Tensor  # where each token's key and value lie: 0, 1, 2, …
     host: PoolingStep | None
-    adapter_tiles: None = None  # nobody adapts what pools
+    adapter_tiles: Tensor | None = None  # what pools is not adapted
 
     def by_group(self) -> list[TextStep]:
         """There is no cache, whose layers would differ."""

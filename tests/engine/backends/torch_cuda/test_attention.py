@@ -264,8 +264,7 @@ def test_a_row_of_padding_writes_nothing_and_reads_nothing(device):
 
 
 def test_tiles_are_as_wide_as_registers_allow():
-    size = {"group": 4, "head_dim": 128, "itemsize": 2}
-    assert choose_tile(**size) == Tile(128, 64, 8, 5)
+    assert choose_tile(group=4, head_dim=128, itemsize=2) == Tile(128, 64, 8, 5)
     assert choose_tile(group=4, head_dim=256, itemsize=2).block_m == 64
     assert choose_tile(group=20, head_dim=64, itemsize=4).block_m == 32
 

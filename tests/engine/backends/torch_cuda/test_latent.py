@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -24,18 +26,18 @@ from tests.engine.backends.torch_cuda.test_attention import DECODE, MIXED, cos_s
 from tests.engine.backends.torch_cuda.test_decode import LENGTHS, in_parts
 
 NOPE, VALUES = 24, 20
-SPECS = {
+SPECS: dict[str, dict[str, Any]] = {
     "neighbours turn": {},
     "halves turn": {"turns_neighbours": False},
     "window": {"window": 9},
     "three heads": {"num_heads": 3},
     "odd rank": {"rank": 48},
 }
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+CLOSE: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
 
 
 def make_spec(device: torch.device, **changes) -> LatentAttentionSpec:
-    settings = {
+    settings: dict[str, Any] = {
         "layer": 0, "num_heads": 6, "nope_dim": NOPE, "rank": 32, "value_dim": VALUES,
         "rope": Rope(inverse_powers(500, 16), attention_factor=1.25), "scale": 0.2,
         "norm_eps": 1e-6, "turns_neighbours": True,
@@ -76,12 +78,12 @@ class Latents:
         paged.layers[0][0] = self.cache.float().cpu()
         storage = None if self.cache.dtype == torch.float32 else self.cache.dtype
         ops = ReferenceOps(self.step, paged, Precision(storage=storage))
-        q, kv, *ups = (operand.float().cpu() for operand in self.operands)
+        q, kv, key_up, value_up = (operand.float().cpu() for operand in self.operands)
         spec = make_spec(torch.device("cpu"), **{
             name: getattr(self.spec, name)
             for name in ("num_heads", "rank", "window", "turns_neighbours")
         })  # fmt: skip
-        result = ops.latent_attention(q, kv, *map(TorchHeads, ups), spec)
+        result = ops.latent_attention(q, kv, TorchHeads(key_up), TorchHeads(value_up), spec)
         self.expected_cache = paged.layers[0][0]
         return result
 
@@ -89,7 +91,9 @@ class Latents:
         q, kv, key_up, value_up = self.operands
         spec, walks = self.spec, WalkCut(50)
         step = on_device(self.step, self.device, tiles, walks=walks)
-        turned = latent.store(q, kv, cos_sin(spec.rope, self.device), self.cache, step, spec)
+        angles = cos_sin(spec.rope, self.device)
+        assert angles is not None
+        turned = latent.store(q, kv, angles, self.cache, step, spec)
         heads = q.view(len(q), spec.num_heads, -1)[..., :NOPE]
         is_fixed = split_tokens > 0
         absorbed = latent.per_head(heads, key_up, batch_invariant=is_fixed)
@@ -155,6 +159,7 @@ def test_the_plain_twin_equals_the_reference(name, device):
     expected = paged.reference()
     step = on_device(paged.step, device, cut_tiles(paged.step.seq_starts, 16))
     angles = cos_sin(spec.rope, device)
+    assert angles is not None
     result = latent_attention(*paged.operands, angles, paged.cache, step, spec)
     torch.testing.assert_close(result.cpu(), expected, **CLOSE)
     torch.testing.assert_close(
@@ -215,8 +220,8 @@ def test_padding_reads_nothing_and_writes_nothing(device):
     paged.step.seq_starts = np.array([0, 1, 2], np.int32)
     paged.step.seq_lens = np.array([21, 0], np.int32)
     paged.step.rows = np.array([paged.step.rows[0]] * 2, np.int32)
-    q, kv, *ups = paged.operands
-    paged.operands = (torch.cat([q, q]), torch.cat([kv, kv]), *ups)
+    q, kv, key_up, value_up = paged.operands
+    paged.operands = torch.cat([q, q]), torch.cat([kv, kv]), key_up, value_up
     for tiles in (cut_tiles(paged.step.seq_starts, 2), in_parts([21, 0], 16)):
         result = paged.run(tiles, tile_of(spec))
         torch.testing.assert_close(result[:1], expected, **CLOSE)

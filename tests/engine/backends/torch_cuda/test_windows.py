@@ -17,7 +17,7 @@ from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.device_kv import device_layout
 from octavo_engine.backends.torch.device_step import StepBuffer, StepSizes, cut_walks
 from octavo_engine.backends.torch.device_tables import DeviceTables
-from octavo_engine.caches import KVSpec, LatentSpec, StateSpec, one_group
+from octavo_engine.caches import CacheSpec, KVSpec, LatentSpec, StateSpec, one_group
 from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.driver import Driver, random_tokens, run_alone
 from tests.engine.backends.tolerance import FLOAT32
@@ -47,7 +47,7 @@ def build(family, device, *, kernels="plain", keeps_all=False, **options):
 
 def test_layers_are_grouped_by_windows_if_kernels_read_several_tables():
     near, far = KVSpec(2, 16, 24), KVSpec(2, 16)
-    specs = [near, far, near, far, StateSpec((3, 8))]
+    specs: list[CacheSpec] = [near, far, near, far, StateSpec((3, 8))]
     assert device_layout(specs, has_one_table=False).windows == (None, 24)
     assert device_layout(specs, has_one_table=True).windows == (None,)
     assert device_layout([near, KVSpec(4, 16)], has_one_table=False).windows == (None,)

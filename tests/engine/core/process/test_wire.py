@@ -72,7 +72,7 @@ FROM_CORE = [
     wire.Ready(INFO),
     wire.Pong(7, steps=3, step_age_s=0.5, expected_s=0.1),
     wire.Outputs(StepOutput(outputs=[OUTPUT], stats=EngineStats(steps=4))),
-    wire.Outputs(StepOutput(residency=ResidencyChange(bytes(12), bytes(8), b""))),
+    wire.Outputs(StepOutput(residency=ResidencyChange(bytes(12), bytes(8), {"disk": bytes(12)}))),
     wire.RequestRefused("1.0", "QueueFull", "full", retry_after_s=3),
     wire.Fatal("ModelError", "model.safetensors: truncated"),
 ]
