@@ -192,7 +192,7 @@ def test_weights_are_as_large_as_their_files(tmp_path):
 def test_kernels_refuse_what_they_do_not_compute(tmp_path, monkeypatch):
     gpu_limits = pytest.importorskip("octavo_engine.backends.torch.gpu_limits")
     monkeypatch.setattr(gpu_limits, "settle_kernels", lambda device, choice: ("triton", "here"))
-    config = EngineConfig(model=write(tmp_path, "bloom"))
+    config = EngineConfig(model=write(tmp_path, "bloom"), attention_backend="flashinfer")
     found = ModelNeeds(config, resolve(config), None)
     assert found.refused() is None
     assert "linear biases" in str(found.refused_by_kernels())

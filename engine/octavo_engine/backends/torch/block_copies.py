@@ -95,6 +95,7 @@ class Lane:
     """A thread that copies, and its stream."""
 
     def __init__(self, name: str, device: torch.device) -> None:
+        self._index = device.index or 0  # what a thread's device is set by must have one
         self.stream: Any = None
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
@@ -129,7 +130,7 @@ class Lane:
 
     def _work(self) -> None:
         if self.stream is not None:
-            torch.cuda.set_device(self.stream.device)  # which has an index
+            torch.cuda.set_device(self._index)
         while (job := self._jobs.get()) is not None:
             job()
 

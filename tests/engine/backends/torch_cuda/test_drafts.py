@@ -192,9 +192,9 @@ def test_steps_that_verify_drafts_from_the_text_are_walked_too(device, monkeypat
     seen: list[int] = []
     attend = backend._kernels.attend
 
-    def noting(*args: Any) -> Any:
+    def noting(*args: Any, **options: Any) -> Any:
         seen.append(args[3].width)
-        return attend(*args)
+        return attend(*args, **options)
 
     monkeypatch.setattr(backend._kernels, "attend", noting)
     found, stats = answers(backend, wishes, NGRAM)

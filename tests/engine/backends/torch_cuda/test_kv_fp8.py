@@ -95,6 +95,10 @@ def error(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
+def slopes_of(spec, q):
+    return None if spec.alibi is None else torch.from_numpy(spec.alibi).to(q.device)
+
+
 def by_triton(paged, *, is_decode):
     spec, device = paged.spec, paged.qkv.device
     if is_decode:
@@ -108,11 +112,13 @@ def by_triton(paged, *, is_decode):
     q = heads.turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec, scales)
     if is_decode:
         tile = decode.WalkTile(16, 4, 1)
-        out = decode.attend(q, k_cache, v_cache, step, spec, tile=tile, scales=scales)
+        out = decode.attend(
+            q, k_cache, v_cache, step, spec, tile=tile, scales=scales, alibi=slopes_of(spec, q)
+        )
     else:
         out = attention.attend(
             q, k_cache, v_cache, step, spec, tile=attention.Tile(16, 16, 4, 1), num_splits=1,
-            scales=scales,
+            scales=scales, alibi=slopes_of(spec, q),
         )  # fmt: skip
     return out.float().cpu()
 
