@@ -146,8 +146,8 @@ def walk_kernel(
             if tl.atomic_add(arrival, 1, sem="acq_rel") == num_parts - 1:
                 tl.store(arrival, 0)
                 join_parts(
-                    out, parts, part_maxima, part_sums, sinks, sequence, kv_head, num_kv_heads,
-                    first_tile, num_parts, GROUP, MEMBERS, HEAD_DIM, DIM, PARTS, HAS_SINKS,
+                    out, parts, part_maxima, part_sums, sinks, 0, sequence, kv_head, num_kv_heads,
+                    first_tile, num_parts, GROUP, MEMBERS, 1, HEAD_DIM, DIM, PARTS, HAS_SINKS,
                 )  # fmt: skip
 
 
@@ -158,20 +158,22 @@ def join_parts(
     part_maxima,
     part_sums,
     sinks,
-    sequence,
+    token,  # of its sequence's
+    row,  # of the step
     kv_head,
     num_kv_heads,
     first_tile,
     num_parts,
     GROUP: tl.constexpr,
     MEMBERS: tl.constexpr,
+    TOKENS: tl.constexpr,  # that a sequence has room for
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """What the parts of a sequence come to, each weighed by how much of the softmax it has seen.
-    They are read past the first cache, which other processors do not write to."""
+    """What the parts of a sequence come to for a token, each weighed by how much of the softmax it
+    has seen. They are read past the first cache, which other processors do not write to."""
     members, dims, index = tl.arange(0, MEMBERS), tl.arange(0, DIM), tl.arange(0, PARTS)
     member_ok, dim_ok = members < GROUP, dims < HEAD_DIM
     maximum = tl.full([MEMBERS], -float("inf"), tl.float32)
@@ -179,7 +181,7 @@ def join_parts(
     acc = tl.zeros([MEMBERS, DIM], tl.float32)
     for first in range(0, num_parts, PARTS):
         tiles = first_tile + first + index
-        at = (tiles[:, None] * num_kv_heads + kv_head) * GROUP + members[None, :]
+        at = ((tiles[:, None] * num_kv_heads + kv_head) * TOKENS + token) * GROUP + members[None, :]
         mask = (first + index < num_parts)[:, None] & member_ok[None, :]
         part_max = tl.load(part_maxima + at, mask=mask, other=-float("inf"), cache_modifier=".cg")
         part_sum = tl.load(part_sums + at, mask=mask, other=0.0, cache_modifier=".cg")
@@ -197,7 +199,7 @@ def join_parts(
     if HAS_SINKS:
         total = add_sinks(total, maximum, sinks, heads, member_ok)
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    rows = sequence.to(tl.int64) * num_kv_heads * GROUP + heads
+    rows = row.to(tl.int64) * num_kv_heads * GROUP + heads
     tl.store(
         out + rows[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty),
         mask=member_ok[:, None] & dim_ok[None, :],

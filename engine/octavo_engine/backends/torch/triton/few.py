@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from octavo_engine.backends.torch.triton.attention import LOG2_E, first_seen, look_along
-from octavo_engine.backends.torch.triton.decode import JOINED_VALUES, WalkTile
+from octavo_engine.backends.torch.triton.decode import JOINED_VALUES, WalkTile, join_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,61 +134,11 @@ def few_kernel(
             if tl.atomic_add(arrival, 1, sem="acq_rel") == num_parts - 1:
                 tl.store(arrival, 0)
                 for token in range(count):
-                    join_token(
-                        out, parts, part_maxima, part_sums, token, begin + token, kv_head,
+                    join_parts(
+                        out, parts, part_maxima, part_sums, q, token, begin + token, kv_head,
                         num_kv_heads, first_tile, num_parts,
-                        GROUP, MEMBERS, TOKENS, HEAD_DIM, DIM, PARTS,
+                        GROUP, MEMBERS, TOKENS, HEAD_DIM, DIM, PARTS, False,
                     )  # fmt: skip
-
-
-@triton.jit
-def join_token(
-    out,
-    parts,
-    part_maxima,
-    part_sums,
-    token,  # of its sequence
-    row,  # of the step
-    kv_head,
-    num_kv_heads,
-    first_tile,
-    num_parts,
-    GROUP: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """What the parts come to for one token, each weighed by how much of the softmax it has seen.
-    They are read past the first cache, which other processors do not write to."""
-    members, dims, index = tl.arange(0, MEMBERS), tl.arange(0, DIM), tl.arange(0, PARTS)
-    member_ok, dim_ok = members < GROUP, dims < HEAD_DIM
-    maximum = tl.full([MEMBERS], -float("inf"), tl.float32)
-    total = tl.zeros([MEMBERS], tl.float32)
-    acc = tl.zeros([MEMBERS, DIM], tl.float32)
-    for first in range(0, num_parts, PARTS):
-        tiles = first_tile + first + index
-        at = ((tiles[:, None] * num_kv_heads + kv_head) * TOKENS + token) * GROUP + members[None, :]
-        mask = (first + index < num_parts)[:, None] & member_ok[None, :]
-        part_max = tl.load(part_maxima + at, mask=mask, other=-float("inf"), cache_modifier=".cg")
-        part_sum = tl.load(part_sums + at, mask=mask, other=0.0, cache_modifier=".cg")
-        part = tl.load(
-            parts + at.to(tl.int64)[:, :, None] * HEAD_DIM + dims[None, None, :],
-            mask=mask[:, :, None] & dim_ok[None, None, :], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        new_max = tl.maximum(maximum, tl.max(part_max, 0))
-        pivot = tl.where(new_max == -float("inf"), 0.0, new_max)
-        fade, weight = tl.exp2(maximum - pivot), tl.exp2(part_max - pivot[None, :])
-        acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], 0)
-        total = total * fade + tl.sum(part_sum * weight, 0)
-        maximum = new_max
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    heads = row.to(tl.int64) * (num_kv_heads * GROUP) + kv_head * GROUP + members
-    tl.store(
-        out + heads[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty),
-        mask=member_ok[:, None] & dim_ok[None, :],
-    )  # fmt: skip
 
 
 def attend(
