@@ -93,7 +93,7 @@ def reference(made: Made) -> TorchBackend:
     )  # fmt: skip
 
 
-def proposals(backend: Backend, made: Made, wishes: list[dict[str, Any]]) -> list[Any]:
+def proposals(backend: Backend, made: Made, requests: list[dict[str, Any]]) -> list[Any]:
     """All that was proposed, behind which tokens."""
     engine = make_engine(backend, num_blocks=60, speculative_config=settings(made[2]), budget=24)
     speculation = engine.scheduler._speculation
@@ -106,7 +106,7 @@ def proposals(backend: Backend, made: Made, wishes: list[dict[str, Any]]) -> lis
             seen.append((list(batch.sequences[entry].token_ids), list(proposed)))
 
     speculation.take_proposals = noting  # type: ignore[method-assign]
-    run(engine, wishes, random.Random(1))
+    run(engine, requests, random.Random(1))
     engine.close()
     return seen
 
@@ -114,13 +114,13 @@ def proposals(backend: Backend, made: Made, wishes: list[dict[str, Any]]) -> lis
 @pytest.mark.parametrize("name", KINDS)
 def test_proposals_are_those_of_the_reference(name, device):
     """Greedy ones, drawn ones, and with penalties, for which each pass waits."""
-    wishes = [
-        wish | extra
-        for wish, extra in zip(
+    requests = [
+        one | extra
+        for one, extra in zip(
             greedy(4, 12), ({}, {"temperature": 0.9}, {}, {"repetition_penalty": 1.3}), strict=True
         )
     ]
-    for some in (wishes[:3], wishes[3:]):
+    for some in (requests[:3], requests[3:]):
         made = KINDS[name]()
         backend = build(made[0], device, made[1])
         assert isinstance(backend, LaunchesHeads if made[1].heads else LaunchesStateDrafts)
@@ -142,9 +142,9 @@ def test_what_is_replayed_proposes_the_same(name, device):
 def test_answers_equal_those_without_heads(name, device):
     """Drawn tokens, penalties, log-probabilities, prompts in chunks, preemption."""
     made = KINDS[name]()
-    wishes = random_wishes(random.Random(3), vocab=256, with_grammars=False)
-    truth, _ = answers(build(made[0], device), wishes, None)
-    found, stats = answers(build(made[0], device, made[1]), wishes, settings(made[2]), budget=16)
+    requests = random_wishes(random.Random(3), vocab=256, with_grammars=False)
+    truth, _ = answers(build(made[0], device), requests, None)
+    found, stats = answers(build(made[0], device, made[1]), requests, settings(made[2]), budget=16)
     assert found == truth
     assert stats.spec_draft_tokens > 50
 

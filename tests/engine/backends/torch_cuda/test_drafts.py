@@ -76,10 +76,14 @@ def greedy(count: int = 3, length: int = 20, **extra: Any) -> list[dict[str, Any
     ]  # fmt: skip
 
 
-def answers(backend: CudaBackend, wishes: list[dict[str, Any]], config: str | None, **options: Any):
+def answers(
+    backend: CudaBackend, requests: list[dict[str, Any]], config: str | None, **options: Any
+):
     """Tokens by request, and the counters."""
     engine = make_engine(backend, num_blocks=60, speculative_config=config, **options)
-    found = {name: output.tokens for name, output in run(engine, wishes, random.Random(1)).items()}
+    found = {
+        name: output.tokens for name, output in run(engine, requests, random.Random(1)).items()
+    }
     stats = engine.stats()
     engine.close()
     return found, stats
@@ -89,14 +93,14 @@ def answers(backend: CudaBackend, wishes: list[dict[str, Any]], config: str | No
 def test_answers_equal_those_without_a_draft_model(draft, device):
     """Drawn tokens, penalties, log-probabilities, prompts in chunks, preemption."""
     rng = random.Random(2)
-    wishes = random_wishes(rng, vocab=256, with_grammars=False)
+    requests = random_wishes(rng, vocab=256, with_grammars=False)
     model = tiny_model("llama")
-    truth, _ = answers(build(model, device), wishes, None)
+    truth, _ = answers(build(model, device), requests, None)
     drafted = 0
     for budget, caching in ((16, True), (64, False)):
         backend = build(model, device, draft_of(tiny_model(draft)))
         assert isinstance(backend, LaunchesDrafts) and backend.has_draft
-        found, stats = answers(backend, wishes, DRAFT, budget=budget, caching=caching)
+        found, stats = answers(backend, requests, DRAFT, budget=budget, caching=caching)
         assert found == truth
         drafted += stats.spec_draft_tokens
     assert drafted > 100
@@ -114,8 +118,8 @@ def test_a_draft_model_that_is_the_model_is_always_right(extra, device):
 
 def test_steps_that_verify_and_passes_that_draft_are_replayed(device, monkeypatch):
     model = tiny_model("llama")
-    wishes = greedy(2, 11, temperature=0.8)
-    truth, _ = answers(build(model, device), wishes, None)
+    requests = greedy(2, 11, temperature=0.8)
+    truth, _ = answers(build(model, device), requests, None)
     backend = build(model, device, draft_of(model), kernels="triton", is_replayed=True)
     captured: list[set[Any]] = []
     forget = backend._forget_graphs
@@ -127,7 +131,7 @@ def test_steps_that_verify_and_passes_that_draft_are_replayed(device, monkeypatc
         forget()
 
     monkeypatch.setattr(backend, "_forget_graphs", noting)
-    found, stats = answers(backend, wishes, DRAFT)
+    found, stats = answers(backend, requests, DRAFT)
     assert found == truth
     assert stats.spec_accepted_tokens == stats.spec_draft_tokens > 5
     own, drafts = captured[:2]
@@ -176,8 +180,8 @@ def test_batch_invariant_answers_have_the_bits_of_those_without(device):
         engine = make_engine(
             backend, num_blocks=60, speculative_config=None if drafts is None else DRAFT
         )
-        wishes = greedy(2, 10, logprobs=2)
-        found.append({k: v.all for k, v in run(engine, wishes, random.Random(1)).items()})
+        requests = greedy(2, 10, logprobs=2)
+        found.append({k: v.all for k, v in run(engine, requests, random.Random(1)).items()})
         if drafts is not None:
             assert engine.stats().spec_accepted_tokens > 5
         engine.close()
@@ -186,8 +190,8 @@ def test_batch_invariant_answers_have_the_bits_of_those_without(device):
 
 def test_steps_that_verify_drafts_from_the_text_are_walked_too(device, monkeypatch):
     model = tiny_model("llama")
-    wishes = greedy(2, 9)
-    truth, _ = answers(build(model, device), wishes, None)
+    requests = greedy(2, 9)
+    truth, _ = answers(build(model, device), requests, None)
     backend = build(model, device, kernels="triton", is_replayed=True)
     seen: list[int] = []
     attend = backend._kernels.attend
@@ -197,7 +201,7 @@ def test_steps_that_verify_drafts_from_the_text_are_walked_too(device, monkeypat
         return attend(*args, **options)
 
     monkeypatch.setattr(backend._kernels, "attend", noting)
-    found, stats = answers(backend, wishes, NGRAM)
+    found, stats = answers(backend, requests, NGRAM)
     assert found == truth
     assert stats.spec_draft_tokens > 0 and 4 in seen
 
@@ -244,8 +248,8 @@ def test_a_draft_model_sleeps_and_wakes(keep, device):
     engine = make_engine(backend, num_blocks=60, speculative_config=DRAFT)
     found = []
     for turn in range(2):
-        wishes = [wish | {"request_id": f"{turn} {wish['request_id']}"} for wish in greedy(2)]
-        found.append([v.tokens for _, v in sorted(run(engine, wishes, random.Random(1)).items())])
+        requests = [one | {"request_id": f"{turn} {one['request_id']}"} for one in greedy(2)]
+        found.append([v.tokens for _, v in sorted(run(engine, requests, random.Random(1)).items())])
         engine.reset_prefix_cache()
         backend.release_kv()
         backend.release_weights(keep=keep)
