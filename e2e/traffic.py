@@ -74,11 +74,11 @@ class Traffic:
             return list(self._outcomes)
 
     def await_answers(self, count: int, timeout_s: float = 60.0) -> None:
-        """Until so many more whole answers have come. Raises AssertionError."""
-        wanted = self._answered() + count
-        deadline = time.monotonic() + timeout_s
-        while self._answered() < wanted:
-            assert time.monotonic() < deadline, f"{wanted - self._answered()} answers are missing"
+        """Until so many requests made from now on were answered in whole. Raises AssertionError."""
+        since = time.monotonic()
+        deadline = since + timeout_s
+        while (missing := count - self._answered(since)) > 0:
+            assert time.monotonic() < deadline, f"{missing} answers are missing"
             self._stopping.wait(0.05)
 
     def assert_unbroken(self, at_least: int = 20) -> None:
@@ -89,8 +89,8 @@ class Traffic:
         assert not faults, f"{len(faults)} of {len(outcomes)} requests failed: {faults[:5]}"
         assert len(outcomes) >= at_least, f"only {len(outcomes)} requests were made"
 
-    def _answered(self) -> int:
-        return sum(not outcome.fault for outcome in self.outcomes)
+    def _answered(self, since: float) -> int:
+        return sum(not outcome.fault and outcome.began_at >= since for outcome in self.outcomes)
 
     def _run(self, client_number: int) -> None:
         with openai.OpenAI(
