@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def process_tree(pid: int) -> list[int]:
@@ -22,13 +26,12 @@ def cpu_seconds(pid: int) -> float:
 
     0 where there is no /proc. Only grows, but for processes whose parent ended before them.
     """
-    return sum(map(_cpu_seconds, process_tree(pid)))
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Its own, and of the children that it waited for."""
-    fields = stat_fields(f"/proc/{pid}/stat")
-    return ticks_s(fields[11:15]) if fields else 0.0
+    # Their own and of the children that each waited for; ticks, since a sum of floats may shrink.
+    return ticks_s(
+        field
+        for member in process_tree(pid)
+        for field in stat_fields(f"/proc/{member}/stat")[11:15]
+    )
 
 
 def stat_fields(path: str) -> list[str]:
@@ -39,6 +42,6 @@ def stat_fields(path: str) -> list[str]:
         return []
 
 
-def ticks_s(fields: list[str]) -> float:
+def ticks_s(fields: Iterable[str]) -> float:
     """The seconds that these fields count together."""
     return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")

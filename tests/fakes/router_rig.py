@@ -161,9 +161,11 @@ class Rig:
     async def given_up(self, endpoint: Endpoint, *, after_s: float) -> None:
         """So much time passes without a byte that the attempt there ends."""
         await self.until(lambda: endpoint.in_flight > 0)
+        others = [one for one in self.endpoints if one is not endpoint]
         while endpoint.in_flight:
             self.later(after_s)
             await asyncio.sleep(0.01)  # what is on its way arrives before the time goes on
+            await self.until(lambda: not any(one.in_flight for one in others))
 
     async def settled(self) -> None:
         """Nothing is left of any request."""
