@@ -6,6 +6,7 @@ import ast
 import contextlib
 import io
 import re
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from octavo_engine.server.http.errors import CATALOGUE
 from tests.docs.pages import DOCS, ROOT, prose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 # Whole words and phrases, in any case, and across line ends.
@@ -38,26 +39,22 @@ def words_in(text: str) -> list[str]:
     return sorted({" ".join(found.lower().split()) for found in _PATTERN.findall(text)})
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """(path or name, text) of everything that users read."""
+def texts() -> dict[str, Callable[[], str]]:
+    """Everything that users read, by its path or name."""
+    found: dict[str, Callable[[], str]] = {}
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"):
-        yield path.name, _prose_without_code(path)
+        found[path.name] = partial(_prose_without_code, path)
     for page in PAGES:
-        yield f"docs/{page}.md", _prose_without_code(DOCS / f"{page}.md")
-    yield "octavo.options.flags", "\n".join(flag.help for flag in (*ENGINE_FLAGS, *SERVER_FLAGS))
+        found[f"docs/{page}.md"] = partial(_prose_without_code, DOCS / f"{page}.md")
+    found["octavo.options.flags"] = _help_of_flags
     for command in COMMANDS:
-        yield f"octavo {command} --help", help_of(command)
-    yield "octavo --help", "\n".join(COMMANDS.values())
-    yield "octavo_engine.server.http.errors.CATALOGUE", repr(CATALOGUE)
+        found[f"octavo {command} --help"] = partial(help_of, command)
+    found["octavo --help"] = lambda: "\n".join(COMMANDS.values())
+    found["octavo_engine.server.http.errors.CATALOGUE"] = lambda: repr(CATALOGUE)
     for source in SOURCES:
         for path in sorted((ROOT / source).rglob("*.py")):
-            strings = raised_strings(path.read_text(encoding="utf-8"))
-            yield str(path.relative_to(ROOT)), "\n".join(strings)
-
-
-def found() -> dict[str, list[str]]:
-    """The private words of each text that contains any."""
-    return {name: words for name, text in texts() if (words := words_in(text))}
+            found[str(path.relative_to(ROOT))] = partial(_raised_text, path)
+    return found
 
 
 def help_of(command: str) -> str:
@@ -81,6 +78,14 @@ def raised_strings(source: str) -> list[str]:
                 if isinstance(node, ast.Constant) and isinstance(node.value, str)
             ]
     return strings
+
+
+def _help_of_flags() -> str:
+    return "\n".join(flag.help for flag in (*ENGINE_FLAGS, *SERVER_FLAGS))
+
+
+def _raised_text(path: Path) -> str:
+    return "\n".join(raised_strings(path.read_text(encoding="utf-8")))
 
 
 def _prose_without_code(page: Path) -> str:
