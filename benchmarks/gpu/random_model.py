@@ -11,8 +11,9 @@ import torch
 from benchmarks.gpu.products import random_weight
 from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.backend import BackendLimits, BackendStep
-from octavo_engine.backends.torch.cuda import CudaBackend
+from octavo_engine.backends.torch.cuda import CudaBackend, Loaded
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
+from octavo_engine.backends.torch.cuda_settings import CudaSettings
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.registry import build_model
@@ -144,9 +145,8 @@ class Bench:
         model_config = ModelConfig.from_hf(config)
         loader = RandomLoader(torch.device(device), dtype, is_portable=is_portable, kind=kind)
         model = build_model(model_config, loader, limits.max_model_len)
-        backend = CudaBackend.of_model(
-            model_config, model, dtype=dtype, device=torch.device(device), **options
-        )
+        settings = CudaSettings(dtype=dtype, **options)
+        backend = CudaBackend(model_config, Loaded(model), torch.device(device), settings)
         width = limits.max_model_len // BLOCK_SIZE
         short = min(SHORT_BLOCKS, width)
         num_blocks = width + (limits.max_seqs - 1) * short

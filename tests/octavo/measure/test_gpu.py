@@ -16,7 +16,7 @@ from octavo.measure import device_limits, limits
 from octavo.measure.machine_limits import MachineLimits
 from octavo.measure.shapes import write_shape
 from octavo.measure.weight_formats import held_by_gpu
-from octavo_engine.backends.torch import build_cuda, cuda
+from octavo_engine.backends.torch import cuda
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError
 from octavo_engine.weights.source import resolve_model
@@ -30,10 +30,6 @@ PROCESSOR = MachineLimits(2, 5.0, {"bf16": 0.5})
 @pytest.fixture
 def abacus(monkeypatch):
     """--device cuda computes on the host, whose limits are made up."""
-    monkeypatch.setattr(
-        build_cuda, "CudaBackend",
-        lambda *args, **options: cuda.CudaBackend(*args, **options | {"device": "cpu"}),
-    )  # fmt: skip
     monkeypatch.setattr(cuda, "open_device", lambda name: CPU)
     monkeypatch.setattr(device_limits, "measure_device_limits", lambda device, dtype: LIMITS)
 

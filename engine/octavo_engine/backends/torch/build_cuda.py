@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo_engine.backends.torch.cuda import CudaBackend
+from octavo_engine.backends.torch.cuda_settings import CudaSettings
 from octavo_engine.backends.torch.platforms import find_platform
 from octavo_engine.errors import ConfigError
 
@@ -38,22 +39,25 @@ def build_cuda(
     progress: Callable[[int, int], None] | None = None,
 ) -> CudaBackend:
     """The model on the first GPU. Raises ConfigError and ModelError."""
-    return CudaBackend(
-        config,
-        checkpoint,
-        max_model_len=max_model_len,
+    settings = CudaSettings(
         dtype=settle_dtype(engine.dtype, config.torch_dtype),
         kernels=engine.kernels,
         attention=engine.attention_backend,
         use_graphs=not engine.enforce_eager,
         batch_invariant=engine.batch_invariant,
-        keep_quantized=engine.quantization != "none",
-        adapters=adapters,
         kv_cache_dtype=engine.kv_cache_dtype,
         has_tiers=engine.has_kv_tiers,
-        progress=progress,
         num_drafts=_num_drafts(engine),
+    )
+    return CudaBackend.open(
+        config,
+        checkpoint,
+        settings,
+        max_model_len=max_model_len,
+        keep_quantized=engine.quantization != "none",
+        adapters=adapters,
         drafts=drafts if drafts.is_any else None,
+        progress=progress,
     )
 
 
@@ -76,18 +80,21 @@ def build_plugin(
     assert not drafts.is_any, "refused by `check_draft_device`"
     platform = find_platform(engine.platform)
     logger.warning("Computing on %s by plain torch, which has not been tested there", platform.name)
-    return CudaBackend(
-        config,
-        checkpoint,
-        max_model_len=max_model_len,
+    settings = CudaSettings(
         dtype=_platform_dtype(platform, engine.dtype, config.torch_dtype),
-        device=str(platform.device()),
-        label=platform.name,
         kernels="plain",
         use_graphs=False,
         batch_invariant=engine.batch_invariant,
-        keep_quantized=engine.quantization != "none",
+        label=platform.name,
         memory_of=platform.memory,
+    )
+    return CudaBackend.open(
+        config,
+        checkpoint,
+        settings,
+        max_model_len=max_model_len,
+        device=str(platform.device()),
+        keep_quantized=engine.quantization != "none",
         adapters=adapters,
         progress=progress,
     )

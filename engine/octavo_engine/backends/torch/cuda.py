@@ -9,13 +9,14 @@ code runs without graphs.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
 
 from octavo_engine.backends.backend import draft_limits
 from octavo_engine.backends.torch import memory
+from octavo_engine.backends.torch.attention_kinds import walks_few
 from octavo_engine.backends.torch.block_copies import (
     SlotCopies,
     count_slots,
@@ -57,7 +58,6 @@ from octavo_engine.backends.torch.graphs import (
     mixed_sizes,
     plan_buckets,
 )
-from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.kv_format import settle_kv_format
 from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
@@ -66,7 +66,7 @@ from octavo_engine.backends.torch.programs import MAIN, Program
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
-from octavo_engine.caches import StateSpec, one_group
+from octavo_engine.caches import one_group
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.registry import build_model
 from octavo_engine.sampling.batch import SamplingBatch
@@ -82,13 +82,12 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendLimits, BackendStep, CompileListener
     from octavo_engine.backends.draft_sources import DraftSources
     from octavo_engine.backends.torch.adapter_tiles import AdapterTiles
+    from octavo_engine.backends.torch.cuda_settings import CudaSettings
     from octavo_engine.backends.torch.device_adapters import HostAdapter
     from octavo_engine.backends.torch.device_step import DeviceStep, StepTiles
     from octavo_engine.backends.torch.graphs import GraphRecorder
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.landing import Landed
-    from octavo_engine.backends.torch.memory import DeviceMemory
-    from octavo_engine.config import AttentionBackend, KernelChoice, KVCacheDType
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled
@@ -104,42 +103,12 @@ class Loaded(NamedTuple):
     """A model, and its weights as something that can be parked."""
 
     model: Model
-    parking: Parking
-    expanded_bytes: int  # of the largest quantised weight, if a step expands it
-    sites: list[AdapterSite]  # that adapters may add to
+    parking: Parking | None = None  # None: what comes from no file
+    expanded_bytes: int = 0  # of the largest quantised weight, if a step expands it
+    sites: Sequence[AdapterSite] = ()  # that adapters may add to
 
 
 Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
-
-
-def unusual_attention(config: ModelConfig) -> str | None:
-    """What only the kernels for prompts and for single tokens compute, in words."""
-    if config.latent is not None:
-        return "latent attention"
-    if config.family.has_sinks:
-        return "attention with sinks"
-    if config.block.positions == "alibi":
-        return "attention with linear biases"
-    if any(layer.is_chunked for layer in config.layers):
-        return "attention within chunks"
-    return None
-
-
-def walks_few(config: ModelConfig, kv_cache_dtype: KVCacheDType) -> bool:
-    """Whether a few tokens of a sequence are attended to as single ones are."""
-    has_states = any(isinstance(spec, StateSpec) for spec in config.caches())
-    is_usual = unusual_attention(config) is None and kv_cache_dtype == "auto"
-    return is_usual and not has_states
-
-
-def check_attention(config: ModelConfig, attention: AttentionBackend) -> None:
-    """Raises ConfigError where only our own kernels compute a model's attention."""
-    what = unusual_attention(config)
-    if what is not None and attention == "flashinfer":
-        raise ConfigError(
-            f"--attention-backend flashinfer does not compute the {what} of "
-            f"{config.architecture}; use auto or triton"
-        )
 
 
 class CudaBackend(DraftsOnDevice):
@@ -148,146 +117,41 @@ class CudaBackend(DraftsOnDevice):
     def __init__(
         self,
         config: ModelConfig,
-        checkpoint: Checkpoint,
-        *,
-        max_model_len: int,
-        dtype: torch.dtype = torch.bfloat16,
-        device: str = "cuda",
-        kernels: KernelChoice = "auto",
-        attention: AttentionBackend = "auto",
-        use_graphs: bool = True,
-        batch_invariant: bool = False,
-        keep_quantized: bool = True,
-        label: str = "cuda",
-        memory_of: Callable[[], DeviceMemory | None] | None = None,
-        adapters: AdapterLimits | None = None,
-        kv_cache_dtype: KVCacheDType = "auto",
-        has_tiers: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-        num_drafts: int = 0,
-        drafts: DraftSources | None = None,
-    ) -> None:
-        """Weights that the file holds quantised stay so by default. `memory_of` is how
-        much memory a device has that is neither a GPU nor the host. `num_drafts`: tokens that a
-        step verifies of a sequence at most; `drafts`: what proposes them, if it is not the text.
-        `has_tiers`: copies of KV blocks need memory too."""
-        check_attention(config, attention)
-        settled = open_device(device)
-        chosen = choose_kernels(
-            settled, dtype, config,
-            choice=kernels, attention=attention, batch_invariant=batch_invariant,
-            latent=config.latent,
-        )  # fmt: skip
-        formats = chosen.formats if keep_quantized else frozenset[Format]()
-
-        def load(progress: Callable[[int, int], None] | None) -> Loaded:
-            with Uploader(settled) as uploader:
-                loader = CudaLoader(checkpoint, uploader, dtype, progress, formats=formats)
-                model = build_model(config, loader, max_model_len)
-                loader.finish()
-            largest = memory.expanded_bytes(loader.made, dtype.itemsize)
-            return Loaded(model, Parking(loader.made), largest, loader.sites)
-
-        loaded = load(progress)
-        device_drafts = None
-        if drafts is not None:
-
-            def kernels_of(shape: ModelConfig) -> Kernels:
-                found = choose_kernels(
-                    settled, dtype, shape,
-                    choice=kernels, attention=attention, batch_invariant=batch_invariant,
-                    latent=shape.latent,
-                )  # fmt: skip
-                check_attention(shape, attention)
-                return found
-
-            device_drafts = DeviceDrafts(
-                config, drafts, loaded.model, settled, dtype, kernels_of, max_model_len
-            )
-        self._init(
-            config, loaded.model, settled, dtype, chosen,
-            use_graphs=use_graphs, label=label, memory_of=memory_of,
-            parking=loaded.parking, load=load, expanded_bytes=loaded.expanded_bytes,
-            num_drafts=num_drafts, drafts=device_drafts,
-            kv_cache_dtype=kv_cache_dtype, has_tiers=has_tiers,
-        )  # fmt: skip
-        if adapters is not None:
-            self.use_adapters(adapters, loaded.sites)
-
-    @classmethod
-    def of_model(
-        cls,
-        config: ModelConfig,
-        model: Model,
-        *,
-        dtype: torch.dtype,
+        loaded: Loaded,
         device: torch.device,
-        kernels: KernelChoice = "auto",
-        attention: AttentionBackend = "auto",
-        use_graphs: bool = True,
-        batch_invariant: bool = False,
-        num_drafts: int = 0,
-        kv_cache_dtype: KVCacheDType = "auto",
-    ) -> CudaBackend:
-        """A model whose weights are on the device already; for measuring without files."""
-        check_attention(config, attention)
-        backend = cls.__new__(cls)
-        chosen = choose_kernels(
-            device, dtype, config,
-            choice=kernels, attention=attention, batch_invariant=batch_invariant,
-            latent=config.latent,
-        )  # fmt: skip
-        backend._init(
-            config, model, device, dtype, chosen, use_graphs=use_graphs, num_drafts=num_drafts,
-            kv_cache_dtype=kv_cache_dtype,
-        )  # fmt: skip
-        return backend
-
-    def _init(
-        self,
-        config: ModelConfig,
-        model: Model,
-        device: torch.device,
-        dtype: torch.dtype,
-        kernels: Kernels,
+        settings: CudaSettings,
         *,
-        use_graphs: bool,
-        label: str = "cuda",
-        memory_of: Callable[[], DeviceMemory | None] | None = None,
-        parking: Parking | None = None,
+        kernels: Kernels | None = None,
         load: Load | None = None,
-        expanded_bytes: int = 0,
-        num_drafts: int = 0,
         drafts: DeviceDrafts | None = None,
-        kv_cache_dtype: KVCacheDType = "auto",
-        has_tiers: bool = False,
     ) -> None:
+        """`kernels`: those of `settings`, if they are chosen already; `load` gives the weights
+        once more; `drafts` proposes tokens, if the text does not."""
         self.config = config
-        self._num_drafts = num_drafts if walks_few(config, kv_cache_dtype) else 0
-        self._drafts = drafts
-        if drafts is None:
-            layout = device_layout(config.caches(), has_one_table=kernels.has_one_table)
-        else:
-            layout = one_group([*config.caches(), *drafts.caches])
-        self.cache_layout = layout  # as DeviceKV has it
         self.device = device
-        self._label = label
-        self._memory_of = memory_of
-        self._model: Model | None = model
-        self._dtype = dtype
-        self._kernels = kernels
+        self._settings = settings
+        self._dtype = settings.dtype
+        self._kernels = kernels or settings.kernels_for(config, device)
+        self._num_drafts = settings.num_drafts if walks_few(config, settings.kv_cache_dtype) else 0
+        self._drafts = drafts
+        self.cache_layout = (  # as DeviceKV has it
+            device_layout(config.caches(), has_one_table=self._kernels.has_one_table)
+            if drafts is None
+            else one_group([*config.caches(), *drafts.caches])
+        )
         self._kv_format = settle_kv_format(
-            kv_cache_dtype, dtype, self.cache_layout,
-            has_e4m3="fp8" in kernels.formats, reads_scales=kernels.reads_scales,
+            settings.kv_cache_dtype, self._dtype, self.cache_layout,
+            has_e4m3="fp8" in self._kernels.formats, reads_scales=self._kernels.reads_scales,
         )  # fmt: skip
-        self._has_tiers = has_tiers
         self._copies: SlotCopies | None = None
-        self._use_graphs = use_graphs and device.type == "cuda" and self._kernels.can_capture
+        is_capturable = device.type == "cuda" and self._kernels.can_capture
+        self._use_graphs = settings.use_graphs and is_capturable
         self._recorder: GraphRecorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
         self._make_mark = marks_of(device)
         self._landing = Landing(device, lambda: self._make_mark())
-        self._parking, self._load = parking, load
-        self._expanded_bytes = expanded_bytes
+        self._model: Model | None = loaded.model
+        self._parking, self._load = loaded.parking, load
+        self._expanded_bytes = loaded.expanded_bytes
         self._context: Context | None = None
         self._buffer: StepBuffer | None = None
         self._counts: TokenCounts | None = None
@@ -302,7 +166,48 @@ class CudaBackend(DraftsOnDevice):
         self._hooks: CompileHooks | None = None
         self._kept: tuple[Tensor, Tensor] | None = None  # logits, and what was drawn of them
 
-    def use_adapters(self, limits: AdapterLimits, sites: list[AdapterSite]) -> None:
+    @classmethod
+    def open(
+        cls,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        settings: CudaSettings,
+        *,
+        max_model_len: int,
+        device: str = "cuda",
+        keep_quantized: bool = True,
+        adapters: AdapterLimits | None = None,
+        drafts: DraftSources | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Self:
+        """A model of files. Weights that they hold quantised stay so by default. Raises
+        ConfigError and ModelError."""
+        settled = open_device(device)
+        kernels = settings.kernels_for(config, settled)
+        formats = kernels.formats if keep_quantized else frozenset[Format]()
+
+        def load(progress: Callable[[int, int], None] | None) -> Loaded:
+            with Uploader(settled) as uploader:
+                loader = CudaLoader(checkpoint, uploader, settings.dtype, progress, formats=formats)
+                model = build_model(config, loader, max_model_len)
+                loader.finish()
+            largest = memory.expanded_bytes(loader.made, settings.dtype.itemsize)
+            return Loaded(model, Parking(loader.made), largest, loader.sites)
+
+        loaded = load(progress)
+        device_drafts = None
+        if drafts is not None:
+            device_drafts = DeviceDrafts(
+                config, drafts, loaded.model, settled, settings, max_model_len
+            )
+        backend = cls(
+            config, loaded, settled, settings, kernels=kernels, load=load, drafts=device_drafts
+        )
+        if adapters is not None:
+            backend.use_adapters(adapters, loaded.sites)
+        return backend
+
+    def use_adapters(self, limits: AdapterLimits, sites: Sequence[AdapterSite]) -> None:
         """Reserve memory for them. Before `prepare`. Raises ConfigError."""
         self._adapters = DeviceAdapters(
             self.config, sites, limits,
@@ -313,7 +218,7 @@ class CudaBackend(DraftsOnDevice):
     @property
     def name(self) -> str:
         dtype = str(self._dtype).removeprefix("torch.")
-        return f"{self._label}/{dtype}/{self._kernels.name}"
+        return f"{self._settings.label}/{dtype}/{self._kernels.name}"
 
     @property
     def isa(self) -> str:
@@ -338,10 +243,10 @@ class CudaBackend(DraftsOnDevice):
         """As the protocol says. Raises ConfigError if nothing is left."""
         if self.device.type == "cuda":
             free = memory.device_memory(self.device).free_bytes
-        elif self._memory_of is None:  # a CPU in a test: its memory is the host's
+        elif self._settings.memory_of is None:  # a CPU in a test: its memory is the host's
             return None
         else:
-            device = self._memory_of()
+            device = self._settings.memory_of()
             if device is None:  # then only --kv-cache-memory-bytes can say
                 return 0
             free = device.free_bytes
@@ -352,7 +257,7 @@ class CudaBackend(DraftsOnDevice):
         needed += memory.count_bytes(self.config, limits)
         if self._adapters is not None:  # the adapters themselves have theirs already
             needed += self._adapters.workspace_bytes(limits)
-        if self._has_tiers:
+        if self._settings.has_tiers:
             needed += count_slots(limits, self.kv_bytes_per_block) * self.kv_bytes_per_block
         if self._use_graphs:
             # Graphs have memory of their own.

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.draft_sources import DraftSources
     from octavo_engine.backends.head_files import Heads
+    from octavo_engine.backends.torch.cuda_settings import CudaSettings
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.graphs import GraphRecorder
-    from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.caches import CacheSpec
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.draft_head import DraftHead
@@ -70,15 +70,14 @@ class DeviceDrafts:
         sources: DraftSources,
         model: Model,
         device: torch.device,
-        dtype: torch.dtype,
-        kernels_of: Callable[[ModelConfig], Kernels],
+        settings: CudaSettings,
         max_model_len: int,
     ) -> None:
         """Loads the weights; `model` is what it drafts for."""
         assert sources.is_any, "nothing drafts"
         self._sources, self._config = sources, config
         self._first_layer = len(config.caches())
-        self._device, self._dtype, self._max_model_len = device, dtype, max_model_len
+        self._device, self._dtype, self._max_model_len = device, settings.dtype, max_model_len
         self._shape = config
         self.keeps: tuple[str, ...] = ()  # what of the model's own steps it drafts from
         if sources.model is not None:
@@ -87,7 +86,7 @@ class DeviceDrafts:
             self._shape, self.keeps = sources.head.config.layers, sources.head.config.kept_names
         else:
             self.keeps = (HIDDEN,)
-        self._kernels = kernels_of(self._shape)
+        self._kernels = settings.kernels_for(self._shape, device)
         self._token_ids = self._known_tokens()
         self._context: Context | None = None
         self._programs: dict[str | int, Program] = {}

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from octavo_engine.backends.backend import MovesKV
-from octavo_engine.backends.torch.cuda import CudaBackend, check_attention
+from octavo_engine.backends.torch.attention_kinds import check_attention
 from octavo_engine.backends.torch.cuda_pooling import check_pooled
 from octavo_engine.backends.torch.kernels import settle_kernels
 from octavo_engine.errors import ConfigError
@@ -44,6 +43,3 @@ def check_kernels_on_gpu(engine: EngineConfig, model: ModelConfig | PoolingConfi
         check_pooled(model, name)
         return
     check_attention(model, engine.attention_backend)
-    has_tiers = engine.kv_offloading_size or engine.kv_disk_path or engine.kv_transfer is not None
-    if has_tiers and not issubclass(CudaBackend, MovesKV):
-        raise ConfigError("KV tiers are supported by --device cpu, torch and sim only")

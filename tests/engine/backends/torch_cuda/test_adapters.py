@@ -11,7 +11,6 @@ import torch
 
 from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.torch.backend import TorchBackend
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.errors import ConfigError, ModelError
@@ -30,6 +29,7 @@ from tests.engine.backends.test_adapters import (
 )
 from tests.engine.backends.tolerance import BF16_AGAINST_FLOAT32, FLOAT32, error
 from tests.engine.backends.torch_cuda import test_compiling
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.backends.torch_cuda.recorders import RunAgain
 from tests.engine.backends.torch_cuda.steps import make_sampling
 from tests.engine.backends.torch_cuda.test_packed_models import Quantized
@@ -53,7 +53,7 @@ SHAPES = {
 
 def build(name, device, *, dtype=torch.float32, kernels="plain", checkpoint=None, **options):
     model = tiny_model(name)
-    return CudaBackend(
+    return open_cuda(
         ModelConfig.from_hf(model.config), checkpoint or model.checkpoint(), max_model_len=512,
         dtype=dtype, device=device.type, kernels=kernels, **{"adapters": LIMITS} | options,
     )  # fmt: skip
@@ -360,7 +360,7 @@ def said(engine, requests, *, folders=()):
 
 def vocabulary_backend(device, **options):
     model = tiny_model("llama", vocab_size=320)
-    return CudaBackend(
+    return open_cuda(
         ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=160,
         dtype=torch.float32, device=device.type, adapters=AdapterLimits(2, 64),
         **{"kernels": "plain"} | options,

@@ -65,19 +65,25 @@ def test_asking_for_a_gpu_that_is_not_there_is_an_error_not_another_device():
 
 def test_flags_reach_the_backend(monkeypatch):
     seen = {}
-    monkeypatch.setattr(build_cuda, "CudaBackend", lambda *args, **options: seen.update(options))
+
+    def open_backend(config, checkpoint, settings, **options):
+        seen.update(options, settings=settings)
+
+    monkeypatch.setattr(build_cuda.CudaBackend, "open", open_backend)
     files = ModelFiles("tiny", Path("nowhere"), "safetensors", tiny_model("llama").config, {})
     config = EngineConfig(device="cuda", load_format="dummy")
     build_backend(config, files)
-    assert (seen["kernels"], seen["use_graphs"], seen["keep_quantized"]) == ("auto", True, True)
-    assert not seen["batch_invariant"]
+    settings = seen["settings"]
+    assert (settings.kernels, settings.use_graphs, seen["keep_quantized"]) == ("auto", True, True)
+    assert not settings.batch_invariant
     chosen = config.replace(
         kernels="triton", enforce_eager=True, batch_invariant=True, quantization="none"
     )
     build_backend(chosen, files)
-    assert (seen["kernels"], seen["use_graphs"], seen["keep_quantized"]) == ("triton", False, False)
-    assert seen["batch_invariant"]
-    assert seen["attention"] == "auto"
+    settings = seen["settings"]
+    assert (settings.kernels, settings.use_graphs) == ("triton", False)
+    assert not seen["keep_quantized"] and settings.batch_invariant
+    assert settings.attention == "auto"
 
 
 def test_the_reference_has_no_batch_invariant_mode():

@@ -11,10 +11,10 @@ import torch
 
 from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.torch.compiling import CompileHooks, step_of, warm_up_steps
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.driver import Driver, random_tokens
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.backends.torch_cuda.recorders import RunAgain
 from tests.engine.backends.torch_cuda.steps import make_sampling
 from tests.engine.backends.torch_cuda.test_packed_models import Quantized
@@ -34,7 +34,7 @@ needs_interpreter = pytest.mark.skipif(
 def warmed(family, device, variants, *, checkpoint=None, use_graphs=False, **options):
     """A backend after its warm-up, and a driver of it."""
     model = tiny_model(family)
-    backend = CudaBackend(
+    backend = open_cuda(
         ModelConfig.from_hf(model.config), checkpoint or model.checkpoint(), max_model_len=2048,
         dtype=torch.float32, device=device.type, kernels="triton", **options,
     )  # fmt: skip

@@ -10,7 +10,6 @@ import torch
 
 from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.torch.backend import TorchBackend
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.config import ModelConfig
@@ -23,6 +22,7 @@ from tests.engine.backends.tolerance import (
     FLOAT32,
     error,
 )
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.backends.torch_cuda.recorders import RunAgain
 from tests.engine.models.tiny import ON_DEVICES, MemoryCheckpoint, tiny_model
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 def build(name, device, *, dtype=torch.float32, kernels="plain", stored="F32", **options):
     model = tiny_model(name)
-    return CudaBackend(
+    return open_cuda(
         ModelConfig.from_hf(model.config),
         model.checkpoint(stored),
         max_model_len=512,
@@ -165,14 +165,14 @@ def test_missing_tensors_are_listed_and_progress_is_told(device):
     model = tiny_model("llama")
     checkpoint = MemoryCheckpoint(model.tensors)
     seen = []
-    CudaBackend(
+    open_cuda(
         ModelConfig.from_hf(model.config), checkpoint, max_model_len=64, device=device.type,
         progress=lambda done, total: seen.append((done, total)),
     ).close()  # fmt: skip
     assert seen[-1] == (checkpoint.total_bytes, checkpoint.total_bytes)
     del checkpoint._tensors["model.norm.weight"], checkpoint._tensors["lm_head.weight"]
     with pytest.raises(ModelError, match=r"lacks 2 tensors.*lm_head\.weight"):
-        CudaBackend(
+        open_cuda(
             ModelConfig.from_hf(model.config), checkpoint, max_model_len=64, device=device.type
         )
 
@@ -181,7 +181,7 @@ def test_a_device_that_is_not_there_is_an_error_that_says_so():
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ConfigError, match="--device cuda needs a GPU"):
-        CudaBackend(
+        open_cuda(
             ModelConfig.from_hf(tiny_model("llama").config),
             tiny_model("llama").checkpoint(),
             max_model_len=64,

@@ -22,6 +22,7 @@ from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.device_drafts import MODEL
 from octavo_engine.backends.torch.programs import MAIN
 from octavo_engine.models.config import ModelConfig
+from tests.engine.backends.torch_cuda.opening import open_as
 from tests.engine.backends.torch_cuda.recorders import RunAgain
 from tests.engine.backends.torch_cuda.test_pretended import build as from_settings
 from tests.engine.backends.torch_cuda.test_pretended import check, said, write
@@ -59,9 +60,10 @@ def build(
     **options: Any,
 ) -> CudaBackend:
     """`is_replayed`: everything of a captured step but the graph itself."""
-    backend = Waiting(
-        ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=160, dtype=dtype,
-        device=device.type, kernels=kernels, num_drafts=num_drafts, drafts=drafts, **options,
+    backend = open_as(
+        Waiting, ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=160,
+        dtype=dtype, device=device.type, kernels=kernels, num_drafts=num_drafts,
+        drafts=drafts, **options,
     )  # fmt: skip
     if is_replayed and kernels == "triton" and not backend._use_graphs:
         backend._use_graphs, backend._recorder = True, RunAgain(backend)

@@ -12,7 +12,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo_engine.backends.torch import reference
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.backends.torch.packed import (
     FP8,
@@ -27,6 +26,7 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.ops import ExpertsSpec
 from tests.engine.backends.driver import random_tokens, run_alone
 from tests.engine.backends.tolerance import FLOAT32
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.models.tiny import tiny_model
 
 SHAPE = SimpleNamespace(num_heads=4, num_kv_heads=2, head_dim=16)
@@ -246,7 +246,7 @@ def test_no_tokens(device):
 @pytest.mark.slow
 def test_a_whole_model_of_experts_in_the_interpreter(device):
     model = tiny_model("mixtral")
-    backend = CudaBackend(
+    backend = open_cuda(
         ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=512,
         dtype=torch.float32, device=device.type, kernels="triton",
     )  # fmt: skip

@@ -35,6 +35,7 @@ from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.driver import LIMITS, random_tokens
 from tests.engine.backends.torch_cuda import pretend
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.backends.torch_cuda.variants import Variants
 from tests.engine.core.test_kv_tiers import MIB, PagedBackend, ask, break_something, run_some
 from tests.engine.core.test_kv_transfer import running, transfer
@@ -335,7 +336,7 @@ def test_what_sleeps_is_saved_before(device):
 
 def build(device, kernels="plain", **options):
     model = tiny_model("llama")
-    return CudaBackend(
+    return open_cuda(
         ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=256,
         dtype=torch.float32, device=device.type, kernels=kernels, **options,
     )  # fmt: skip
@@ -413,7 +414,7 @@ def some_gpu(request):
 @pytest.mark.usefixtures("some_gpu")
 def test_captured_steps_run_on_while_blocks_come_and_go_and_the_memory_sleeps():
     model = tiny_model("llama")
-    backend = CudaBackend(
+    backend = open_cuda(
         ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=256,
         dtype=torch.float32, kernels="triton",
     )  # fmt: skip
@@ -467,7 +468,7 @@ def test_memory_for_copies_is_counted_before_kv_gets_its_share(pretended):
     model = tiny_model("llama")
     left: dict[bool, int] = {}
     for has_tiers in (False, True):
-        backend = CudaBackend(
+        backend = open_cuda(
             ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=512,
             kernels="triton", use_graphs=False, has_tiers=has_tiers,
         )  # fmt: skip

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from octavo_engine.backends.native.backend import NativeBackend
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.device_kv import DeviceKV
 from octavo_engine.backends.torch.device_step import WalkCut, cut_tiles
 from octavo_engine.backends.torch.kv_format import E4M3, narrow_rows, settle_kv_format, widen_blocks
@@ -20,6 +19,7 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.driver import Driver, random_tokens, run_alone
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device
 from tests.engine.backends.torch_cuda.test_attention import (
     DECODE,
@@ -217,7 +217,7 @@ def test_sixteen_bit_queries_read_eight_bit_keys(dtype, is_decode, device):
 
 def build(name, device, kernels, **options):
     model = tiny_model(name)
-    return CudaBackend(
+    return open_cuda(
         ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=512,
         dtype=torch.float32, device=device.type, kernels=kernels, kv_cache_dtype="fp8", **options,
     )  # fmt: skip

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.device_step import StepSizes
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
@@ -17,6 +16,7 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.sampling.batch import SAMPLED_NOT_FINITE
 from tests.engine.backends.driver import Driver, random_tokens
 from tests.engine.backends.tolerance import FLOAT32
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.backends.torch_cuda.recorders import NothingWaits, RunAgain
 from tests.engine.backends.torch_cuda.steps import make_sampling
 from tests.engine.models.tiny import tiny_model
@@ -35,7 +35,7 @@ CONFIG = EngineConfig(
 
 def build(name, device, kernels="plain"):
     model = tiny_model(name)
-    return CudaBackend(
+    return open_cuda(
         ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=512,
         dtype=torch.float32, device=device.type, kernels=kernels,
     )  # fmt: skip

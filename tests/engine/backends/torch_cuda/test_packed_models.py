@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.weights.checkpoint import Scales, StoredTensor
@@ -16,6 +15,7 @@ from octavo_engine.weights.integer_blocks import BLOCK, q4_1_blocks, q8_0_blocks
 from octavo_engine.weights.quantize import quantize_groups
 from tests.engine.backends.driver import random_tokens, run_alone
 from tests.engine.backends.tolerance import FLOAT32, error
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.models.tiny import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ class Quantized:
 
 
 def build(checkpoint, device, *, dtype=torch.float32, model=MODEL, **options):
-    return CudaBackend(
+    return open_cuda(
         ModelConfig.from_hf(tiny_model(model).config), checkpoint, max_model_len=512, dtype=dtype,
         device=device.type, **options,
     )  # fmt: skip

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.parking import Parking
 from octavo_engine.executor.executor import ReleasesKV, ReleasesWeights
 from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.driver import Driver, random_tokens
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.backends.torch_cuda.test_packed_models import Quantized
 from tests.engine.models.tiny import tiny_model
 
@@ -37,7 +37,7 @@ def test_a_storage_is_parked_once_and_all_its_views_come_back():
 def test_answers_are_the_same_after_each_level_of_sleep(keep, kind, device):
     model = tiny_model("qwen3")
     checkpoint = model.checkpoint() if kind == "plain" else Quantized(kind)
-    backend = CudaBackend(
+    backend = open_cuda(
         ModelConfig.from_hf(model.config), checkpoint, max_model_len=512,
         dtype=torch.float16, device=device.type, kernels="plain",
     )  # fmt: skip

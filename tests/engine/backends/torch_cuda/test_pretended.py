@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from octavo_engine.backends.backend import BackendLimits
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.models.tiny import tiny_model
 
 pytestmark = [
@@ -106,7 +106,7 @@ def test_memory_for_splits_is_counted_before_kv_gets_its_share(pretended):
     limits = BackendLimits(max_tokens=64, max_seqs=4, max_logit_rows=8, max_model_len=131_072)
     left = {}
     for batch_invariant in (False, True):
-        backend = CudaBackend(
+        backend = open_cuda(
             ModelConfig.from_hf(model.config), model.checkpoint(), max_model_len=512,
             kernels="triton", use_graphs=False, batch_invariant=batch_invariant,
         )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ import torch
 from octavo_engine.backends.pooling import make_step
 from octavo_engine.backends.pooling_registry import _open, build_pooling_backend
 from octavo_engine.backends.registry import build_backend
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.cuda_pooling import CudaPoolingBackend
 from octavo_engine.config import EngineConfig
 from octavo_engine.core import device_choice
@@ -30,6 +30,10 @@ from octavo_engine.weights.open import open_checkpoint
 from octavo_engine.weights.source import resolve_model
 from tests.engine.backends.driver import Driver, run_alone
 from tests.engine.backends.test_smollm2 import PROMPT
+from tests.engine.backends.torch_cuda.opening import open_cuda
+
+if TYPE_CHECKING:
+    from octavo_engine.backends.torch.cuda import CudaBackend
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +90,7 @@ def greedy(backend) -> list[int]:
 
 def on_device(files, device, **options) -> CudaBackend:
     config = ModelConfig.from_hf(files.config)
-    return CudaBackend(
+    return open_cuda(
         config, open_checkpoint(files), max_model_len=512, device=device.type, **options
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.build import build_engine
 from octavo_engine.models.config import ModelConfig
@@ -14,6 +15,10 @@ from octavo_engine.state.sampling_params import SamplingParams
 from octavo_engine.weights.open import open_checkpoint
 from octavo_engine.weights.source import resolve_model
 from tests.engine.backends.test_smollm2 import PROMPT
+from tests.engine.backends.torch_cuda.opening import open_cuda
+
+if TYPE_CHECKING:
+    from octavo_engine.backends.torch.cuda import CudaBackend
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +49,7 @@ def generate(backend: CudaBackend | None) -> dict[str, list[int]]:
 
 def test_greedy_drawn_and_penalised_text_is_that_of_the_native_backend(device):
     files = resolve_model("demo://smollm2")
-    backend = CudaBackend(
+    backend = open_cuda(
         ModelConfig.from_hf(files.config), open_checkpoint(files), max_model_len=256,
         dtype=torch.float32, device=device.type, kernels="plain",
         keep_quantized=False,  # plain kernels would expand them anew in each product

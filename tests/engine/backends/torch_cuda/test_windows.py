@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.device_kv import device_layout
 from octavo_engine.backends.torch.device_step import StepBuffer, StepSizes, cut_walks
 from octavo_engine.backends.torch.device_tables import DeviceTables
@@ -22,6 +21,7 @@ from octavo_engine.models.config import ModelConfig
 from tests.engine.backends.driver import Driver, random_tokens, run_alone
 from tests.engine.backends.tolerance import FLOAT32
 from tests.engine.backends.torch_cuda import test_pretended as pretended_engines
+from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.backends.torch_cuda.recorders import RunAgain
 from tests.engine.backends.torch_cuda.steps import LIMITS, make_sampling, make_step
 from tests.engine.core.test_windows import MAX_MODEL_LEN, NUM_LAYERS, Rig
@@ -36,7 +36,7 @@ FAMILIES = ["mistral", "gemma2", "gemma3"]
 def build(family, device, *, kernels="plain", keeps_all=False, **options):
     model = tiny_model(family, num_hidden_layers=NUM_LAYERS[family])
     config = ModelConfig.from_hf(model.config)
-    backend = CudaBackend(
+    backend = open_cuda(
         config, model.checkpoint(), max_model_len=MAX_MODEL_LEN, dtype=torch.float32,
         device=device.type, kernels=kernels, **options,
     )  # fmt: skip
