@@ -1,9 +1,11 @@
 #include "adapters.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "common/check.h"
+#include "common/half.h"
 
 namespace octavo {
 
@@ -16,36 +18,79 @@ constexpr int64_t kMaxSlots = 4096;
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
+template <class T>
+T load(const std::byte* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+// How numbers of a file are read.
+struct FromF32 {
+    static constexpr int64_t kBytes = 4;
+    static float number(const std::byte* from) { return load<float>(from); }
+    static uint16_t bf16(const std::byte* from) { return float_to_bf16(number(from)); }
+};
+
+struct FromF16 {
+    static constexpr int64_t kBytes = 2;
+    static float number(const std::byte* from) { return half_to_float(load<uint16_t>(from)); }
+    static uint16_t bf16(const std::byte* from) { return float_to_bf16(number(from)); }
+};
+
+struct FromBf16 {
+    static constexpr int64_t kBytes = 2;
+    static float number(const std::byte* from) { return bf16_to_float(load<uint16_t>(from)); }
+    static uint16_t bf16(const std::byte* from) { return load<uint16_t>(from); }
+};
+
 // Rows of a matrix as rows of a panel from `lane` on, from column `first` on: pairs of columns side
 // by side in bf16, columns one behind the other in float32. Column by column, so that what is
 // written lies together.
-void put_rows(std::byte* panel, Dtype dtype, int64_t lane, int64_t first, FloatMatrix rows) {
-    const auto at = [&](int64_t row, int64_t col) { return rows.data[row * rows.cols + col]; };
+template <class From>
+void put_rows_from(std::byte* panel, Dtype dtype, int64_t lane, int64_t first,
+                   const StoredMatrix& rows) {
+    const int64_t row_bytes = rows.cols * From::kBytes;
     if (dtype == Dtype::F32) {
         float* to = reinterpret_cast<float*>(panel) + first * kPanelRows + lane;
-        for (int64_t c = 0; c < rows.cols; ++c, to += kPanelRows) {
+        const std::byte* from = rows.data;
+        for (int64_t c = 0; c < rows.cols; ++c, to += kPanelRows, from += From::kBytes) {
             for (int64_t r = 0; r < rows.rows; ++r) {
-                to[r] = at(r, c);
+                to[r] = From::number(from + r * row_bytes);
             }
         }
         return;
     }
     // Parts begin with an even rank, so a pair is whole or the last one.
     uint16_t* to = reinterpret_cast<uint16_t*>(panel) + (first / 2 * kPanelRows + lane) * 2;
+    const std::byte* from = rows.data;
     int64_t c = 0;
-    for (; c + 1 < rows.cols; c += 2, to += 2 * kPanelRows) {
+    for (; c + 1 < rows.cols; c += 2, to += 2 * kPanelRows, from += 2 * From::kBytes) {
         for (int64_t r = 0; r < rows.rows; ++r) {
-            to[2 * r] = float_to_bf16(at(r, c));
-            to[2 * r + 1] = float_to_bf16(at(r, c + 1));
+            to[2 * r] = From::bf16(from + r * row_bytes);
+            to[2 * r + 1] = From::bf16(from + r * row_bytes + From::kBytes);
         }
     }
     for (int64_t r = 0; c < rows.cols && r < rows.rows; ++r) {
-        to[2 * r] = float_to_bf16(at(r, c));
+        to[2 * r] = From::bf16(from + r * row_bytes);
     }
 }
 
-FloatMatrix rows_of(const FloatMatrix& matrix, int64_t first, int64_t count) {
-    return {matrix.data + first * matrix.cols, count, matrix.cols};
+void put_rows(std::byte* panel, Dtype dtype, int64_t lane, int64_t first,
+              const StoredMatrix& rows) {
+    switch (rows.dtype) {
+        case StoredDtype::F32:
+            return put_rows_from<FromF32>(panel, dtype, lane, first, rows);
+        case StoredDtype::F16:
+            return put_rows_from<FromF16>(panel, dtype, lane, first, rows);
+        case StoredDtype::BF16:
+            return put_rows_from<FromBf16>(panel, dtype, lane, first, rows);
+    }
+}
+
+StoredMatrix rows_of(const StoredMatrix& matrix, int64_t first, int64_t count) {
+    const int64_t row_bytes = matrix.cols * size_of(matrix.dtype);
+    return {matrix.data + first * row_bytes, matrix.dtype, count, matrix.cols};
 }
 
 // Where a part's outputs and its ranks lie in the stacked layer.

@@ -2,6 +2,7 @@
 // hold those which steps may use.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -12,9 +13,15 @@
 
 namespace octavo {
 
-// A matrix of numbers, row by row.
-struct FloatMatrix {
-    const float* data;
+// The numbers of adapters' files.
+enum class StoredDtype : uint8_t { F32, F16, BF16 };
+
+constexpr int64_t size_of(StoredDtype dtype) { return dtype == StoredDtype::F32 ? 4 : 2; }
+
+// A matrix of numbers, row by row, as it lies in a file: at any address.
+struct StoredMatrix {
+    const std::byte* data;
+    StoredDtype dtype;
     int64_t rows;
     int64_t cols;
 };
@@ -22,8 +29,8 @@ struct FloatMatrix {
 // What an adapter adds to one of the parts that a linear layer is stacked from.
 struct AdapterPart {
     int64_t part;
-    FloatMatrix down;  // [rank, in]
-    FloatMatrix up;    // [outputs of the part, rank]
+    StoredMatrix down;  // [rank, in]
+    StoredMatrix up;    // [outputs of the part, rank]
     float scale;
 };
 

@@ -229,13 +229,34 @@ void add_attention(
 
 using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-FloatMatrix matrix_of(const FloatTable& table) {
-    return {table.data(), static_cast<int64_t>(table.shape(0)),
-            static_cast<int64_t>(table.shape(1))};
+StoredDtype stored_dtype(const std::string& name) {
+    if (name == "F32") {
+        return StoredDtype::F32;
+    }
+    if (name == "F16") {
+        return StoredDtype::F16;
+    }
+    check(name == "BF16", "PackedAdapter: dtype ", name, "; it must be F32, F16 or BF16");
+    return StoredDtype::BF16;
+}
+
+// A dtype of a file, and the bytes of each row.
+using StoredTable =
+    std::pair<std::string,
+              nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
+
+StoredMatrix matrix_of(const StoredTable& table) {
+    const auto& [name, bytes] = table;
+    const StoredDtype dtype = stored_dtype(name);
+    const auto row_bytes = static_cast<int64_t>(bytes.shape(1));
+    check(row_bytes % size_of(dtype) == 0, "PackedAdapter: rows of ", row_bytes,
+          " bytes are not whole numbers of ", name);
+    return {reinterpret_cast<const std::byte*>(bytes.data()), dtype,
+            static_cast<int64_t>(bytes.shape(0)), row_bytes / size_of(dtype)};
 }
 
 // part, down, up, scale
-using PartTuple = std::tuple<int64_t, FloatTable, FloatTable, float>;
+using PartTuple = std::tuple<int64_t, StoredTable, StoredTable, float>;
 
 void make_adapter(PackedAdapter* self, const AdapterSlots& slots,
                   const std::vector<std::pair<int64_t, std::vector<PartTuple>>>& added) {

@@ -188,11 +188,22 @@ class PackedAdapter:
         self,
         slots: AdapterSlots,
         added: Sequence[
-            tuple[int, Sequence[tuple[int, NDArray[np.float32], NDArray[np.float32], float]]]
+            tuple[
+                int,
+                Sequence[
+                    tuple[
+                        int,
+                        tuple[str, NDArray[np.uint8]],
+                        tuple[str, NDArray[np.uint8]],
+                        float,
+                    ]
+                ],
+            ]
         ],
     ) -> None:
         """`added`: site, and what is added to its parts, ascending: (part, down, up, scale) for
-        scale * up · (down · x). Raises ValueError where shapes do not fit."""
+        scale * up · (down · x), matrices as a dtype of a file (F32, F16, BF16) and the bytes of
+        each row. Raises ValueError where shapes do not fit."""
     @property
     def nbytes(self) -> int: ...
 

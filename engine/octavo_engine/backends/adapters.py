@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.errors import ModelError
 from octavo_engine.models.decoder_names import adapted_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from octavo_engine.models.config import ModelConfig
-    from octavo_engine.weights.adapter import AdapterFiles, AdapterPart
+    from octavo_engine.weights.adapter import AdapterFiles
     from octavo_engine.weights.checkpoint import StoredTensor
 
 
@@ -37,6 +37,15 @@ class AdapterSite(NamedTuple):
     is_held: bool = True  # False: another stage computes the layer
 
 
+class StoredPart(NamedTuple):
+    """What an adapter adds to one part of a site, as it lies in the file."""
+
+    part: int
+    down: StoredTensor  # [rank, columns]
+    up: StoredTensor  # [size, rank]
+    scale: float
+
+
 class SitePart(NamedTuple):
     """What an adapter adds to one part of a site: scale * up · (down · x)."""
 
@@ -53,7 +62,7 @@ def is_adaptable(names: Sequence[str]) -> bool:
 
 def match_sites(
     files: AdapterFiles, config: ModelConfig, sites: Sequence[AdapterSite]
-) -> dict[int, list[SitePart]]:
+) -> dict[int, list[StoredPart]]:
     """What the adapter adds to each site that is held, by its number. Raises ModelError that names
     the layer, be it held or not."""
     places = {
@@ -61,7 +70,7 @@ def match_sites(
         for number, site in enumerate(sites)
         for part, name in enumerate(site.names)
     }
-    found: dict[int, list[SitePart]] = defaultdict(list)
+    found: dict[int, list[StoredPart]] = defaultdict(list)
     for module, part in files.parts.items():
         for layer in adapted_layers(config, module):
             if layer.name not in places:
@@ -77,22 +86,28 @@ def match_sites(
                     f"{list(wanted[1])}: the adapter is of another model"
                 )
             if site.is_held:
-                found[number].append(_numbers(index, part, layer.row_map))
+                up = replace(part.up, row_map=layer.row_map)
+                found[number].append(StoredPart(index, part.down, up, part.scale))
     for parts in found.values():
         parts.sort(key=lambda each: each.part)
     return found
 
 
-def _numbers(index: int, part: AdapterPart, row_map: NDArray[np.int32] | None) -> SitePart:
-    up = _matrix(part.up)
-    return SitePart(index, _matrix(part.down), up if row_map is None else up[row_map], part.scale)
+def in_float32(found: Mapping[int, Sequence[StoredPart]]) -> dict[int, list[SitePart]]:
+    """For backends that do not read the file's own numbers."""
+    return {
+        number: [
+            SitePart(one.part, to_float32(one.down), to_float32(one.up), one.scale)
+            for one in parts
+        ]
+        for number, parts in found.items()
+    }
 
 
-def _matrix(stored: StoredTensor) -> NDArray[np.float32]:
-    """In the file itself where it holds such numbers."""
-    if stored.dtype == "F32" and stored.data.ctypes.data % 4 == 0:
-        return stored.data.view(np.float32).reshape(stored.shape)
-    return np.ascontiguousarray(to_float32(stored).reshape(stored.shape))
+def stored_rows(stored: StoredTensor) -> tuple[str, NDArray[np.uint8]]:
+    """A matrix's dtype and the bytes of each row, in the file itself where its order is ours."""
+    rows = stored.data.reshape(stored.shape[0], -1)
+    return stored.dtype, rows if stored.row_map is None else rows[stored.row_map]
 
 
 def _why_not(module: str, ours: str, places: dict[str, tuple[int, int]]) -> str:

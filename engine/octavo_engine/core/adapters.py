@@ -70,7 +70,9 @@ class AdapterQueue:
         expect: Callable[[PackedAdapter], None] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`expect` is called for each request whose adapter is in memory."""
+        """`expect` is called for each request whose adapter is in memory. `wake` may be set: it is
+        called, in a thread, when something was read."""
+        self.wake: Callable[[], None] | None = None
         self._pack = pack
         self._expect = expect
         self._max_held = max_held
@@ -96,7 +98,7 @@ class AdapterQueue:
 
     def load(self, load_id: str, path: str, *, is_pinned: bool = False) -> None:
         """Read an adapter, even if it is there: its files may have changed."""
-        self._loads[load_id] = _Load(self._threads.submit(self._read, path), is_pinned)
+        self._loads[load_id] = _Load(self._start(path), is_pinned)
 
     def unload(self, digest: str) -> None:
         """Forget it, unless another name needs it: then it is read again."""
@@ -118,7 +120,7 @@ class AdapterQueue:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         reading = self._readings.get(ref.path)
         if reading is None:
-            reading = self._readings[ref.path] = self._threads.submit(self._read, ref.path)
+            reading = self._readings[ref.path] = self._start(ref.path)
         self._waiting[request.request_id] = (request, reading)
         return None
 
@@ -221,6 +223,15 @@ class AdapterQueue:
                 return
             if digest not in self._pinned and digest != adapter.digest:
                 del self._held[digest]
+
+    def _start(self, path: str) -> Future[_Read]:
+        reading = self._threads.submit(self._read, path)
+        reading.add_done_callback(self._when_read)
+        return reading
+
+    def _when_read(self, _: Future[_Read]) -> None:
+        if self.wake is not None:
+            self.wake()
 
     def _read(self, path: str) -> _Read:
         """In the thread."""

@@ -229,6 +229,8 @@ class Engine:
         """Call it, on any thread, when `serve_blocks` or a step has something to do."""
         if self._tiers is not None:
             self._tiers.wake = wake
+        if self._adapters is not None:
+            self._adapters.wake = wake
 
     def serve_blocks(self) -> None:
         """Copy KV blocks that other engines wait for; a step does so too."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +20,9 @@ from octavo_engine.weights.safetensors import READABLE, SafetensorsFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -60,12 +65,54 @@ class AdapterPart(NamedTuple):
         return self.down.shape[0]
 
 
+class Content:
+    """What an adapter is distinguished by, while threads still hash its weights.
+
+    By sha256, for which processors have instructions: all of the weights are read, in quarters that
+    threads share. Half of the processors are left to what parses and packs meanwhile.
+    """
+
+    def __init__(self, file: SafetensorsFile, scaling: _Scaling) -> None:
+        self._file = file
+        self._scaling = scaling
+        size = len(file.body) // _QUARTERS + 1
+        quarters = [file.body[i * size : (i + 1) * size] for i in range(_QUARTERS)]
+        num_threads = min(_QUARTERS, max(1, (os.cpu_count() or 1) // 2))
+        pool = ThreadPoolExecutor(num_threads, "octavo-adapter-hash")
+        self._quarters = [pool.submit(_hash, quarter) for quarter in quarters]
+        pool.shutdown(wait=False)
+
+    @cached_property
+    def digest(self) -> str:
+        scaling = self._scaling
+        settings = [scaling.rank, scaling.alpha, scaling.is_rslora, [*scaling.ranks.items()],
+                    [*scaling.alphas.items()]]  # fmt: skip
+        entries = [
+            [name, entry.dtype, entry.shape, entry.begin, entry.end]
+            for name, entry in sorted(self._file.entries.items())
+        ]
+        digest = hashlib.sha256(json.dumps([settings, entries]).encode() + b"\0")
+        for quarter in self._quarters:
+            digest.update(quarter.result())
+        return digest.hexdigest()[:32]
+
+
+def _hash(data: NDArray[np.uint8]) -> bytes:
+    return hashlib.sha256(data.data).digest()
+
+
 class AdapterFiles(NamedTuple):
     """An adapter, mapped. Layers have the names that they have in the model's checkpoint."""
 
     path: Path
-    digest: str  # of all that its arithmetic depends on: settings and weights
+    content: Content
     parts: dict[str, AdapterPart]
+
+    @property
+    def digest(self) -> str:
+        """Of all that its arithmetic depends on: settings and weights. Waits until it is known:
+        weights are hashed while they are packed."""
+        return self.content.digest
 
     @property
     def rank(self) -> int:
@@ -107,8 +154,8 @@ def read_adapter(path: str, *, max_rank: int = MAX_LORA_RANK) -> AdapterFiles:
             "(peft: model.save_pretrained(FOLDER, safe_serialization=True))"
         )
     file = SafetensorsFile(weights)
-    parts = _parts(file, scaling)
-    return AdapterFiles(folder, _digest(file, scaling), parts)
+    content = Content(file, scaling)
+    return AdapterFiles(folder, content, _parts(file, scaling))
 
 
 def _read_config(path: Path, fields: dict[str, Any], max_rank: int) -> _Scaling:
@@ -232,21 +279,3 @@ def _checkpoint_name(module: str) -> str:
         if module.startswith(prefix):
             return served + module.removeprefix(prefix)
     return module
-
-
-def _digest(file: SafetensorsFile, scaling: _Scaling) -> str:
-    """sha256, for which processors have instructions: all of the weights are read, a quarter by
-    each thread."""
-    settings = [scaling.rank, scaling.alpha, scaling.is_rslora, [*scaling.ranks.items()],
-                [*scaling.alphas.items()]]  # fmt: skip
-    entries = [
-        [name, entry.dtype, entry.shape, entry.begin, entry.end]
-        for name, entry in sorted(file.entries.items())
-    ]
-    digest = hashlib.sha256(json.dumps([settings, entries]).encode() + b"\0")
-    size = len(file.body) // _QUARTERS + 1
-    quarters = [file.body[i * size : (i + 1) * size] for i in range(_QUARTERS)]
-    with ThreadPoolExecutor(_QUARTERS) as pool:
-        for part in pool.map(lambda quarter: hashlib.sha256(quarter.data).digest(), quarters):
-            digest.update(part)
-    return digest.hexdigest()[:32]

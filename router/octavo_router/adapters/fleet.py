@@ -194,7 +194,7 @@ class AdapterFleet:
         `done` is called later, once, with why it cannot be or None; not after `cancel`.
         """
         name, pool = request.adapter, self._pools[request.pool]
-        is_any = not exclude and not request.subset
+        is_any = not exclude and not request.subset and not request.revision
         candidates = [] if is_any else self._candidates(request, exclude)
         within = frozenset(endpoint.id for endpoint in candidates)
         if (error := self._hopeless(request.pool, name, within)) is not None:

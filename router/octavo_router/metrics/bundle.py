@@ -45,6 +45,7 @@ _KIND: Final = (
 )  # fmt: skip
 # Codes of requests that more replicas would have served.
 _NO_ROOM: Final = frozenset(("overloaded", "queue_full", "queue_timeout"))
+_NO_ADAPTER: Final = "adapter_not_loaded"
 _SORTER: Final = Sorter(RequestRecord, _KIND, RecordGroup._fields[1:])
 
 
@@ -97,6 +98,8 @@ def count_pool(group: RecordGroup, pool: PoolCounts) -> None:
     pool.tpot.observe_all([seconds / tokens for seconds, tokens in decodes])
     if one.attempts:
         pool.pick.observe_all(group.pick_s)
+    # A revision whose engines cannot load an adapter has failed its requests, though it got none.
+    if one.attempts or (one.code == _NO_ADAPTER and one.revision):
         _count_revision(group, ttfts, decodes, pool.revision(one.revision))
     if one.attempts > 1:
         pool.retries += (one.attempts - 1 - one.resumes) * number

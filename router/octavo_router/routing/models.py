@@ -3,7 +3,7 @@
 A name means, first that applies: what the configuration says of it (an alias, weighted backends);
 a model that discovered endpoints serve; an adapter that they have, or could load. Weights are kept
 by hashing: a session always falls to the same backend, a request without one to the backend that
-its id hashes to, the same on every router.
+its id hashes to, the same on every router. An adapter's requests follow the weights of its pool's model.
 
 A name that engines tell belongs to one namespace: that of the oldest pool whose engines tell it.
 """
@@ -90,7 +90,7 @@ class Models:
 
     __slots__ = (
         "_adapter_contents", "_adapters", "_canaries", "_claims", "_config", "_parents", "_plain",
-        "_pools", "_registry", "_served", "_version",
+        "_pools", "_registry", "_revisions", "_served", "_version",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +110,7 @@ class Models:
         self._adapters: dict[str, dict[str, int]] = {}
         self._canaries: dict[str, tuple[str, float]] = {}  # by adapter: which, and its percentage
         self._parents: dict[str, str] = {}
+        self._revisions = _revisions_of(config)  # by pool
 
     def replace(
         self,
@@ -121,6 +122,7 @@ class Models:
         self._pools = pools
         self._claims = claims or {}
         self._config = {model.name: model for model in config}
+        self._revisions = _revisions_of(config)
         self._version = -1
 
     def resolve(
@@ -140,8 +142,9 @@ class Models:
         if model is None or not (model.backends or model.mirrors):
             if target in self._canaries and not is_fixed:
                 return self._shared(name, target, session or request_id)
-            route = self._discovered(name, target)
-            if len(self._pools_of(target)) == 1 and target not in self._canaries:
+            route = self._discovered(name, target, session or request_id)
+            is_shared = target in self._canaries or bool(route.revision)
+            if len(self._pools_of(target)) == 1 and not is_shared:
                 self._plain[name] = route
             return route
         point = _point(target, session or request_id)
@@ -152,8 +155,8 @@ class Models:
         )
         if not model.backends:
             key = session or request_id
-            found = self._discovered(name, target) if is_fixed else self._shared(name, target, key)
-            return dataclasses.replace(found, copies=copies)
+            find = self._discovered if is_fixed else self._shared
+            return dataclasses.replace(find(name, target, key), copies=copies)
         backend = self._choose(model.backends, point)
         upstream_model = self._name_in(backend.pool, target)
         return ModelRoute(
@@ -312,10 +315,10 @@ class Models:
         """By what engines serve; of an adapter with a canary, one of the two."""
         canary = self._canaries.get(target)
         if canary is None or _point(f"{target}\0canary", key) * 100.0 >= canary[1]:
-            return self._discovered(name, target)
-        return dataclasses.replace(self._discovered(name, canary[0]), is_canary=True)
+            return self._discovered(name, target, key)
+        return dataclasses.replace(self._discovered(name, canary[0], key), is_canary=True)
 
-    def _discovered(self, name: str, target: str) -> ModelRoute:
+    def _discovered(self, name: str, target: str, key: str) -> ModelRoute:
         pools = self._pools_of(target)
         if not pools:
             is_configured = name in self._config
@@ -329,8 +332,12 @@ class Models:
         pool = min(
             pools, key=lambda pool: (-len(self._registry.routable(pool)), -pools[pool], pool)
         )
-        adapter = target if target not in self._served else ""
-        return ModelRoute(pool, "", adapter, "" if target == name else target)
+        upstream_model = "" if target == name else target
+        if target in self._served:
+            return ModelRoute(pool, upstream_model=upstream_model)
+        revisions = self._revisions.get(pool)
+        revision = self._choose(revisions, _point(target, key)).revision if revisions else ""
+        return ModelRoute(pool, revision, target, upstream_model)
 
     def _unheard_pool(self, *, is_configured: bool) -> str:
         """Where a name may turn up, so that its requests wait there; "" where it cannot.
@@ -393,6 +400,20 @@ class Models:
         lengths = [endpoint.max_model_len for endpoint in endpoints if endpoint.max_model_len]
         sizes = [endpoint.vocab_size for endpoint in endpoints if endpoint.vocab_size]
         return Card(name, target, parent, min(lengths, default=0), min(sizes, default=0))
+
+
+def _revisions_of(config: Sequence[ServedModelConfig]) -> dict[str, list[BackendConfig]]:
+    """What the weights of a pool's model say of its revisions, for the pool's adapters: a revision
+    on trial gets its share of their requests and no more."""
+    found: dict[str, list[BackendConfig]] = {}
+    for model in config:
+        own: dict[str, list[BackendConfig]] = {}
+        for backend in model.backends:
+            own.setdefault(backend.pool, []).append(backend)
+        for pool, backends in own.items():
+            if all(one.revision for one in backends) and any(one.weight > 0.0 for one in backends):
+                found.setdefault(pool, backends)
+    return found
 
 
 def _count(table: dict[str, dict[str, int]], name: str, pool: str) -> None:

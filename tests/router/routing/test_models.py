@@ -280,3 +280,32 @@ def test_news_of_the_registry_is_seen_at_once():
     registry.replace("test", [])
     with pytest.raises(Rejected):
         models.resolve("m")
+
+
+def adapted_revisions():
+    registry = two_revisions()
+    for endpoint in registry.endpoints.values():
+        registry.report(endpoint, "ready")
+        endpoint.adapters = frozenset({"law"})
+        registry.changed(endpoint)
+    return registry
+
+
+@pytest.mark.parametrize("weight", [0, 5, 100])
+def test_an_adapters_requests_follow_the_weights_of_its_pools_model(weight):
+    models = Models(adapted_revisions(), [canary(weight)])
+    routes = [models.resolve("law", request_id=f"req-{i}") for i in range(10_000)]
+    assert {route.adapter for route in routes} == {"law"}
+    assert abs([r.revision for r in routes].count("r2") / 10_000 - weight / 100) <= 0.01
+    if weight == 0:  # a revision that was rejected
+        assert {route.revision for route in routes} == {"r1"}
+    for session in ("alice", "bob", "carol"):
+        found = {models.resolve("law", request_id=str(i), session=session) for i in range(20)}
+        assert len(found) == 1
+
+
+def test_weights_that_end_free_an_adapters_requests():
+    models = Models(adapted_revisions(), [canary(5)])
+    assert models.resolve("law", request_id="x").revision
+    models.replace([ServedModelConfig(name="m", backends=(BackendConfig(pool="a"),))])
+    assert models.resolve("law", request_id="x") == ModelRoute("a", adapter="law")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from octavo_engine import _native
-from octavo_engine.backends.adapters import match_sites
+from octavo_engine.backends.adapters import match_sites, stored_rows
 from octavo_engine.backends.backend import draft_limits
 from octavo_engine.backends.draft_part import forward_later, layout_with
 from octavo_engine.backends.native.audio import NativeAudio, feature_shape, slot_bytes
@@ -494,7 +494,11 @@ class NativeBackend:
     def pack_adapter(self, files: AdapterFiles) -> _native.PackedAdapter:
         assert self._adapters is not None, "made without adapters"
         added = match_sites(files, self.config, self._sites)
-        return _native.PackedAdapter(self._adapters, list(added.items()))
+        parts = [
+            (site, [(one.part, stored_rows(one.down), stored_rows(one.up), one.scale) for one in own])
+            for site, own in added.items()
+        ]
+        return _native.PackedAdapter(self._adapters, parts)
 
     def set_adapter(self, slot: int, packed: _native.PackedAdapter | None) -> None:
         assert self._adapters is not None, "made without adapters"

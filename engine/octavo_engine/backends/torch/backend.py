@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from octavo_engine.backends.adapters import match_sites
+from octavo_engine.backends.adapters import in_float32, match_sites
 from octavo_engine.backends.backend import BackendStep
 from octavo_engine.backends.draft_part import LaterLayers, forward_later, layout_with
 from octavo_engine.backends.encoder_step import encoder_step
@@ -237,9 +237,10 @@ class TorchBackend:
         return ReferenceRecurrentOps(step, kv, self._states, self.precision, self._adapters)
 
     def pack_adapter(self, files: AdapterFiles) -> TorchAdapter:
+        found = match_sites(files, self.config, self._sites)
         return {
             number: [self._part(self._sites[number], part) for part in parts]
-            for number, parts in match_sites(files, self.config, self._sites).items()
+            for number, parts in in_float32(found).items()
         }
 
     def _part(self, site: AdapterSite, part: SitePart) -> TorchPart:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from octavo_engine.backends.adapters import match_sites
+from octavo_engine.backends.adapters import in_float32, match_sites
 from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.adapter_tiles import (
     BLOCK_OUTPUTS,
@@ -143,7 +143,7 @@ class DeviceAdapters:
 
     def pack(self, files: AdapterFiles) -> HostAdapter:
         """Raises ModelError where it does not fit the model."""
-        packed = self.pack_parts(match_sites(files, self._config, self._sites))
+        packed = self.pack_parts(in_float32(match_sites(files, self._config, self._sites)))
         self.expect(packed)
         return packed
 
