@@ -20,6 +20,7 @@ from octavo_engine.protocol.kubernetes import (
 )
 from octavo_operator.decide import canary
 from octavo_operator.decide.canary import HOLD, CanaryState, CanaryVerdict
+from octavo_operator.decide.flip import FlipDecision
 from octavo_operator.decide.group import (
     group_policies,
     missing_workers,
@@ -228,6 +229,7 @@ def plan_changes(
     revision: str,
     replicas: Sequence[RevisionReplica] = (),
     prefill: SideStep | None = None,
+    flips: FlipDecision | None = None,
     settled: Mapping[tuple[Kind, str], tuple[str, str]] | None = None,
     waiting_for: str = "",
     isolates_groups: bool = True,
@@ -237,12 +239,13 @@ def plan_changes(
     form is not written for ever. No engine is made or changed while an object that comes before it
     is not ours; those that run are still scaled. `waiting_for`: what its rollout waits for, if it
     may not begin. `isolates_groups`: a NetworkPolicy for each group."""
+    flips = flips or FlipDecision()
     sides = [SideStep(capacity.step, observed, replicas), *([prefill] if prefill else [])]
     targets = {side.observed.component: side.step.targets for side in sides}
     applies: list[Object] = []
     hold: list[str] = []
     conflicts: list[NameConflict] = []
-    details = list(capacity.details)
+    details = [*capacity.details, *flips.details]
     for wanted in desired:
         kind, name = kinds.kind_of(wanted), kinds.name_of(wanted)
         body = marked(wanted)
@@ -285,8 +288,8 @@ def plan_changes(
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
     hold += filter(None, [*(side.step.waiting_for for side in sides), waiting_for])
     return ReconcilePlan(
-        tuple(applies), tuple(unlabelled_leaders(observed)), tuple(scales), tuple(deletes),
-        tuple(hold), tuple(conflicts), tuple(details),
+        tuple(applies), (*unlabelled_leaders(observed), *flips.moves), tuple(scales),
+        tuple(deletes), tuple(hold), tuple(conflicts), tuple(details),
     )  # fmt: skip
 
 
