@@ -80,7 +80,7 @@ class FlippingOperator:
         self._histories = decision.histories
         self.reasons += decision.details
         for pod, labels in decision.moves:
-            kinds.labels_of(pod).update(labels)
+            pod["metadata"]["labels"] |= labels
             self.num_moved += 1
         self._timeline.after(WATCH_S, self._publish)
         self._timeline.after(TICK_S, self._tick)

@@ -542,7 +542,7 @@ def test_pods_that_change_sides_reach_each_others_kv_blocks_and_carry_their_side
 def test_other_targets_are_for_pods_that_run_and_the_field_itself_for_new_ones():
     def named(**flip: Any) -> str:
         found = {"prefill": {**KV, **flip}}
-        return deployments(found)[0]["metadata"]["labels"]["octavo.dev/revision"]
+        return str(deployments(found)[0]["metadata"]["labels"]["octavo.dev/revision"])
 
     targets = {"targets": {"ttft": "1s", "tpot": "50ms"}}
     assert named(flip=targets) != named()
