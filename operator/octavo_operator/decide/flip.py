@@ -66,6 +66,9 @@ class FlipDecision:
     histories: Mapping[str, SideHistory] = field(default_factory=dict)  # by revision
 
 
+NO_FLIPS = FlipDecision()
+
+
 def computes_prompts(pod: Object) -> bool:
     """Whether it is on the prompts' side now."""
     side = kinds.labels_of(pod).get(SIDE_LABEL, "")
@@ -103,7 +106,7 @@ def plan_flips(
     """KV blocks go between pods of one revision only, so that each is decided for itself. `last`
     is from the status; `is_decided`: by this reconcile already."""
     if spec is None:
-        return FlipDecision()
+        return NO_FLIPS
     if is_decided:
         return FlipDecision(last=last, histories=histories)
     moves: list[tuple[Object, dict[str, str]]] = []

@@ -20,7 +20,7 @@ from octavo_engine.protocol.kubernetes import (
 )
 from octavo_operator.decide import canary
 from octavo_operator.decide.canary import HOLD, CanaryState, CanaryVerdict
-from octavo_operator.decide.flip import FlipDecision
+from octavo_operator.decide.flip import NO_FLIPS, FlipDecision
 from octavo_operator.decide.group import (
     group_policies,
     missing_workers,
@@ -229,7 +229,7 @@ def plan_changes(
     revision: str,
     replicas: Sequence[RevisionReplica] = (),
     prefill: SideStep | None = None,
-    flips: FlipDecision | None = None,
+    flips: FlipDecision = NO_FLIPS,
     settled: Mapping[tuple[Kind, str], tuple[str, str]] | None = None,
     waiting_for: str = "",
     isolates_groups: bool = True,
@@ -239,7 +239,6 @@ def plan_changes(
     form is not written for ever. No engine is made or changed while an object that comes before it
     is not ours; those that run are still scaled. `waiting_for`: what its rollout waits for, if it
     may not begin. `isolates_groups`: a NetworkPolicy for each group."""
-    flips = flips or FlipDecision()
     sides = [SideStep(capacity.step, observed, replicas), *([prefill] if prefill else [])]
     targets = {side.observed.component: side.step.targets for side in sides}
     applies: list[Object] = []
@@ -262,8 +261,7 @@ def plan_changes(
             applies.append(body)
             details.append(f"Created {kind.name} {name}")
             continue
-        owner = kinds.controller_uid(found)
-        if owner != owner_uid:
+        if kinds.controller_uid(found) != owner_uid:
             if is_of_predecessor(found, owner_name):
                 hold.append(f"{kind.name} {name} of a deleted LLMDeployment to vanish")
                 continue
