@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from octavo.study.figures import Figures
     from octavo.study.shapes import Prepared, Shape
     from octavo.study.workload import Workload
+    from octavo_engine.protocol.sides import SideTargets
     from octavo_engine.state.labels import Labels
     from octavo_engine.state.outputs import SequenceOutput
     from octavo_router.adapters.fleet import AdapterFleet
     from octavo_router.endpoints.endpoint import Endpoint
     from octavo_router.routing.dispatcher import Lease
-    from octavo_router.routing.sides import SideTargets
 
 ShapeName = Literal["ids", "text"]
 
@@ -48,6 +48,7 @@ class Setup:
     adapters: AdapterSetup | None = None  # that requests are for; None: all are for the base model
     num_prefill: int = 0  # of the engines, those that begin by computing prompts for the others
     targets: SideTargets | None = None  # by which engines change sides; None: they stay
+    mover: Callable[[StudyRouter, Timeline], None] | None = None  # that does so in place of routers
     transfer_token_s: float = 2e-6  # to hand a token's KV cache over: 64 GB/s for gpu-8b
 
 
@@ -117,7 +118,10 @@ class _Run:
             policy, setup.model, self._timeline,
             num_engines=setup.num_engines, seed=setup.seed, hot_path=hot_path,
             adapters=setup.adapters, num_prefill=setup.num_prefill, targets=setup.targets,
+            is_moved=setup.mover is not None,
         )  # fmt: skip
+        if setup.mover is not None:
+            setup.mover(self._router, self._timeline)
         self._engines: dict[str, SimulatedEngine] = {}
         self._num_placed: dict[str, int] = {}
         for number, follower in enumerate(self._router.followers):

@@ -3,6 +3,7 @@ of what engines report. No sockets, no queue before the engines'."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,14 @@ from octavo_router.routing.build import build_dispatcher
 from octavo_router.signals.follow import Follower
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from octavo.study.adapters import AdapterSetup
     from octavo.study.engine_models import EngineModel
     from octavo.study.timeline import Timeline
-    from octavo_router.endpoints.endpoint import Endpoint
+    from octavo_engine.protocol.sides import SideTargets
+    from octavo_router.endpoints.endpoint import Endpoint, Role
     from octavo_router.residency.native import HotPath
-    from octavo_router.routing.sides import SideTargets
 
 TICK_S = 1.0
 
@@ -53,6 +56,7 @@ class StudyRouter:
         adapters: AdapterSetup | None = None,
         num_prefill: int = 0,
         targets: SideTargets | None = None,
+        is_moved: bool = False,
     ) -> None:
         self._index = index = hot_path.ResidencyIndex()
         self.registry = Registry(index)
@@ -68,13 +72,14 @@ class StudyRouter:
         if adapters is not None:
             self._make_fleet(adapters, timeline)
         self._timeline = timeline
-        specs = [
+        self._specs = [
             EndpointSpec(
                 f"engine-{i}",
                 Address(f"10.0.0.{i + 1}", 8000),
                 POOL,
                 kind="octavo",
                 role="prefill" if i < num_prefill else "both",
+                is_moved=is_moved,
             )
             for i in range(num_engines)
         ]
@@ -84,7 +89,7 @@ class StudyRouter:
             max_num_seqs=model.scheduler.max_num_seqs, kv_role="kv_both",
         )  # fmt: skip
         self._counts = SignalCounts()
-        self.followers = [self.follow(e) for e in self.registry.replace("study", specs).added]
+        self.followers = [self.follow(e) for e in self.registry.replace("study", self._specs).added]
         self._tick()
 
     @property
@@ -94,6 +99,11 @@ class StudyRouter:
     @property
     def num_side_changes(self) -> int:
         return int(sum(self.dispatcher.sides.num_changes.values()))
+
+    def move(self, sides: Mapping[str, Role]) -> None:
+        """Discovery reports engines, by id, on another side than before."""
+        self._specs = [replace(s, role=sides.get(s.id, s.role)) for s in self._specs]
+        self.registry.replace("study", self._specs)
 
     def _make_fleet(self, setup: AdapterSetup, timeline: Timeline) -> None:
         self.adapter_calls = SimulatedAdapterCalls(setup, timeline)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from octavo_operator.cluster.execute import execute, set_gates
 from octavo_operator.cluster.guard import NotLeader
-from octavo_operator.decide import autoscale, prefill, readiness_gate
+from octavo_operator.decide import autoscale, flip, prefill, readiness_gate
 from octavo_operator.decide.accepted_spec import accept
 from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.decide.decision import DecisionInputs, DecisionMemory, decide
+from octavo_operator.decide.flip import FlipSignals
 from octavo_operator.decide.rollout_slots import RolloutSlots
 from octavo_operator.errors import (
     ClusterError,
@@ -30,6 +31,7 @@ from octavo_operator.report.events import by_verb
 from octavo_operator.report.faults import Fault, refusal
 from octavo_operator.report.reporter import Reported, Reporter
 from octavo_operator.report.status import (
+    flip_from_status,
     prefill_scaling_from_status,
     rollout_from_status,
     scaling_from_status,
@@ -177,12 +179,14 @@ class Reconciler:
             rollout=rollout,
             scaling=scaling_from_status(status),
             prefill_scaling=prefill_scaling_from_status(status),
+            last_flip=flip_from_status(status),
             observed=observed,
             adapters=self._world.adapter_claims(key),
             slot=self._slots.slot(key, most=self.settings.max_rollouts),
             in_flight=demand.in_flight(pool),
             signals=signals,
             prefill_signals=prefill_signals,
+            flip_signals=demand.flip_signals(pool) if accepted.deployment.flips else FlipSignals(),
             canary_totals=demand.canary_totals(pool, rollout),
             memory=memory.decision,
             settled=memory.settled,
@@ -195,15 +199,18 @@ class Reconciler:
     def _signals(
         self, deployment: LLMDeployment, observed: Observed
     ) -> tuple[LoadSignals, LoadSignals]:
-        """The load of the pods that answer, and of the prefill pods, where it decides."""
-        pool, side = deployment.pool, observed.prefill
-        pods = frozenset(map(kinds.uid_of, side.engine_pods))
+        """The load of the pods that answer now, and of those that compute prompts, where it
+        decides."""
+        pool = deployment.pool
+        num_answering, num_computing = flip.count_sides(observed)
+        pods = frozenset(
+            kinds.uid_of(pod) for pod in flip.pods_of_both(observed) if flip.computes_prompts(pod)
+        )
         answering, prefilling = LoadSignals(), LoadSignals()
         if autoscale.reads_signals(deployment):
-            serving = observed.num_serving
-            answering = self._demand.signals(pool, serving=serving, without=pods)
+            answering = self._demand.signals(pool, serving=num_answering, without=pods)
         if prefill.reads_signals(deployment):
-            prefilling = self._demand.prefill_signals(pool, serving=side.num_serving, pods=pods)
+            prefilling = self._demand.prefill_signals(pool, serving=num_computing, pods=pods)
         return answering, prefilling
 
     async def _confirm(
@@ -230,7 +237,7 @@ class Reconciler:
             self._world,
             snapshot.plan,
             namespace=memory.key.namespace,
-            pods=(*snapshot.observed.engine_pods, *snapshot.observed.prefill.engine_pods),
+            pods=flip.pods_of_both(snapshot.observed),
         )
         memory.settled.update(report.settled)
         return report
@@ -302,10 +309,12 @@ def _version(body: Object) -> tuple[str, int]:
 
 
 def _has_new_decision(snapshot: ReconcileSnapshot, status: Object) -> bool:
-    """A step of the rollout or a number of replicas that is not stored yet."""
+    """A step of the rollout, a number of replicas or a flip that is not stored yet."""
     if snapshot.capacity.state != rollout_from_status(status):
         return True
     scaling, prefill_scaling = snapshot.scaling, snapshot.prefill_scaling
+    if snapshot.last_flip is not None and snapshot.last_flip != flip_from_status(status):
+        return True
     return (scaling is not None and scaling != scaling_from_status(status)) or (
         prefill_scaling is not None and prefill_scaling != prefill_scaling_from_status(status)
     )

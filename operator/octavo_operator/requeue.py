@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_operator.decide import autoscale, prefill
+from octavo_operator.decide.flip import count_sides
 from octavo_operator.decide.observed import waits_for_gate
 from octavo_operator.reasons import Reason
 from octavo_operator.report.faults import unexplained
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from octavo_operator.snapshot import ReconcileSnapshot
 
 TICK_S = 5.0
+FLIP_TICK_S = 1.0  # as often as routers report
 PREDECESSOR_TICK_S = 1.0
 RIVAL_TICK_S = 30.0
 CONFLICT_TICK_S = 60.0
@@ -50,6 +52,8 @@ def _next_tick(snapshot: ReconcileSnapshot, loading: LoadingState | None) -> flo
     if snapshot.is_queued:
         return TICK_S
     deployment = snapshot.deployment
+    if deployment.flips and sum(count_sides(snapshot.observed)) > 1:
+        return FLIP_TICK_S
     is_scaled = autoscale.reads_signals(deployment) or prefill.reads_signals(deployment)
     if snapshot.capacity.state.revision or is_scaled:
         return TICK_S

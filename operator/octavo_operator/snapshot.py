@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from octavo_operator.decide.accepted_spec import Accepted
     from octavo_operator.decide.adapters import AdapterDecision
     from octavo_operator.decide.autoscale import ReplicaCount, Scaling
+    from octavo_operator.decide.flip import LastFlip
     from octavo_operator.decide.observed import Observed
     from octavo_operator.decide.plan import CapacityPlan, ReconcilePlan, SideStep, Target
     from octavo_operator.decide.rollout import RevisionReplica
@@ -29,6 +30,7 @@ class ReconcileSnapshot:
     plan: ReconcilePlan
     scaling: Scaling | None
     prefill_count: ReplicaCount | None  # None: the spec has no prefill pods
+    last_flip: LastFlip | None  # the last change of sides
     adapters: AdapterDecision
 
     @property

@@ -151,6 +151,7 @@ class App:
             is_open=config.server.open_state,
             known_pools=lambda: self._pool_routes,
             adapters=self.adapters.states,
+            prompt_tokens=self.dispatcher.prompt_tokens,
         )  # fmt: skip
         if config.server.debug_endpoints:
             from octavo_router.admin.debug import Debug

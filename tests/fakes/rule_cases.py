@@ -90,6 +90,7 @@ def prefill(**fields: Any) -> dict[str, Any]:
     return {"prefill": {"secretRef": {"name": "kv"}, **fields}}
 
 
+FLIP = {"targets": {"ttft": "500ms", "tpot": "30ms"}}
 SECRET = {"secretKeyRef": {"name": "keys", "key": "key"}}
 BOTH = {**SECRET, "configMapKeyRef": {"name": "keys", "key": "key"}}
 DIGEST = "sha256:" + "0" * 64
@@ -567,6 +568,12 @@ CASES = [
         {**prefill(), "routing": {"policy": "prefix-load"}},
         {**prefill(), "routing": {"policy": "session"}},
         "routing.policy must be prefix-load beside prefill",
+    ),
+    Case(
+        "pods that change sides are counted by the operator",
+        {**prefill(flip=FLIP), "autoscaling": {"maxReplicas": 2}},
+        {**prefill(flip=FLIP), "autoscaling": {"maxReplicas": 2, "provider": "hpa"}},
+        "autoscaling.provider must be octavo beside prefill.flip",
     ),
     Case(
         "prefill pods compute on no GPU but torch's",

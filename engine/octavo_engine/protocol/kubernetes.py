@@ -17,6 +17,11 @@ ENGINE_COMPONENT = "engine"
 PREFILL_COMPONENT = "prefill"  # engines that compute prompts for those of ENGINE_COMPONENT
 WORKER_COMPONENT = "worker"  # pods that compute some layers for one of ENGINE_COMPONENT
 ROUTER_COMPONENT = "router"
+# On engine pods that the operator moves between both sides: which one they are on now. Without it a
+# pod's component says so.
+SIDE_LABEL = "octavo.dev/side"
+PROMPTS_SIDE = "prefill"
+ANSWERS_SIDE = "decode"
 
 # On the LLMDeployment's Service: how a router shall serve it. JSON object (docs/router.md):
 #   {"names": ["smollm2", ..], "policy": "prefix-load", "weights": {"<revision>": 90, ..},

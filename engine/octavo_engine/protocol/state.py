@@ -42,6 +42,9 @@ class EndpointState:
     progress: LoadProgress | None = None  # how far that is, in bytes, where it reports them
     model: ModelState | None = None  # what it serves, once known
     adapters: list[str] = field(default_factory=list)  # that are loaded there
+    computed_tokens: int = 0  # of prompts, since it started
+    step_s: float = 0.0  # of late
+    prompt_token_s: float = 0.0  # to compute one, as this replica prices it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class PoolState:
     revisions: list[RevisionState] = field(default_factory=list)
     refused: int = 0  # requests, for lack of room: most of them never reached an engine
     adapters: list[AdapterState] = field(default_factory=list)
+    prompt_tokens: float = 0.0  # of a typical prompt that another engine computes; 0: none came
 
 
 @dataclass(frozen=True, slots=True)

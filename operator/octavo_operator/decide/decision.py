@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from octavo_operator.decide import adopt, autoscale, canary
 from octavo_operator.decide.adapters import decide_adapters
 from octavo_operator.decide.autoscale import ScaleHistory
+from octavo_operator.decide.flip import is_labelled, plan_flips
 from octavo_operator.decide.plan import SideStep, Target, plan_capacity, plan_changes
 from octavo_operator.decide.prefill import plan_prefill, wanted_prefill
 from octavo_operator.decide.rollout_slots import admit
@@ -21,10 +22,12 @@ from octavo_operator.snapshot import ReconcileSnapshot
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from octavo_engine.protocol.sides import SideHistory
     from octavo_operator.decide.accepted_spec import Accepted
     from octavo_operator.decide.adapters import AdapterClaim
     from octavo_operator.decide.autoscale import LoadSignals, ReplicaCount, Scaling
     from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryTotals
+    from octavo_operator.decide.flip import FlipDecision, FlipSignals, LastFlip
     from octavo_operator.decide.observed import Observed
     from octavo_operator.decide.rollout_slots import RolloutSlot
     from octavo_operator.objects.kinds import Kind, Object
@@ -38,6 +41,7 @@ class DecisionMemory:
 
     scale: ScaleHistory = field(default_factory=ScaleHistory)
     prefill_scale: ScaleHistory = field(default_factory=ScaleHistory)
+    sides: Mapping[str, SideHistory] = field(default_factory=dict)  # by revision
     baseline: CanaryBaseline | None = None
 
 
@@ -53,6 +57,7 @@ class DecisionInputs:
     rollout: CanaryState
     scaling: Scaling | None
     prefill_scaling: Scaling | None
+    last_flip: LastFlip | None
     # What there is in the cluster.
     observed: Observed
     adapters: Sequence[AdapterClaim]
@@ -61,6 +66,7 @@ class DecisionInputs:
     in_flight: Mapping[str, int]  # requests by pod UID
     signals: LoadSignals
     prefill_signals: LoadSignals  # of the prefill pods alone
+    flip_signals: FlipSignals
     canary_totals: CanaryTotals
     # What this process remembers.
     memory: DecisionMemory
@@ -110,10 +116,12 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
     )
     prefill_count = _count_prefill(inputs, answering=count.replicas)
     prefill = _step_of_prefill(inputs, prefill_count, target, capacity.state)
+    flips = _flips(inputs)
     adapters = decide_adapters(deployment, inputs.adapters)
     traffic = Traffic(
         replicas=count.replicas,
         weights=capacity.weights,
+        by_side=deployment.flips and is_labelled(observed),
         scaled_to_zero=deployment.is_woken_by_requests(count.replicas),
         adapters=tuple(one.adapter for one in adapters.taken),
     )
@@ -128,16 +136,17 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
         revision=revision,
         replicas=replicas,
         prefill=prefill,
+        flips=flips,
         settled=inputs.settled,
         waiting_for=admission.waiting_for,
         isolates_groups=inputs.settings.network_policy,
     )
     snapshot = ReconcileSnapshot(
         inputs.accepted, revision, target, observed, replicas, capacity, prefill, plan,
-        count.scaling, prefill_count, adapters,
+        count.scaling, prefill_count, flips.last, adapters,
     )  # fmt: skip
     prefill_scale = prefill_count.history if prefill_count is not None else ScaleHistory()
-    memory = DecisionMemory(count.history, prefill_scale, trial.baseline)
+    memory = DecisionMemory(count.history, prefill_scale, flips.histories, trial.baseline)
     return ReconcileDecision(snapshot, memory, admission.holds_slot)
 
 
@@ -148,6 +157,20 @@ def _count_prefill(inputs: DecisionInputs, *, answering: int) -> ReplicaCount | 
         inputs.prefill_scaling,
         inputs.memory.prefill_scale,
         inputs.prefill_signals,
+        now=inputs.now,
+        now_text=inputs.now_text,
+        is_decided=inputs.has_scaled,
+    )
+
+
+def _flips(inputs: DecisionInputs) -> FlipDecision:
+    prefill = inputs.deployment.prefill
+    return plan_flips(
+        None if prefill is None else prefill.flip,
+        inputs.observed,
+        inputs.flip_signals,
+        inputs.last_flip,
+        inputs.memory.sides,
         now=inputs.now,
         now_text=inputs.now_text,
         is_decided=inputs.has_scaled,

@@ -20,6 +20,7 @@ from octavo_engine.protocol.kubernetes import (
 )
 from octavo_operator.decide import canary
 from octavo_operator.decide.canary import HOLD, CanaryState, CanaryVerdict
+from octavo_operator.decide.flip import NO_FLIPS, FlipDecision
 from octavo_operator.decide.group import (
     group_policies,
     missing_workers,
@@ -228,6 +229,7 @@ def plan_changes(
     revision: str,
     replicas: Sequence[RevisionReplica] = (),
     prefill: SideStep | None = None,
+    flips: FlipDecision = NO_FLIPS,
     settled: Mapping[tuple[Kind, str], tuple[str, str]] | None = None,
     waiting_for: str = "",
     isolates_groups: bool = True,
@@ -242,7 +244,7 @@ def plan_changes(
     applies: list[Object] = []
     hold: list[str] = []
     conflicts: list[NameConflict] = []
-    details = list(capacity.details)
+    details = [*capacity.details, *flips.details]
     for wanted in desired:
         kind, name = kinds.kind_of(wanted), kinds.name_of(wanted)
         body = marked(wanted)
@@ -259,8 +261,7 @@ def plan_changes(
             applies.append(body)
             details.append(f"Created {kind.name} {name}")
             continue
-        owner = kinds.controller_uid(found)
-        if owner != owner_uid:
+        if kinds.controller_uid(found) != owner_uid:
             if is_of_predecessor(found, owner_name):
                 hold.append(f"{kind.name} {name} of a deleted LLMDeployment to vanish")
                 continue
@@ -285,8 +286,8 @@ def plan_changes(
     details += [f"Deleted {body['kind']} {kinds.name_of(body)}" for body in deletes]
     hold += filter(None, [*(side.step.waiting_for for side in sides), waiting_for])
     return ReconcilePlan(
-        tuple(applies), tuple(unlabelled_leaders(observed)), tuple(scales), tuple(deletes),
-        tuple(hold), tuple(conflicts), tuple(details),
+        tuple(applies), (*unlabelled_leaders(observed), *flips.moves), tuple(scales),
+        tuple(deletes), tuple(hold), tuple(conflicts), tuple(details),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The NetworkPolicy: routers and monitoring reach engines; engines reach their weights' source.
 
-Pods that answer also reach the KV blocks of prefill pods, and nobody else does. The pods of a group
+Pods that answer also reach the KV blocks of prefill pods, and of each other where they change
+sides; nobody else does. The pods of a group
 reach each other by a policy of their own: see group.py.
 """
 
@@ -58,11 +59,13 @@ def network_policy(deployment: LLMDeployment, settings: OperatorSettings) -> dic
     if deployment.model.is_fetched and deployment.device != "sim":
         egress += _to_the_source(deployment.model)
     if deployment.prefill is not None:
-        answering = {"matchLabels": labels.engines(deployment.name)}
-        prefill = {"matchLabels": labels.engines(deployment.name, PREFILL_COMPONENT)}
+        fetching = {"matchLabels": labels.engines(deployment.name)}
+        serving = {"matchLabels": labels.engines(deployment.name, PREFILL_COMPONENT)}
+        if deployment.flips:  # all do both in turn
+            fetching = serving = {"matchLabels": labels.pods(deployment.name)}
         kv_port = [{"port": KV_PORT, "protocol": "TCP"}]
-        ingress.append({"from": [{"podSelector": answering}], "ports": kv_port})
-        egress.append({"to": [{"podSelector": prefill}], "ports": kv_port})
+        ingress.append({"from": [{"podSelector": fetching}], "ports": kv_port})
+        egress.append({"to": [{"podSelector": serving}], "ports": kv_port})
     spec: dict[str, Any] = {
         # All pods: none may be without a policy for as long as it outlives spec.prefill.
         "podSelector": {"matchLabels": labels.pods(deployment.name)},

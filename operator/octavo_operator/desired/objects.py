@@ -29,6 +29,7 @@ class Traffic:
 
     replicas: int | None = None  # of this revision; None: the spec's, or unset
     weights: Mapping[str, int] = field(default_factory=dict)  # percent by revision; empty: no split
+    by_side: bool = False  # pods' labels say which of them answer
     scaled_to_zero: bool = False  # routers hold requests instead of refusing them
     # That routers load on its engines: the spec's and those of LLMAdapters; None: the spec's.
     adapters: tuple[AdapterSpec, ...] | None = None
@@ -65,6 +66,7 @@ def desired_objects(
             deployment,
             weights=traffic.weights,
             scaled_to_zero=traffic.scaled_to_zero,
+            by_side=traffic.by_side,
             adapters=deployment.adapters if traffic.adapters is None else traffic.adapters,
         ),
         headless_service(deployment),

@@ -92,6 +92,7 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
         "labels": {
             **labels.common(deployment.name, deployment.component),
             REVISION_LABEL: revision,
+            **kv_transfer.side_labels(deployment),
         },
         "annotations": {
             labels.MODEL_ANNOTATION: deployment.model.uri,

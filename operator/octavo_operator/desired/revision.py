@@ -84,6 +84,8 @@ def _prefill(deployment: LLMDeployment) -> dict[str, Any]:
     changed = _changed(deployment.prefill)
     for number in ("replicas", "autoscaling"):
         changed.pop(number, None)
+    if changed.pop("flip", None) is not None:
+        changed["flips"] = True  # by which targets is for pods that run
     return changed
 
 

@@ -23,8 +23,10 @@ def service(
     *,
     weights: Mapping[str, int],
     scaled_to_zero: bool,
+    by_side: bool = False,
     adapters: Sequence[AdapterSpec] = (),
 ) -> dict[str, Any]:
+    """`by_side`: its pods change sides, and each has the label that says where it is."""
     annotation = routing_annotation(
         deployment, weights=weights, scaled_to_zero=scaled_to_zero, adapters=adapters
     )
@@ -35,7 +37,8 @@ def service(
         names.service(deployment.name),
         annotations={ROUTING_ANNOTATION: annotation},
     )
-    return {**head, "spec": {"selector": labels.engines(deployment.name), "ports": [_port()]}}
+    selected = labels.answering if by_side else labels.engines
+    return {**head, "spec": {"selector": selected(deployment.name), "ports": [_port()]}}
 
 
 def headless_service(deployment: LLMDeployment) -> dict[str, Any]:

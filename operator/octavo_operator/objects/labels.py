@@ -6,12 +6,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from octavo_engine.protocol.kubernetes import (
+    ANSWERS_SIDE,
     COMPONENT_LABEL,
     DEPLOYMENT_LABEL,
     ENGINE_COMPONENT,
     MANAGED_BY,
     MANAGED_BY_LABEL,
     REVISION_LABEL,
+    SIDE_LABEL,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +56,11 @@ def pods(deployment_name: str) -> dict[str, str]:
 def engines(deployment_name: str, component: str = ENGINE_COMPONENT) -> dict[str, str]:
     """Selects the pods of all revisions that answer, or those of another `component`."""
     return {DEPLOYMENT_LABEL: deployment_name, COMPONENT_LABEL: component}
+
+
+def answering(deployment_name: str) -> dict[str, str]:
+    """Selects the pods that answer now, of those that change sides."""
+    return {DEPLOYMENT_LABEL: deployment_name, SIDE_LABEL: ANSWERS_SIDE}
 
 
 def revision(

@@ -85,7 +85,7 @@ class EventRecorder:
 
 
 def by_verb(details: Sequence[str]) -> dict[str, str]:
-    """One message per verb (Created, Updated, Scaled, Deleted) that lists all its objects."""
+    """One message per verb (Created, Updated, Flipped, …) that lists all its objects."""
     objects: dict[str, list[str]] = {}
     for detail in details:
         verb, _, what = detail.partition(" ")

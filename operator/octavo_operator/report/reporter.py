@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.protocol.kubernetes import REVISION_LABEL
 from octavo_operator.cluster.guard import TokenBucket
 from octavo_operator.decide.adapters import RefusedAdapter
+from octavo_operator.decide.flip import count_sides
 from octavo_operator.decide.group import workers_by_leader
 from octavo_operator.decide.observed import DeploymentKey
 from octavo_operator.errors import Conflict, NotFound
@@ -135,6 +136,8 @@ class Reporter:
             progress_deadline_s=snapshot.deployment.rollout.progress_deadline_s,
             scaling=snapshot.scaling,
             prefill_scaling=snapshot.prefill_scaling,
+            sides=count_sides(snapshot.observed) if snapshot.deployment.flips else None,
+            last_flip=snapshot.last_flip,
             accepted=snapshot.accepted.to_status(),
             refusal=refusal,
             unknown=snapshot.deployment.unknown,

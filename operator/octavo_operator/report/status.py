@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from octavo_operator.decide.autoscale import Scaling
 from octavo_operator.decide.canary import CanaryState
+from octavo_operator.decide.flip import LastFlip
 from octavo_operator.reasons import Reason, explain
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Facts:
     progress_deadline_s: float = 900.0
     scaling: Scaling | None = None
     prefill_scaling: Scaling | None = None
+    sides: tuple[int, int] | None = None  # pods that answer, and that compute; None: none change
+    last_flip: LastFlip | None = None
     accepted: Mapping[str, object] = field(default_factory=dict)  # the spec that is carried out
     refusal: Fault | None = None  # why the written spec is not the one
     unknown: Sequence[str] = ()  # its fields that this version leaves out
@@ -89,6 +92,8 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
         status["prefill"] = _counts(prefill, facts.revision)
         if facts.prefill_scaling is not None:
             status["prefill"]["autoscaling"] = _scaling_to_status(facts.prefill_scaling)
+        if facts.sides is not None:
+            status["prefill"]["flip"] = _flip_to_status(facts.sides, facts.last_flip)
     if facts.accepted:
         status["accepted"] = dict(facts.accepted)
     if facts.loading is not None:
@@ -202,6 +207,22 @@ def _scaling_to_status(scaling: Scaling) -> Object:
 def prefill_scaling_from_status(status: Mapping[str, object]) -> Scaling | None:
     stored = status.get("prefill")
     return scaling_from_status(stored) if isinstance(stored, dict) else None
+
+
+def _flip_to_status(sides: tuple[int, int], last: LastFlip | None) -> Object:
+    found: Object = {"answering": sides[0], "computing": sides[1]}
+    if last is not None:
+        found |= {"reason": last.reason[:512], "changedAt": last.changed_at}
+    return found
+
+
+def flip_from_status(status: Mapping[str, object]) -> LastFlip | None:
+    """Tolerant, as above."""
+    prefill = status.get("prefill")
+    stored = prefill.get("flip") if isinstance(prefill, dict) else None
+    if not isinstance(stored, dict) or not stored.get("changedAt"):
+        return None
+    return LastFlip(str(stored.get("reason") or ""), str(stored["changedAt"]))
 
 
 def scaling_from_status(status: Mapping[str, object]) -> Scaling | None:
@@ -336,6 +357,8 @@ def _ready(facts: Facts, routable: int) -> StatusCondition:
 def _prefill_text(facts: Facts) -> str:
     if not facts.wanted_prefill:
         return ""
+    if facts.sides is not None:
+        return f"; {facts.sides[1]} of {sum(facts.sides)} pods compute prompts"
     routable = sum(replica.routable and not replica.is_leaving for replica in facts.prefill)
     return f", {routable} of {facts.wanted_prefill} compute prompts for them"
 

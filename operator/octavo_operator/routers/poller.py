@@ -25,6 +25,7 @@ from octavo_engine.protocol.state import (
 )
 from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.decide.canary import CanaryTotals, Sample
+from octavo_operator.decide.flip import EngineFigures, FlipSignals
 from octavo_operator.decide.observed import condition_of
 from octavo_operator.decide.readiness_gate import Holders
 from octavo_operator.errors import ClusterError
@@ -267,6 +268,28 @@ class RouterDemand:
             is_known=True,
             is_complete=len(fresh) == len(self._replicas),
         )
+
+    def flip_signals(self, pool: str) -> FlipSignals:
+        """What its ready engines reported last, from the router that has the latest of it."""
+        latest: dict[str, EndpointState] = {}
+        for endpoint in self._endpoints(pool):
+            known = latest.get(endpoint.id)
+            is_newer = known is None or endpoint.computed_tokens > known.computed_tokens
+            if endpoint.state == "ready" and is_newer:
+                latest[endpoint.id] = endpoint
+        engines = {
+            id_: EngineFigures(
+                one.running, one.queued_tokens, one.computed_tokens, one.prompt_token_s, one.step_s
+            )
+            for id_, one in latest.items()
+        }
+        sizes = [
+            p.prompt_tokens
+            for state in self._fresh()
+            for p in state.pools
+            if p.pool == pool and p.prompt_tokens
+        ]
+        return FlipSignals(engines, sum(sizes) / len(sizes) if sizes else 0.0)
 
     def total(self, pool: str, revision: str) -> Sample:
         """What clients got from a revision since this operator began to listen."""

@@ -134,6 +134,11 @@ class LLMDeployment:
         return self.engine.num_ranks if self.group is None else self.group.size
 
     @property
+    def flips(self) -> bool:
+        """Whether its pods change between both sides."""
+        return self.prefill is not None and self.prefill.flip is not None
+
+    @property
     def component(self) -> str:
         """What its pods are, as their label says."""
         return PREFILL_COMPONENT if self.is_prefill else ENGINE_COMPONENT
@@ -263,6 +268,13 @@ def _check_prefill(deployment: LLMDeployment) -> None:
             "spec.routing.policy",
             "must be prefix-load beside spec.prefill, where routers pick both pods of a request; "
             "leave it out",
+        )
+    scaling = deployment.autoscaling
+    if prefill.flip is not None and scaling is not None and scaling.provider != "octavo":
+        raise SpecInvalid(
+            "spec.autoscaling.provider",
+            "must be octavo beside spec.prefill.flip: an HPA and KEDA do not see on which side a "
+            "pod is",
         )
     own = prefill.resources
     if own is not None and engine.device != "torch" and (own.has_gpu or own.other_accelerator):

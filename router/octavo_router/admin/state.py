@@ -43,6 +43,7 @@ class StateReporter:
         is_open: bool = False,
         known_pools: Callable[[], Iterable[str]] = lambda: (),
         adapters: Callable[[str], list[AdapterState]] = lambda pool: [],
+        prompt_tokens: Callable[[str], float] = lambda pool: 0.0,
         epoch: str = "",
     ) -> None:
         self._registry = registry
@@ -53,6 +54,7 @@ class StateReporter:
         self.change_access(token=token, is_open=is_open)
         self._known_pools = known_pools  # also those that have no endpoint now
         self._adapters = adapters  # of a pool
+        self._prompt_tokens = prompt_tokens  # likewise
         self._epoch = epoch or secrets.token_hex(8)
 
     def change_access(self, *, token: str, is_open: bool) -> None:
@@ -103,6 +105,7 @@ class StateReporter:
             else [],
             refused=counts.refused if counts else 0,
             adapters=self._adapters(name),
+            prompt_tokens=self._prompt_tokens(name),
         )
 
     def _age_s(self, counts: PoolCounts | None, *, is_wanted: bool) -> float | None:
@@ -145,4 +148,7 @@ def _endpoint(endpoint: Endpoint) -> EndpointState:
         progress=endpoint.progress,
         model=endpoint.model,
         adapters=sorted(endpoint.adapters),
+        computed_tokens=load.computed_tokens,
+        step_s=load.step_s,
+        prompt_token_s=endpoint.token_s,
     )

@@ -60,6 +60,7 @@ class EndpointSpec:
     revision: str = ""
     kind: Kind | None = None  # None: find out
     role: Role = "both"
+    is_moved: bool = False  # by its platform between both sides: `role` is where it is now
     pod_uid: str = ""  # checked by the engine where given
     labels: tuple[tuple[str, str], ...] = ()
     is_terminating: bool = False  # finish what is in flight, send nothing new
@@ -144,8 +145,14 @@ class Endpoint:
 
     @property
     def can_change_sides(self) -> bool:
-        """Whether it can compute prompts for others as well as fetch theirs."""
-        return self.state == "ready" and self.kind == "octavo" and self.kv_role == "kv_both"
+        """Whether this router may have it compute prompts for others as well as fetch theirs."""
+        does_both = self.kind == "octavo" and self.kv_role == "kv_both"
+        return self.state == "ready" and does_both and not self.spec.is_moved
+
+    @property
+    def could_answer(self) -> bool:
+        """It computes prompts for now, and answers where no other engine does."""
+        return self.role == "prefill" and (self.side is not None or self.spec.is_moved)
 
     @property
     def hands_kv_over(self) -> bool:

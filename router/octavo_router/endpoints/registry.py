@@ -239,9 +239,9 @@ class Registry:
             endpoint for endpoint in self._members(pool, revision) if endpoint.role != "prefill"
         ]
         ready = [endpoint for endpoint in members if endpoint.state == "ready"] or [
-            endpoint  # that can answer too: none is left that does
+            endpoint
             for endpoint in self._members(pool, revision)
-            if endpoint.side == "prefill" and endpoint.state == "ready"
+            if endpoint.could_answer and endpoint.state == "ready"
         ]
         is_panic = not ready
         chosen = ready or [endpoint for endpoint in members if endpoint.state == "ejected"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo_engine.protocol.sides import SideTargets
 from octavo_router.config.plugins import installed_policies
 from octavo_router.config.settings import POLICIES, ProfileConfig, RouterConfig, RoutingConfig
 from octavo_router.errors import ConfigInvalid
@@ -28,7 +29,6 @@ from octavo_router.routing.profile import (
 )
 from octavo_router.routing.scorers import SCORERS
 from octavo_router.routing.shadow import Shadows
-from octavo_router.routing.sides import SideTargets
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -267,6 +267,11 @@ class Dispatcher:
         """Whether prompts of this pool may be computed elsewhere than their answers."""
         return isinstance(self.policies.of(pool), PrefillDecode)
 
+    def prompt_tokens(self, pool: str) -> float:
+        """Those of a typical prompt that is worth the way; 0: none came, or none has to go it."""
+        policy = self.policies.of(pool)
+        return policy.prompt_tokens if isinstance(policy, PrefillDecode) else 0.0
+
     def wants_prompt(self, lease: Lease) -> bool:
         """Whether its prompt is worth the way from another engine."""
         request, decision = lease.request, lease.decision

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from octavo_router.routing.prefix_load import PrefixLoad
 
 if TYPE_CHECKING:
+    from octavo_engine.protocol.sides import SideTargets
     from octavo_router.residency.api import Underway
-    from octavo_router.routing.sides import SideTargets
 
 _SMOOTHING = 0.05  # weight of the newest prompt
 

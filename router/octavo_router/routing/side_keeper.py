@@ -1,20 +1,18 @@
-"""Measures both sides of each pool and carries out what `sides.decide_sides` says.
+"""Measures both sides of each pool and carries out what `sides.follow_sides` says.
 
 An engine changes sides in this router alone and at once: new prompts and answers are placed
 otherwise from then on, and what it has goes on where it is. Several routers see the same reports
 and come to the same decision within seconds; meanwhile they may place differently, and nothing is
-lost by that.
+lost by that. Pods of an LLMDeployment are the operator's to move: see its decide/flip.py.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from octavo_engine.protocol.sides import EngineReport, SideHistory, SideLimits, follow_sides
 from octavo_router.routing.prefill_decode import PrefillDecode
-from octavo_router.routing.sides import EngineLoad, SideDemand, decide_sides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,27 +23,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.router")
 
-MEASURE_S: Final = 5.0  # over which demand is averaged
-
-
-@dataclass(slots=True)
-class _Measured:
-    """Of the engines of one revision of a pool."""
-
-    at: float
-    work: dict[str, int] = field(default_factory=dict)  # tokens computed and queued, by engine
-    came: float = 0.0  # tokens a second, weighted; `weight` is what they would come to at 1
-    weight: float = 0.0
-    step_s: dict[str, float] = field(default_factory=dict)  # while sequences run, by engine
-    changed_at: float = -math.inf
-
 
 class SideKeeper:
     """One for a router. `tick` wants to be called about once a second."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._measured: dict[tuple[str, str], _Measured] = {}
+        self._histories: dict[tuple[str, str], SideHistory] = {}
         self.reasons: dict[str, str] = {}  # of the last change, by pool
         self.num_changes: dict[tuple[str, ...], float] = {}  # by pool and side changed to
 
@@ -62,29 +46,29 @@ class SideKeeper:
                 groups.add((pool, revision))
                 engines = [one for one in members if one.spec.revision == revision]
                 self._decide((pool, revision), engines, policy, now)
-        self._measured = {key: one for key, one in self._measured.items() if key in groups}
+        self._histories = {key: one for key, one in self._histories.items() if key in groups}
 
     def _decide(
         self, key: tuple[str, str], engines: Sequence[Endpoint], policy: PrefillDecode, now: float
     ) -> None:
         assert policy.targets is not None
-        measured = self._measure(key, engines, now)
-        loads = [
-            EngineLoad(
+        reports = [
+            EngineReport(
                 one.id, one.role == "prefill", one.load.running, one.load.queued_tokens,
-                one.token_s, measured.step_s.get(one.id, 0.0),
+                one.load.computed_tokens, one.token_s, one.load.step_s,
             )
             for one in engines
         ]  # fmt: skip
-        change = decide_sides(
-            loads,
-            SideDemand(measured.came / (measured.weight or 1.0), policy.prompt_tokens),
+        self._histories[key], change = follow_sides(
+            self._histories.get(key) or SideHistory(now),
+            reports,
+            policy.prompt_tokens,
             policy.targets,
-            since_change_s=now - measured.changed_at,
+            SideLimits(),
+            now,
         )
         if change is None:
             return
-        measured.changed_at = now
         pool = key[0]
         self.reasons[pool] = change.reason
         logger.info("Engines of the pool %s change sides: %s", pool, change.reason)
@@ -96,30 +80,6 @@ class SideKeeper:
             for id_ in ids:
                 self.num_changes[pool, side] = self.num_changes.get((pool, side), 0) + 1
                 self._put(by_id[id_], side)
-
-    def _measure(self, key: tuple[str, str], engines: Sequence[Endpoint], now: float) -> _Measured:
-        """Prompt tokens that came lately: those computed, and those that are queued more."""
-        measured = self._measured.setdefault(key, _Measured(now))
-        elapsed_s = now - measured.at
-        if elapsed_s <= 0.0:
-            return measured
-        work = {one.id: one.load.computed_tokens + one.load.queued_tokens for one in engines}
-        came = sum(
-            tokens - measured.work[id_] for id_, tokens in work.items() if id_ in measured.work
-        )
-        weight = 1.0 - math.exp(-elapsed_s / MEASURE_S)
-        if measured.work:
-            measured.came += weight * (max(came, 0) / elapsed_s - measured.came)
-            measured.weight += weight * (1.0 - measured.weight)
-        measured.work, measured.at = work, now
-        for one in engines:
-            step_s = one.load.step_s
-            if one.role == "prefill":
-                measured.step_s.pop(one.id, None)  # of prompts: it says nothing of answers
-            elif one.load.running and step_s > 0.0:
-                before = measured.step_s.get(one.id, step_s)
-                measured.step_s[one.id] = before + weight * (step_s - before)
-        return measured
 
     def _put(self, endpoint: Endpoint, side: Role | None) -> None:
         if endpoint.side != side:

@@ -1,7 +1,8 @@
 """Every field does something: from each leaf of the CRD to what it changes, and back.
 
-What a spec leads to is looked at in four parts: the revision of its pods, the objects that are
-applied (what routers read is among them), how a rollout goes on, and how replicas follow demand.
+What a spec leads to is looked at in five parts: the revision of its pods, the objects that are
+applied (what routers read is among them), how a rollout goes on, how replicas follow demand, and
+which pods change sides.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from octavo_engine.protocol.sides import EngineLoad, SideDemand, decide_sides
 from octavo_engine.protocol.state import TTFT_BOUNDS_S
 from octavo_operator.decide import canary
 from octavo_operator.decide.autoscale import LoadSignals, ScaleHistory, decide
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from octavo_operator.decide.plan import CapacityPlan
     from octavo_operator.spec import AutoscalingSpec, RolloutSpec
+    from octavo_operator.spec.prefill import FlipSpec
 
 SETTINGS = with_images(OperatorSettings(capabilities=OPTIONAL_KINDS))
 BASE: dict[str, Any] = {"model": {"uri": "hf://org/name"}, "replicas": 4}
@@ -71,6 +74,12 @@ AROUND: dict[str, dict[str, Any]] = {
     "prefill.autoscaling.targets": {
         "prefill": {"secretRef": {"name": "kv"}, "autoscaling": {"maxReplicas": 8}}
     },
+    "prefill.flip": {
+        "prefill": {
+            "secretRef": {"name": "kv"},
+            "flip": {"targets": {"ttft": "500ms", "tpot": "10ms"}},
+        }
+    },
     "group": {"group": {"size": 2, "secretRef": {"name": "between"}}},
     "cache.kind": {"cache": {"accessMode": "ReadWriteMany"}},
     "cache.size": {"cache": {"kind": "PersistentVolumeClaim", "accessMode": "ReadWriteMany"}},
@@ -83,7 +92,7 @@ AROUND: dict[str, dict[str, Any]] = {
 }
 # Leaf → two of its values, and what differs between them.
 PODS, OBJECTS, PLAN, SCALE = "revision objects", "objects", "rollout", "autoscaling"
-PREFILL = "prefill-autoscaling"
+PREFILL, SIDES = "prefill-autoscaling", "sides"
 CHANGES: dict[str, tuple[str, Any, Any]] = {
     "model.uri": (PODS, "hf://org/name", "hf://org/other"),
     "model.revision": (PODS, "main", "v1.0"),
@@ -171,6 +180,10 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "prefill.autoscaling.behavior.scaleUp.step": (PREFILL, 1, "100%"),
     "prefill.autoscaling.behavior.scaleDown.window": (PREFILL, "0s", "1m"),
     "prefill.autoscaling.behavior.scaleDown.step": (PREFILL, 1, "100%"),
+    "prefill.flip.targets.ttft": (SIDES, "500ms", "60ms"),
+    "prefill.flip.targets.tpot": (SIDES, "10ms", "1s"),
+    "prefill.flip.minPrefill": (SIDES, 0, 3),
+    "prefill.flip.minDecode": (SIDES, 1, 4),
     "prefill.secretRef.name": (PODS, "kv", "other"),
     "prefill.resources.requests.{}": (PODS, "1Gi", "2Gi"),
     "prefill.resources.limits.{}": (PODS, "1Gi", "2Gi"),
@@ -264,7 +277,16 @@ def consequences(spec: dict[str, Any]) -> dict[str, str]:
         "rollout": "\n".join(next_steps(deployment.rollout)),
         SCALE: "" if scaling is None else "\n".join(replicas_of_a_day(scaling)),
         PREFILL: ("" if prefill_scaling is None else "\n".join(replicas_of_a_day(prefill_scaling))),
+        SIDES: "" if prefill is None or prefill.flip is None else sides(prefill.flip),
     }
+
+
+def sides(rules: FlipSpec) -> str:
+    """Of four engines that answer, under prompts that delay them."""
+    loads = [EngineLoad(f"e{i}", False, 15, 0, 4e-5, 0.011) for i in range(4)]
+    demand = SideDemand(24_000.0, 1200.0)
+    change = decide_sides(loads, demand, rules.targets, rules.limits, since_change_s=60.0)
+    return "" if change is None else str(change.to_prompts)
 
 
 def next_steps(rollout: RolloutSpec) -> Iterator[str]:

@@ -179,6 +179,7 @@ EVERYTHING = {
             "secretRef": {"name": "kv"},
             "resources": {"limits": {"cpu": "1"}},
             "autoscaling": {"maxReplicas": 2},
+            "flip": {"targets": {"ttft": "1s", "tpot": "50ms"}},
         },
         "lora": {"maxLoras": 4},
         "adapters": [

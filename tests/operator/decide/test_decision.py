@@ -18,6 +18,7 @@ from octavo_operator.decide.decision import (
     ReconcileDecision,
     decide,
 )
+from octavo_operator.decide.flip import FlipSignals
 from octavo_operator.decide.observed import DeploymentKey, Observed
 from octavo_operator.decide.rollout_slots import RolloutSlot
 from octavo_operator.errors import SpecInvalid
@@ -41,12 +42,14 @@ def inputs(observed: Observed | None = None, **spec: Any) -> DecisionInputs:
         rollout=CanaryState(),
         scaling=None,
         prefill_scaling=None,
+        last_flip=None,
         observed=observed or Observed(),
         adapters=(),
         slot=RolloutSlot(is_held=False, is_free=True, most=10),
         in_flight={},
         signals=LoadSignals(),
         prefill_signals=LoadSignals(),
+        flip_signals=FlipSignals(),
         canary_totals=CanaryTotals(),
         memory=DecisionMemory(),
         settled={},

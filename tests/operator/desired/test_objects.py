@@ -210,6 +210,10 @@ def test_every_leaf_of_the_spec_changes_something():
         "autoscaling.targets.ttft",
     }  # fmt: skip
     decided_elsewhere |= {f"prefill.autoscaling.{name}" for name in PREFILL_SCALING}
+    decided_elsewhere |= {
+        "prefill.flip.minPrefill", "prefill.flip.minDecode",
+        "prefill.flip.targets.ttft", "prefill.flip.targets.tpot",
+    }  # fmt: skip
     all_leaves = {".".join(path) for path in leaves(spec_schema())}
     moved = {leaf for leaf, (before, after) in CHANGES.items() if made(before) != made(after)}
     assert moved == set(CHANGES)
@@ -519,6 +523,31 @@ def test_kv_blocks_go_from_prefill_pods_to_pods_that_answer_and_nowhere_else():
     assert (
         answering.items() <= objects(spec)["Deployment"]["spec"]["selector"]["matchLabels"].items()
     )
+
+
+def test_pods_that_change_sides_reach_each_others_kv_blocks_and_carry_their_side():
+    flips = {**KV, "flip": {"targets": {"ttft": "1s", "tpot": "50ms"}}}
+    spec = {"model": {"uri": "demo://smollm2"}, "prefill": flips}
+    policy = objects(spec)["NetworkPolicy"]["spec"]
+    all_pods = [{"podSelector": {"matchLabels": {"octavo.dev/deployment": "smollm2"}}}]
+    kv_port = [{"port": 14579, "protocol": "TCP"}]
+    assert policy["ingress"][1] == {"from": all_pods, "ports": kv_port}
+    assert policy["egress"] == [{"to": all_pods, "ports": kv_port}]
+    templates = [body["spec"]["template"]["metadata"]["labels"] for body in deployments(spec)]
+    assert [labels["octavo.dev/side"] for labels in templates] == ["prefill", "decode"]
+    selectors = [body["spec"]["selector"]["matchLabels"] for body in deployments(spec)]
+    assert not any("octavo.dev/side" in selector for selector in selectors)
+
+
+def test_other_targets_are_for_pods_that_run_and_the_field_itself_for_new_ones():
+    def named(**flip: Any) -> str:
+        found = {"prefill": {**KV, **flip}}
+        return str(deployments(found)[0]["metadata"]["labels"]["octavo.dev/revision"])
+
+    targets = {"targets": {"ttft": "1s", "tpot": "50ms"}}
+    assert named(flip=targets) != named()
+    others = {"targets": {"ttft": "9s", "tpot": "9ms"}, "minPrefill": 1, "minDecode": 2}
+    assert named(flip=others) == named(flip=targets)
 
 
 def test_clients_and_scalers_count_the_pods_that_answer():

@@ -430,6 +430,13 @@ def test_the_engine_understands_what_the_operator_says_of_kv_blocks():
     assert "kv-transfer" not in str(engine())
 
 
+def test_pods_that_change_sides_can_do_both_from_their_start():
+    flip = {"targets": {"ttft": "1s", "tpot": "50ms"}}
+    both = [transfer(one) for one in sides({"prefill": {**PREFILL["prefill"], "flip": flip}})]
+    assert [one.kv_role for one in both] == ["kv_both", "kv_both"]
+    assert {(one.kv_ip, one.kv_port) for one in both} == {("10.0.0.7", KV_PORT)}
+
+
 def test_prefill_pods_know_their_address_and_both_sides_the_secret():
     answering, prefill = sides(PREFILL)
     address = {

@@ -11,6 +11,7 @@ import pytest
 
 from octavo_engine.protocol.state import TTFT_BOUNDS_S, EndpointState, RevisionState, State
 from octavo_operator.decide.autoscale import LoadSignals
+from octavo_operator.decide.flip import EngineFigures, FlipSignals
 from octavo_operator.errors import ClusterUnavailable
 from octavo_operator.metrics import OperatorMetrics
 from octavo_operator.routers.poller import RouterDemand, RouterPoller, RouterUnreachable
@@ -120,6 +121,25 @@ class TestSignals:
         assert signals == LoadSignals(is_known=True, is_complete=False)
         clock.advance(6.0)
         assert demand.prefill_signals(POOL, serving=0, pods={"p"}) == LoadSignals()
+
+    def test_flips_read_each_ready_engine_once_as_it_reported_last(self):
+        demand, clock = make_demand("a", "b")
+        for name, computed, prompt_tokens in (("a", 500, 1000.0), ("b", 900, 3000.0)):
+            engines = [
+                EndpointState(
+                    "e", POOL, "r", "", "ready", running=computed // 100, queued_tokens=7,
+                    computed_tokens=computed, step_s=0.01, prompt_token_s=1e-4,
+                ),
+                EndpointState("late", POOL, "r", "", "connecting"),
+                EndpointState("other", "default/other", "r", "", "ready"),
+            ]  # fmt: skip
+            state = make_state(replica=name, prompt_tokens=prompt_tokens)
+            demand.learn(name, dataclasses.replace(state, endpoints=engines))
+        signals = demand.flip_signals(POOL)
+        assert signals.engines == {"e": EngineFigures(9, 7, 900, 1e-4, 0.01)}
+        assert signals.prompt_tokens == 2000.0
+        clock.advance(6.0)
+        assert demand.flip_signals(POOL) == FlipSignals()
 
     def test_one_silent_router_makes_the_sums_partial(self):
         demand, clock = make_demand("a", "b")

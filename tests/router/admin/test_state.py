@@ -81,6 +81,19 @@ def test_endpoints_pools_and_revisions():
     assert revision.ttft_buckets[-1] == 1
 
 
+def test_what_the_operator_needs_to_move_engines_between_sides():
+    world = World(1)
+    (endpoint,) = world.endpoints
+    endpoint.token_s = 4e-5
+    world.tell(endpoint, step_s=0.011, computed_tokens=6000)
+    state = ask(reporter(world, RouterMetrics(), prompt_tokens=lambda pool: float(len(pool))))
+    (reported,) = state.endpoints
+    assert (reported.step_s, reported.computed_tokens, reported.prompt_token_s) == (
+        0.011, 6000, 4e-5,
+    )  # fmt: skip
+    assert {pool.pool: pool.prompt_tokens for pool in state.pools} == {"asleep": 6.0, "pool": 4.0}
+
+
 def test_a_pool_that_nobody_asked_for_has_no_last_request():
     state = ask(reporter(World(0), RouterMetrics(), known_pools=lambda: ["new"]))
     assert [(pool.pool, pool.last_request_age_s) for pool in state.pools] == [("new", None)]

@@ -14,7 +14,9 @@ from octavo_engine.protocol.kubernetes import (
     COMPONENT_LABEL,
     DEPLOYMENT_LABEL,
     PREFILL_COMPONENT,
+    PROMPTS_SIDE,
     REVISION_LABEL,
+    SIDE_LABEL,
     TLS_NAME_ANNOTATION,
 )
 from octavo_router.discovery.kubernetes.routing import (
@@ -137,7 +139,9 @@ def _from_pods(
             continue
         pool = f"{meta.namespace}/{deployment}"
         tls_name = meta.annotations.get(TLS_NAME_ANNOTATION, "")
-        is_prefill = meta.labels.get(COMPONENT_LABEL) == PREFILL_COMPONENT
+        component = meta.labels.get(COMPONENT_LABEL)
+        side = meta.labels.get(SIDE_LABEL, "")
+        is_prefill = side == PROMPTS_SIDE if side else component == PREFILL_COMPONENT
         yield EndpointSpec(
             id=meta.uid,
             address=Address(
@@ -147,6 +151,7 @@ def _from_pods(
             revision=meta.labels.get(REVISION_LABEL, ""),
             kind="octavo",
             role="prefill" if is_prefill else "both",
+            is_moved=bool(side),
             pod_uid=meta.uid,
             labels=(("namespace", meta.namespace), ("pod", meta.name)),
             is_terminating=meta.deletion_timestamp is not None,

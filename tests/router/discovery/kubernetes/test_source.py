@@ -116,6 +116,27 @@ def test_prefill_pods_compute_prompts_for_the_pool_and_strangers_are_not_taken()
     run(story())
 
 
+def test_pods_that_change_sides_are_where_their_label_says_whatever_their_component():
+    async def story() -> None:
+        async with KubeWatch() as api, watching(api) as reported:
+            flipped = pod("a")
+            flipped["metadata"]["labels"]["octavo.dev/side"] = "prefill"
+            back = pod("p", ip="10.0.0.2", component="prefill")
+            back["metadata"]["labels"]["octavo.dev/side"] = "decode"
+            api.put("pods", flipped)
+            api.put("pods", back)
+            await until(lambda: len(reported.specs) == 2)
+            assert (reported.specs["uid-a"].role, reported.specs["uid-p"].role) == (
+                "prefill", "both",
+            )  # fmt: skip
+            assert all(spec.is_moved for spec in reported.specs.values())
+            flipped["metadata"]["labels"]["octavo.dev/side"] = "decode"
+            api.put("pods", flipped)
+            await until(lambda: reported.specs["uid-a"].role == "both")
+
+    run(story())
+
+
 def test_a_pod_that_is_being_deleted_is_terminating_at_once_and_gone_when_deleted():
     async def story() -> None:
         async with KubeWatch() as api:

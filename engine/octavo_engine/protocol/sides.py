@@ -1,5 +1,8 @@
 """Which engines compute prompts for the others, and which answer. Pure.
 
+Decided by a router for engines of its own, and by the operator for the pods of an LLMDeployment,
+from the same reports.
+
 With k of n engines on the prompts' side, both times that a client feels are foreseen for every k:
 
     first token    what a prompt takes, and what it waits for others: busier with fewer engines
@@ -14,10 +17,12 @@ again: an engine that changes finishes what it has, so a change helps some secon
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MIN_GAIN: Final = 0.1  # of the cost, for which engines change sides
 IN_DANGER: Final = 0.6  # of a target, from which that is considered
@@ -26,6 +31,7 @@ FULL: Final = 0.85  # use of a side from which its queue grows: what came lately
 TAIL: Final = 3.0  # times the mean that one prompt in twenty waits
 PER_SEQUENCE: Final = 0.25  # share of a step that grows with its sequences
 INTERFERENCE: Final = 1.5  # times the mean that prompts delay one answer in twenty
+MEASURE_S: Final = 5.0  # over which demand is averaged
 
 
 class SideTargets(NamedTuple):
@@ -35,8 +41,33 @@ class SideTargets(NamedTuple):
     token_s: float
 
 
-class EngineLoad(NamedTuple):
+class SideLimits(NamedTuple):
+    """The fewest engines of each side. Where there are not enough for both, it is prompts that
+    have fewer."""
+
+    prompts: int = 0
+    answers: int = 1
+
+    def bounds(self, count: int) -> tuple[int, int]:
+        """The fewest and the most of so many engines that may compute prompts."""
+        most = max(0, count - max(1, self.answers))
+        return min(self.prompts, most), most
+
+
+class EngineReport(NamedTuple):
     """An engine that can be on either side, as it reports itself."""
+
+    id: str
+    computes: bool  # on the prompts' side now
+    running: int
+    queued_tokens: int
+    computed_tokens: int  # since it started
+    prompt_token_s: float  # to compute one
+    step_s: float  # of late
+
+
+class EngineLoad(NamedTuple):
+    """The same, averaged."""
 
     id: str
     computes: bool  # on the prompts' side now
@@ -72,23 +103,89 @@ class SideChange(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SideHistory:
+    """What a decision needs of earlier ones. Losing it costs a few seconds."""
+
+    at: float  # monotonic
+    changed_at: float = -math.inf
+    work: Mapping[str, int] = field(default_factory=dict)  # tokens computed and queued, by engine
+    came: float = 0.0  # tokens a second, weighted; `weight` is what they would come to at 1
+    weight: float = 0.0
+    step_s: Mapping[str, float] = field(default_factory=dict)  # while sequences run, by engine
+
+
+def follow_sides(
+    history: SideHistory,
+    reports: Sequence[EngineReport],
+    prompt_tokens: float,
+    targets: SideTargets,
+    limits: SideLimits,
+    now: float,
+) -> tuple[SideHistory, SideChange | None]:
+    """Measure, then decide: wants to be called every second or few. `prompt_tokens`: those of a
+    typical prompt. A change that is returned counts as made."""
+    history = measure(history, reports, now)
+    loads = [
+        EngineLoad(
+            one.id, one.computes, one.running, one.queued_tokens, one.prompt_token_s,
+            history.step_s.get(one.id, 0.0),
+        )
+        for one in reports
+    ]  # fmt: skip
+    demand = SideDemand(history.came / (history.weight or 1.0), prompt_tokens)
+    since_change_s = now - history.changed_at
+    change = decide_sides(loads, demand, targets, limits, since_change_s=since_change_s)
+    return (history if change is None else replace(history, changed_at=now)), change
+
+
+def measure(history: SideHistory, reports: Sequence[EngineReport], now: float) -> SideHistory:
+    """Prompt tokens that came lately: those computed, and those that are queued more."""
+    elapsed_s = now - history.at
+    if elapsed_s <= 0.0 and history.work:
+        return history
+    work = {one.id: one.computed_tokens + one.queued_tokens for one in reports}
+    before = history.work
+    came = sum(tokens - before[id_] for id_, tokens in work.items() if id_ in before)
+    weight = 1.0 - math.exp(-elapsed_s / MEASURE_S)
+    step_s = {}
+    for one in reports:
+        if one.computes:
+            continue  # of prompts: it says nothing of answers
+        known = history.step_s.get(one.id)
+        if one.running and one.step_s > 0.0:
+            known = one.step_s if known is None else known
+            step_s[one.id] = known + weight * (one.step_s - known)
+        elif known is not None:
+            step_s[one.id] = known
+    if before:
+        rate = history.came + weight * (max(came, 0) / elapsed_s - history.came)
+        total = history.weight + weight * (1.0 - history.weight)
+        history = replace(history, came=rate, weight=total)
+    return replace(history, at=now, work=work, step_s=step_s)
+
+
 def decide_sides(
     engines: Sequence[EngineLoad],
     demand: SideDemand,
     targets: SideTargets,
+    limits: SideLimits | None = None,
     *,
     since_change_s: float,
 ) -> SideChange | None:
     """Who changes sides now; None: nobody."""
+    if not engines:
+        return None
     now = sum(engine.computes for engine in engines)
-    if engines and now == len(engines):
-        first = min(engines, key=lambda e: (e.queued_tokens, e.id))
-        return SideChange((), (first.id,), "no engine is left that answers")
-    if len(engines) < 2 or since_change_s < HOLD_S or demand.prompt_tokens <= 0.0:
+    limits = limits or SideLimits()
+    least, most = limits.bounds(len(engines))
+    if not least <= now <= most:
+        return _within(engines, limits)
+    if least == most or since_change_s < HOLD_S or demand.prompt_tokens <= 0.0:
         return None
     costs = foreseen(engines, demand)
     at_present = costs[now].over(targets)
-    best = min(range(len(engines)), key=lambda k: (costs[k].over(targets), abs(k - now)))
+    best = min(range(least, most + 1), key=lambda k: (costs[k].over(targets), abs(k - now)))
     at_best = costs[best].over(targets)
     if at_present < IN_DANGER or at_best > at_present * (1.0 - MIN_GAIN):
         return None
@@ -98,11 +195,29 @@ def decide_sides(
         f"(target {targets.first_token_s:g}), each token {_show(costs[best].token_s)} instead of "
         f"{_show(costs[now].token_s)} s (target {targets.token_s:g})"
     )
-    if best > now:
+    return _moved(engines, best, reason)
+
+
+def _within(engines: Sequence[EngineLoad], limits: SideLimits) -> SideChange:
+    """At once, whatever the load."""
+    least, most = limits.bounds(len(engines))
+    now = sum(engine.computes for engine in engines)
+    if now < least:
+        side, fewest, found = "compute prompts", limits.prompts, now
+    else:
+        side, fewest, found = "answer", max(1, limits.answers), len(engines) - now
+    reason = f"{found} of {len(engines)} engines {side}; the fewest are {fewest}"
+    return _moved(engines, max(least, min(most, now)), reason)
+
+
+def _moved(engines: Sequence[EngineLoad], wanted: int, reason: str) -> SideChange:
+    """The least busy first."""
+    now = sum(engine.computes for engine in engines)
+    if wanted > now:
         idle = sorted((e for e in engines if not e.computes), key=lambda e: (e.running, e.id))
-        return SideChange(tuple(e.id for e in idle[: best - now]), (), reason)
+        return SideChange(tuple(e.id for e in idle[: wanted - now]), (), reason)
     idle = sorted((e for e in engines if e.computes), key=lambda e: (e.queued_tokens, e.id))
-    return SideChange((), tuple(e.id for e in idle[: now - best]), reason)
+    return SideChange((), tuple(e.id for e in idle[: now - wanted]), reason)
 
 
 def foreseen(engines: Sequence[EngineLoad], demand: SideDemand) -> list[SideCost]:

@@ -1,16 +1,16 @@
-"""Engines that change sides: the decision from numbers alone, and what the registry makes of it.
+"""Engines that change sides in a router: what its registry makes of the decision.
 
-Red when: a side is changed while every target is met, or again within seconds; more prompts go to a
-side than it can compute; nobody is left that answers.
+Red when: an engine is placed by another side than the one chosen; one that cannot or need not
+change does; one that the operator moves is moved by a router as well.
 """
 
 from __future__ import annotations
 
 import itertools
-from random import Random
 
 import pytest
 
+from octavo_engine.protocol.sides import SideTargets
 from octavo_engine.protocol.stream import Load
 from octavo_router.endpoints.endpoint import Address, EndpointSpec
 from octavo_router.endpoints.registry import Registry
@@ -18,100 +18,18 @@ from octavo_router.residency.underway import PyUnderway
 from octavo_router.routing.policies import Policies
 from octavo_router.routing.prefill_decode import PrefillDecode
 from octavo_router.routing.side_keeper import SideKeeper
-from octavo_router.routing.sides import (
-    FULL,
-    HOLD_S,
-    EngineLoad,
-    SideDemand,
-    SideTargets,
-    decide_sides,
-    foreseen,
-)
 
 TIGHT = SideTargets(first_token_s=0.5, token_s=0.01)
 
 
-def engines(computing: int, answering: int, *, running=15, step_s=0.011, queued=0):
-    return [EngineLoad(f"p{i}", True, 0, queued, 4e-5, 0.0) for i in range(computing)] + [
-        EngineLoad(f"d{i}", False, running, 0, 4e-5, step_s) for i in range(answering)
-    ]
-
-
-def decide(loads, tokens_per_s=24_000.0, targets=TIGHT, since_change_s=60.0):
-    demand = SideDemand(tokens_per_s, 1200.0)
-    return decide_sides(loads, demand, targets, since_change_s=since_change_s)
-
-
-def test_prompts_leave_answers_that_they_make_late():
-    change = decide(engines(0, 4))
-    assert change is not None
-    assert change.to_prompts == ("d0", "d1") and not change.to_answers
-    assert change.reason.startswith("2 instead of 0 of 4 engines compute prompts: first token ")
-
-
-def test_a_side_that_cannot_keep_up_is_enlarged():
-    change = decide(engines(1, 3, queued=60_000), tokens_per_s=30_000.0)
-    assert change is not None and len(change.to_prompts) == 1
-
-
-def test_engines_come_back_when_prompts_are_few():
-    loads = engines(2, 2, running=60, step_s=0.0099)
-    change = decide(loads, tokens_per_s=1000.0)
-    assert change is not None
-    assert change.to_answers and not change.to_prompts
-
-
-def test_where_the_first_token_is_what_counts_all_engines_compute():
-    targets = SideTargets(first_token_s=0.06, token_s=1.0)
-    change = decide(engines(1, 3), targets=targets)
-    assert change is not None and change.to_answers == ("p0",)
-
-
-def test_nothing_changes_while_the_targets_are_met():
-    assert decide(engines(0, 4), targets=SideTargets(5.0, 0.5)) is None
-
-
-def test_nothing_changes_again_within_seconds():
-    assert decide(engines(0, 4), since_change_s=HOLD_S - 0.1) is None
-    assert decide(engines(0, 4), since_change_s=HOLD_S) is not None
-
-
-def test_a_change_is_not_taken_back_by_what_it_brings():
-    """What is foreseen after a change, taken as measured, asks for no other one."""
-    chance = Random(1)
-    for _ in range(2000):
-        count = chance.randint(2, 8)
-        now = chance.randrange(count)
-        loads = engines(
-            now, count - now, running=chance.randint(1, 60), step_s=chance.uniform(0.005, 0.05)
-        )
-        demand = SideDemand(chance.uniform(0, 25_000 * count), chance.uniform(300, 8000))
-        targets = SideTargets(chance.uniform(0.05, 5.0), chance.uniform(0.006, 0.1))
-        change = decide_sides(loads, demand, targets, since_change_s=60.0)
-        if change is None:
-            continue
-        k = now + len(change.to_prompts) - len(change.to_answers)
-        assert 0 <= k < count
-        before, after = foreseen(loads, demand)[now], foreseen(loads, demand)[k]
-        assert after.over(targets) < before.over(targets)
-        # No side is chosen that its prompts would fill, unless the one at hand is full as well.
-        work = demand.tokens_per_s * 4e-5
-        assert work / (k or count) <= FULL or work / (now or count) > FULL
-
-
-def test_one_engine_answers_whatever_happens():
-    change = decide(engines(2, 0), since_change_s=0.0)
-    assert change is not None and change.to_answers == ("p0",)
-    assert decide(engines(0, 1)) is None
-    assert decide([]) is None
-
-
-def pool(*roles, kv_role="kv_both"):
+def pool(*roles, kv_role="kv_both", is_moved=False):
     registry = Registry()
     registry.replace(
         "test",
         [
-            EndpointSpec(f"e{i}", Address("127.0.0.1", 8000 + i), role=role, names=("m",))
+            EndpointSpec(
+                f"e{i}", Address("127.0.0.1", 8000 + i), role=role, names=("m",), is_moved=is_moved
+            )
             for i, role in enumerate(roles)
         ],
     )
@@ -196,3 +114,16 @@ def test_revisions_are_decided_apart():
     keep(registry)
     for revision in "ab":
         assert len(registry.prefillers("default", revision).endpoints) == 2
+
+
+def test_engines_that_the_operator_moves_are_not_moved_by_a_router():
+    registry = pool("prefill", "both", "both", "both", is_moved=True)
+    assert not keep(registry).num_changes
+    assert sides(registry) == ({"e1", "e2", "e3"}, {"e0"})
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_of_engines_that_compute_prompts_those_that_are_moved_answer_where_no_other_does(is_moved):
+    registry = pool("prefill", "both", is_moved=is_moved)
+    registry.report(registry.endpoints["e1"], "down")
+    assert sides(registry)[0] == ({"e0"} if is_moved else set())
