@@ -186,7 +186,12 @@ SERVER_FLAGS = (
     Flag("ssl_certfile", "certificate for TLS (PEM); read again when it changes, as the next two"),
     Flag("ssl_keyfile", "its key, unless it is in the same file"),
     Flag("ssl_ca_certs", "authorities whose certificates clients must show (mutual TLS)"),
-    Flag("ssl_cert_reqs", "whether clients must show one; auto: if --ssl-ca-certs is given"),
+    Flag("ssl_cert_reqs",
+         "whether clients must show one; auto: if --ssl-ca-certs is given; protected: connections "
+         "without one open probes, /version and /metrics only"),
+    Flag("ssl_client_names",
+         "DNS names or URIs, one of which a client's certificate must be for; none: any of the "
+         "authorities"),
     Flag("ssl_keyfile_password", "password that the key is encrypted with"),
     Flag("ssl_ciphers", "OpenSSL's list of ciphers for TLS 1.2"),
     Flag("allowed_origins", "origins that browsers may call from (CORS); none by default"),

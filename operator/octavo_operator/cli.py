@@ -71,6 +71,12 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
         "HTTPS, for the name NAME.NAMESPACE.svc; default: HTTP",
     ),
     (
+        "engine-client-names",
+        "",
+        "DNS names or URIs of clients' certificates, separated by commas, which engines require, "
+        "of the authority in ca.crt of that Secret; default: no certificate is required",
+    ),
+    (
         "engine-key-secret",
         "",
         "Secret in each LLMDeployment's namespace with the API key that its engines require, "
@@ -155,6 +161,7 @@ def read_settings(
         engine_clients=_peers(values["engine-clients"]),
         engine_user=_user(values),
         engine_tls_secret=values["engine-tls-secret"],
+        engine_client_names=_names(values["engine-client-names"]),
         engine_key_secret=values["engine-key-secret"],
         engine_key_name=values["engine-key-name"],
         monitoring_namespace=values["monitoring-namespace"],

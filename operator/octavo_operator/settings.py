@@ -23,6 +23,7 @@ ENGINE_USER = 65532  # of distroless images: the non-root user
 _PEER = frozenset(("podSelector", "namespaceSelector", "ipBlock"))
 _SECRET = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}")
+_CLIENT_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]{0,251}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,8 @@ class OperatorSettings:
     engine_user: int | None = ENGINE_USER  # and group, of engine pods; None: the cluster's choice
     # Secrets in the namespace of each LLMDeployment: with certificate and key, and with an API key.
     engine_tls_secret: str = ""  # "": engines serve HTTP
+    # Of clients' certificates, by the authority in that Secret, which engines then require.
+    engine_client_names: tuple[str, ...] = ()
     engine_key_secret: str = ""  # "": as the spec's variables say
     engine_key_name: str = "key"
     monitoring_namespace: str = "monitoring"  # whose pods may scrape engines
@@ -104,6 +107,11 @@ class OperatorSettings:
         ):
             if name and (len(name) > 253 or not _SECRET.fullmatch(name)):
                 raise SettingsInvalid(f"{flag} must be the name of a Secret; got {name}")
+        if self.engine_client_names and not self.engine_tls_secret:
+            raise SettingsInvalid("engine_client_names needs engine_tls_secret")
+        for name in self.engine_client_names:
+            if not _CLIENT_NAME.fullmatch(name):
+                raise SettingsInvalid(f"engine_client_names must be DNS names or URIs; got {name}")
         if not _SECRET_KEY.fullmatch(self.engine_key_name):
             raise SettingsInvalid(
                 f"engine_key_name must be a key of a Secret; got {self.engine_key_name}"

@@ -52,6 +52,9 @@ ISSUER: dict[str, Any] = {
     "certManager": {"issuer": {"name": "authority"}, "routerNames": ["llm.example.com"]},
     "operator": {"watchNamespaces": ["team-a", "team-b"]},
 }
+GENERATED: dict[str, Any] = {
+    "generatedCertificates": {"enabled": True}, "operator": {"watchNamespaces": ["team-a"]},
+}  # fmt: skip
 
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -179,6 +182,9 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "CRDs by somebody else": {"crds": {"install": False}},
     "production": PRODUCTION,
     "production with cert-manager": laid_over(PRODUCTION, ISSUER),
+    "engines with more clients": laid_over(
+        PRODUCTION, {"engines": {"tls": {"clientNames": ["spiffe://cluster/gateway"]}}}
+    ),
     "engines of another authority": laid_over(
         TLS, {"engines": {"tls": {"secretName": "engine-tls"}},
               "router": {"engineTLS": {"existingSecret": "engine-ca", "caKey": "root.pem"}}},

@@ -344,6 +344,17 @@ REFUSED: dict[str, Object] = {
         laid_over(TLS, {"engines": {"tls": {"secretName": "engine-tls"}}}),
     ),
     "would make no certificate": {"certManager": {"issuer": {"name": "authority"}}},
+    "clientCertificates needs TLS": {"engines": {"tls": {"clientCertificates": True}}},
+    "set router.engineTLS.clientSecret": laid_over(
+        TLS, {"engines": {"tls": {"secretName": "engine-tls", "clientCertificates": True}}}
+    ),
+    "would both fill the same Secrets": laid_over(
+        laid_over(TLS, ISSUER), {"generatedCertificates": {"enabled": True}}
+    ),
+    "generatedCertificates.enabled would make no": {"generatedCertificates": {"enabled": True}},
+    "set operator.watchNamespaces": laid_over(
+        PRODUCTION, {"generatedCertificates": {"enabled": True}}
+    ),
 }
 
 
@@ -380,6 +391,14 @@ def test_in_production_every_connection_is_encrypted_and_every_door_has_a_key(ch
     assert volume(objects, "router", "/etc/octavo/engine-ca")["items"] == [
         {"key": "ca.crt", "path": "ca.crt"}
     ]
+    # and engines know routers by theirs
+    name = "octavo-router.octavo-system.svc"
+    assert f"--engine-client-names={name}" in operator["args"]
+    assert config.discovery.tls_cert == "/etc/octavo/engine-client/tls.crt"
+    assert config.discovery.tls_key == "/etc/octavo/engine-client/tls.key"
+    shown = volume(objects, "router", "/etc/octavo/engine-client")
+    assert shown["secretName"] == "octavo-router-client-tls"
+    assert {item["path"] for item in shown["items"]} == {"tls.crt", "tls.key"}
     # keys: of tenants, of the administrator, of engines, of the operator
     assert config.flow.keys_file and not config.server.open_state
     names = {v["name"]: v.get("valueFrom", {}).get("secretKeyRef") for v in router["env"]}
@@ -404,16 +423,20 @@ def test_the_settings_of_production_reach_engine_pods(chart: Chart, tmp_path: Pa
     }  # fmt: skip
     _, settings, _ = read_settings(values, {})
     assert settings.engine_tls_secret == "octavo-engine-tls"
+    assert settings.engine_client_names == ("octavo-router.octavo-system.svc",)
     assert (settings.engine_key_secret, settings.engine_key_name) == ("octavo-engine-key", "key")
 
 
 def test_cert_manager_fills_the_secrets_that_pods_mount(chart: Chart):
     objects = chart.objects(laid_over(PRODUCTION, ISSUER))
+    made = [body for body in objects if body["kind"] == "Certificate"]
     certificates = {
         (body["metadata"]["namespace"], body["spec"]["secretName"]): body["spec"]["dnsNames"]
-        for body in objects
-        if body["kind"] == "Certificate"
+        for body in made
     }
+    # Only the routers' second one opens engines: not theirs for clients, nor that of an engine.
+    assert [body["spec"]["secretName"] for body in made
+            if "client auth" in body["spec"]["usages"]] == ["octavo-router-client-tls"]  # fmt: skip
     assert certificates == {
         ("octavo-system", "octavo-router-tls"): [
             "octavo-router.octavo-system.svc",
@@ -421,6 +444,7 @@ def test_cert_manager_fills_the_secrets_that_pods_mount(chart: Chart):
             "octavo-router.octavo-system",
             "llm.example.com",
         ],
+        ("octavo-system", "octavo-router-client-tls"): ["octavo-router.octavo-system.svc"],
         ("team-a", "octavo-engine-tls"): ["*.team-a.svc"],
         ("team-b", "octavo-engine-tls"): ["*.team-b.svc"],
     }

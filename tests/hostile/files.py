@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.hostile.parser import HostileParser
@@ -371,6 +372,25 @@ def _audio(folder: Path) -> Opened:
     return lambda data: decode_audio(data, limits), seeds, (InvalidRequest,)
 
 
+def _decoder(folder: Path) -> Opened:
+    """What runs in that process, without starting one for each: hundreds of times as many."""
+    import av
+
+    from octavo_engine.speech import decode_process
+    from tests.engine.speech.test_decode import encoded
+
+    forms = (("mp3", "mp3"), ("flac", "flac"), ("ogg", "libopus"), ("webm", "libopus"),
+             ("mp4", "aac"), ("adts", "aac"))  # fmt: skip
+    seeds = [encoded(*form) for form in forms]
+    av.logging.set_level(av.logging.PANIC)
+
+    def read(data: bytes) -> bool:
+        with redirect_stdout(io.TextIOWrapper(io.BytesIO())), redirect_stderr(io.StringIO()):
+            return decode_process._decode(data, 60 * 16_000) == 0
+
+    return read, seeds, (av.error.FFmpegError, ValueError, EOFError, MemoryError)
+
+
 def _tier_file(folder: Path) -> Opened:
     import numpy as np
 
@@ -455,6 +475,9 @@ FILES: Final[dict[str, HostileParser]] = {
     "picture": HostileParser(open=_picture, growth_mib=128, peak_mib=700),
     "WAV": HostileParser(open=_wav, words=(b"data", b"fmt "), peak_mib=512),
     "audio": HostileParser(open=_audio, growth_mib=128, peak_mib=512),
+    "encoded sound": HostileParser(
+        open=_decoder, words=(b"OggS", b"fLaC", b"ID3", b"moov", b"#EXTM3U"), growth_mib=128
+    ),
     "KV tier file": HostileParser(open=_tier_file),
     "LLMDeployment": HostileParser(open=_resource, json_share=0.95),
 }

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import ssl
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "smollm2.default.svc"
 KEY = "of the engines"
+ROUTER = "octavo-router"  # its certificate has the name `*.octavo-router.svc`
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def authorities(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two, with certificates for our namespace and for another one."""
     folder: Path = tmp_path_factory.mktemp("authorities")
     for each in ("one", "two"):
-        make_authority(folder / each, ("default", "elsewhere"), "DNS:*.{name}.svc")
+        make_authority(folder / each, ("default", "elsewhere", ROUTER), "DNS:*.{name}.svc")
     both = [(folder / each / "ca.pem").read_text() for each in ("one", "two")]
     (folder / "both.pem").write_text("".join(both))
     return folder
@@ -53,6 +54,7 @@ def engine_pod(**more: Any) -> dict[str, Any]:
 
 def use(folder: Path, authority: Path, name: str) -> tuple[Path, Path]:
     """Certificate and key, as a volume has them and renews them."""
+    folder.mkdir(exist_ok=True)
     files = folder / "tls.crt", folder / "tls.key"
     for source, target in zip((f"{name}.pem", f"{name}.key"), files, strict=True):
         shutil.copy(authority / source, folder / "new")
@@ -60,15 +62,17 @@ def use(folder: Path, authority: Path, name: str) -> tuple[Path, Path]:
     return files
 
 
-def serve(certificate: Path, key: Path) -> Any:
+def serve(certificate: Path, key: Path, *more: str) -> Any:
     return serving(
         "m", "--served-model-name", "m", "--ssl-certfile", str(certificate),
-        "--ssl-keyfile", str(key), env={"OCTAVO_API_KEY": KEY, "OCTAVO_POD_UID": "uid-a"},
+        "--ssl-keyfile", str(key), *more, env={"OCTAVO_API_KEY": KEY, "OCTAVO_POD_UID": "uid-a"},
     )  # fmt: skip
 
 
 @asynccontextmanager
-async def router(engine: ServeProcess, authority: Path) -> AsyncIterator[tuple[App, RawClient]]:
+async def router(
+    engine: ServeProcess, authority: Path, shows: tuple[Path, Path] | None = None
+) -> AsyncIterator[tuple[App, RawClient]]:
     port = urlsplit(engine.url).port
     async with KubeWatch() as api:
         api.put(
@@ -77,7 +81,9 @@ async def router(engine: ServeProcess, authority: Path) -> AsyncIterator[tuple[A
         api.put("pods", engine_pod())
         text = (
             f"discovery: {{kubernetes: {{enabled: true, api: '{api.url}', namespaces: [default]}}, "
-            f"tls_ca: {authority}, engine_key: {KEY}}}\nflow: {{hold_timeout_s: 0.2}}"
+            f"tls_ca: {authority}, engine_key: {KEY}"
+            f"{', tls_cert: {}, tls_key: {}'.format(*shows) if shows else ''}}}\n"
+            "flow: {hold_timeout_s: 0.2}"
         )
         async with (
             running(configuration(text=text)) as (app, server),
@@ -168,6 +174,78 @@ def test_certificates_and_authority_are_renewed_without_a_restart(
                 await shake_hands(engine, authorities / "one" / "ca.pem")
 
     with serve(*files) as engine:
+        story()
+
+
+def taking_routers(authority: Path) -> tuple[str, ...]:
+    """As the operator has engines do with the values for production."""
+    return ("--ssl-ca-certs", str(authority), "--ssl-cert-reqs", "protected",
+            "--ssl-client-names", f"*.{ROUTER}.svc")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shown", [ROUTER, "default", ""], ids=["ours", "an engine's", "none"])
+def test_engines_that_take_only_routers_take_no_other_certificate(
+    authorities: Path, tmp_path: Path, shown: str
+):
+    one = authorities / "one"
+    files = use(tmp_path / "engine", one, "default")
+    shows = use(tmp_path / "router", one, shown) if shown else None
+
+    @on_loop
+    async def story() -> None:
+        async with router(engine, one / "ca.pem", shows) as (app, client):
+            if shown == ROUTER:
+                await until_ready(app)
+                assert (await client.ask(chat(max_tokens=2))).status == 200
+                return
+            assert (await client.ask(chat(max_tokens=2))).status == 503
+            [endpoint] = app.registry.endpoints.values()
+            assert endpoint.state != "ready"
+            assert "refuses the router's certificate" in endpoint.reason
+
+    with serve(*files, *taking_routers(one / "ca.pem")) as engine:
+        story()
+
+
+@pytest.mark.slow
+def test_certificates_of_routers_and_their_authority_are_renewed_without_a_restart(
+    authorities: Path, tmp_path: Path
+):
+    files = use(tmp_path / "engine", authorities / "one", "default")
+    shows = use(tmp_path / "router", authorities / "one", ROUTER)
+    trusted = tmp_path / "clients.pem"
+    shutil.copy(authorities / "both.pem", trusted)  # in time before the routers' are renewed
+
+    @on_loop
+    async def story() -> None:
+        async with router(engine, authorities / "one" / "ca.pem", shows) as (app, client):
+            await until_ready(app)
+            before = app._tls.context
+            use(tmp_path / "router", authorities / "two", ROUTER)
+            while app._tls.context is before:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            shutil.copy(authorities / "two" / "ca.pem", tmp_path / "new")
+            os.replace(tmp_path / "new", trusted)
+            engine.signal(signal.SIGHUP)
+            [endpoint] = app.registry.endpoints.values()
+            for _ in range(20):  # each over a connection of its own
+                app.upstreams.of(endpoint).pool.idle_s = 0.0
+                assert (await client.ask(chat(max_tokens=2))).status == 200
+                await asyncio.sleep(0.05)
+            context = ssl.create_default_context(cafile=str(authorities / "one" / "ca.pem"))
+            context.load_cert_chain(authorities / "one" / f"{ROUTER}.pem",
+                                    authorities / "one" / f"{ROUTER}.key")  # fmt: skip
+            url = urlsplit(engine.url)
+            reader, writer = await asyncio.open_connection(
+                url.hostname, url.port, ssl=context, server_hostname=NAME
+            )
+            with suppress(OSError):  # the engine ends the handshake, which is over for us already
+                writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+                assert await reader.read() == b"", "the old certificate still opens engines"
+            writer.close()
+
+    with serve(*files, *taking_routers(trusted)) as engine:
         story()
 
 

@@ -33,6 +33,21 @@
 {{- if and .Values.engines.apiKey.secretName (not $router.engineKey.existingSecret) -}}
 {{- fail "engines.apiKey.secretName has engines require a key that routers must show: set router.engineKey.existingSecret to a Secret with the same key in the namespace of the release" -}}
 {{- end -}}
+{{- if and .Values.engines.tls.clientCertificates (not .Values.engines.tls.secretName) -}}
+{{- fail "engines.tls.clientCertificates needs TLS at the engines: set engines.tls.secretName" -}}
+{{- end -}}
+{{- if and .Values.engines.tls.clientCertificates (not $router.engineTLS.clientSecret) -}}
+{{- fail "engines.tls.clientCertificates has engines require a certificate that routers must show: set router.engineTLS.clientSecret to a Secret of type kubernetes.io/tls in the namespace of the release" -}}
+{{- end -}}
+{{- if and .Values.generatedCertificates.enabled .Values.certManager.issuer.name -}}
+{{- fail "generatedCertificates.enabled and certManager.issuer would both fill the same Secrets: set one of the two" -}}
+{{- end -}}
+{{- if and .Values.generatedCertificates.enabled (not $router.tls.existingSecret) (not .Values.engines.tls.secretName) -}}
+{{- fail "generatedCertificates.enabled would make no certificate: name the Secrets that it shall fill in router.tls.existingSecret and engines.tls.secretName" -}}
+{{- end -}}
+{{- if and .Values.generatedCertificates.enabled .Values.engines.tls.secretName (not .Values.operator.watchNamespaces) -}}
+{{- fail "generatedCertificates.enabled must know the namespaces whose engines need a certificate: set operator.watchNamespaces" -}}
+{{- end -}}
 {{- if and .Values.certManager.issuer.name (not $router.tls.existingSecret) (not .Values.engines.tls.secretName) -}}
 {{- fail "certManager.issuer would make no certificate: name the Secrets that it shall fill in router.tls.existingSecret and engines.tls.secretName" -}}
 {{- end -}}

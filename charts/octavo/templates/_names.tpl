@@ -95,6 +95,9 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 
 {{- define "octavo.scheme" -}}{{ ternary "https" "http" (ne .Values.router.tls.existingSecret "") }}{{- end }}
 
+{{/* In the certificates of routers: those that clients see, and those that engines see. */}}
+{{- define "octavo.routerName" -}}{{ include "octavo.router" . }}.{{ .Release.Namespace }}.svc{{- end }}
+
 {{/* Where pods of the cluster find the routers, without a path. */}}
 {{- define "octavo.routerURL" -}}
 {{ include "octavo.scheme" . }}://{{ include "octavo.router" . }}.{{ .Release.Namespace }}.svc:{{ .Values.router.service.port }}

@@ -134,6 +134,7 @@ class EndpointHandler:
         try:
             service.admission.check_pod(exchange.header(POD_UID_HEADER.encode()))
             if self._asks_who:
+                service.client_names.check(exchange.peer_certificate)
                 service.guard.check(
                     row.access, exchange.header(b"authorization"), exchange.header(b"x-api-key")
                 )

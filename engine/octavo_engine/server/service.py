@@ -16,6 +16,7 @@ from octavo_engine.server.admin.reload import KeyFiles
 from octavo_engine.server.admin.sleep import SleepState
 from octavo_engine.server.admission import RequestAdmission
 from octavo_engine.server.generation.inflight import InFlightRequests
+from octavo_engine.server.http.tls import ClientNames
 from octavo_engine.server.memory import MemoryRelease
 from octavo_engine.server.openai.responses.store import ResponseStore
 from octavo_engine.server.routers.push_stream import SubscriberHub
@@ -47,6 +48,7 @@ class Service:
         self.started_at = int(time.time())
         self.describe: Callable[[], bytes] = bytes  # /openapi.json; set by the application
         self.guard = (key_files or KeyFiles(settings)).guard
+        self.client_names = ClientNames.of(settings)
         self.model = ServedModel(engine, settings)
         self.admission = RequestAdmission(engine, settings)
         self.metrics = EngineMetrics(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.endpoints import ENGINE_PORT
@@ -30,8 +30,11 @@ class ServerSettings:
     ssl_keyfile: str = ""
     ssl_keyfile_password: str = ""
     ssl_ca_certs: str = ""  # authorities whose certificates clients may show
-    # auto: required where authorities are given
-    ssl_cert_reqs: Literal["auto", "none", "optional", "required", "0", "1", "2"] = "auto"
+    # auto: required where authorities are given; protected: by all routes but the public ones
+    ssl_cert_reqs: Literal["auto", "none", "optional", "required", "protected", "0", "1", "2"] = (
+        "auto"
+    )
+    ssl_client_names: tuple[str, ...] = ()  # in their certificates; none: any of the authorities'
     ssl_ciphers: str = ""
     allowed_origins: tuple[str, ...] = ()  # CORS; none: browsers of other sites are refused
     allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE")
@@ -76,6 +79,17 @@ class ServerSettings:
     pod_uid: str = ""  # of the pod this runs in; what is meant for another is refused with 421
     limits: RequestLimits = field(default_factory=RequestLimits)
 
+    @property
+    def client_certificates(self) -> Literal["none", "optional", "required", "protected"]:
+        """What `ssl_cert_reqs` comes to."""
+        if self.ssl_cert_reqs == "auto":
+            return "required" if self.ssl_ca_certs else "none"
+        numbers: dict[str, Literal["none", "optional", "required"]]
+        numbers = {"0": "none", "1": "optional", "2": "required"}
+        return numbers.get(self.ssl_cert_reqs) or cast(
+            'Literal["none", "optional", "required", "protected"]', self.ssl_cert_reqs
+        )
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be between 0 and 65535; got {self.port}")
@@ -85,8 +99,7 @@ class ServerSettings:
             raise ConfigError("--admin-api-key must not be empty")
         if not self.ssl_certfile and (self.ssl_keyfile or self.ssl_ca_certs):
             raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
-        if self.ssl_cert_reqs in ("optional", "required", "1", "2") and not self.ssl_ca_certs:
-            raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs")
+        self._check_client_certificates()
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"--root-path must look like /this; got {self.root_path}")
         if self.allow_credentials and "*" in self.allowed_origins:
@@ -119,3 +132,13 @@ class ServerSettings:
             raise ConfigError(
                 f"--shutdown-timeout must not be negative; got {self.shutdown_timeout_s}"
             )
+
+    def _check_client_certificates(self) -> None:
+        if self.client_certificates != "none" and not self.ssl_ca_certs:
+            raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs")
+        if self.ssl_client_names and self.client_certificates not in ("required", "protected"):
+            raise ConfigError(
+                "--ssl-client-names needs --ssl-ca-certs, and --ssl-cert-reqs required or protected"
+            )
+        if any(not name.strip() for name in self.ssl_client_names):
+            raise ConfigError("--ssl-client-names must not have an empty name")

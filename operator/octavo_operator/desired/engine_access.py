@@ -1,7 +1,8 @@
-"""TLS and the API key of engine pods, by Secrets of their own namespace that the settings name."""
+"""Who may call engine pods, and over TLS: by Secrets of their own namespace that settings name."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import TLS_NAME_ANNOTATION
@@ -30,16 +31,23 @@ def pod_annotations(deployment: LLMDeployment, settings: OperatorSettings) -> di
 def arguments(settings: OperatorSettings) -> list[str]:
     if not settings.engine_tls_secret:
         return []
-    return [f"--ssl-certfile={_MOUNT}/{CERTIFICATE}", f"--ssl-keyfile={_MOUNT}/{KEY}"]
+    found = [f"--ssl-certfile={_MOUNT}/{CERTIFICATE}", f"--ssl-keyfile={_MOUNT}/{KEY}"]
+    if settings.engine_client_names:  # the kubelet's probes have none
+        found += [
+            f"--ssl-ca-certs={_MOUNT}/{AUTHORITY}", "--ssl-cert-reqs=protected",
+            f"--ssl-client-names={json.dumps(settings.engine_client_names)}",
+        ]  # fmt: skip
+    return found
 
 
 def volumes(settings: OperatorSettings) -> list[dict[str, Any]]:
     """The whole volume and no single file of it: so the kubelet renews it."""
     if not settings.engine_tls_secret:
         return []
+    files = (CERTIFICATE, KEY, *((AUTHORITY,) if settings.engine_client_names else ()))
     source = {
         "secretName": settings.engine_tls_secret,
-        "items": [{"key": key, "path": key} for key in (CERTIFICATE, KEY)],
+        "items": [{"key": key, "path": key} for key in files],
         "defaultMode": 0o440,
     }
     return [{"name": _VOLUME, "secret": source}]

@@ -99,6 +99,8 @@ def _settled(deployment: LLMDeployment, settings: OperatorSettings) -> dict[str,
         settled["user"] = settings.engine_user
     if settings.engine_tls_secret:
         settled["tls"] = settings.engine_tls_secret
+    if settings.engine_client_names:
+        settled["clients"] = settings.engine_client_names
     if settings.engine_key_secret:
         settled["key"] = [settings.engine_key_secret, settings.engine_key_name]
     if settings.images.pull_secrets and "imagePullSecrets" not in deployment.pod_template.get(

@@ -218,6 +218,8 @@ class Subscription:
     def _no_stream(self, response: FetchResponse) -> None:
         if self.endpoint.spec.kind == "octavo":
             what = "refuses the router's key" if response.status in (401, 403) else "has no stream"
+            if b"client_certificate_required" in response.body:
+                what = "refuses the router's certificate"
             raise Unreachable(f"the engine {what} ({response.status} for {STREAM_PATH})")
 
     # -- between two lives

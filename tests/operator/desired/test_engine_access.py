@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from octavo.options.settings import add_engine_options, add_server_options, serve_settings
 from octavo_engine.protocol.kubernetes import TLS_NAME_ANNOTATION
 from octavo_operator.desired import desired_objects
 from octavo_operator.desired.pod import pod_template
@@ -91,11 +93,33 @@ def test_pods_are_replaced_when_they_begin_to_speak_tls_and_names_of_revisions_s
 
 @pytest.mark.parametrize(
     "wrong", [{"engine_tls_secret": "No Secret"}, {"engine_key_secret": "-"},
-              {"engine_key_name": "a/b"}],
+              {"engine_key_name": "a/b"}, {"engine_client_names": ("a",)},
+              {"engine_client_names": ("a b",), "engine_tls_secret": "engine-tls"}],
 )  # fmt: skip
-def test_what_names_no_secret_is_refused(wrong: dict[str, str]):
+def test_what_names_no_secret_or_client_is_refused(wrong: dict[str, Any]):
     with pytest.raises(SettingsInvalid, match=next(iter(wrong))):
-        OperatorSettings(**wrong)  # type: ignore[arg-type]
+        OperatorSettings(**wrong)
+
+
+def test_engines_take_only_clients_whose_certificates_have_the_names():
+    """As the engine itself reads the flags: a name that it ignored would let everybody in."""
+    settings = replace(TLS, engine_client_names=("router.svc", "spiffe://cluster/router"))
+    pod = template(settings)
+    container = pod["spec"]["containers"][0]
+    flags = [a for a in container["args"] if a.startswith("--ssl-")]
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    add_server_options(parser)
+    _, served, _ = serve_settings(parser.parse_args(["m", *flags]), {})
+    assert served.ssl_client_names == ("router.svc", "spiffe://cluster/router")
+    assert served.client_certificates == "protected", "the kubelet's probes have no certificate"
+    (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "tls")
+    (mount,) = (m for m in container["volumeMounts"] if m["name"] == "tls")
+    files = {f"{mount['mountPath']}/{item['path']}" for item in volume["secret"]["items"]}
+    assert {served.ssl_certfile, served.ssl_keyfile, served.ssl_ca_certs} == files
+    deployment = make_deployment()
+    assert revision_of(deployment, settings) != revision_of(deployment, TLS)
+    assert "--ssl-ca-certs" not in str(template(TLS))
 
 
 def test_the_keys_for_files_on_disk_are_a_secret_of_the_spec():

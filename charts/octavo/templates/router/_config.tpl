@@ -9,6 +9,10 @@
 {{- $namespaces := default (list "*") .Values.operator.watchNamespaces -}}
 {{- $discovery := dict "kubernetes" (dict "enabled" true "namespaces" $namespaces) -}}
 {{- if .Values.engines.tls.secretName }}{{ $_ := set $discovery "tls_ca" "/etc/octavo/engine-ca/ca.crt" }}{{ end -}}
+{{- if and .Values.engines.tls.secretName $router.engineTLS.clientSecret -}}
+{{- $_ := set $discovery "tls_cert" "/etc/octavo/engine-client/tls.crt" -}}
+{{- $_ := set $discovery "tls_key" "/etc/octavo/engine-client/tls.key" -}}
+{{- end -}}
 {{- $flow := dict "hold_timeout_s" $router.holdSeconds -}}
 {{- if $router.apiKeys.existingSecret -}}
 {{- $_ := set $flow "keys_file" "/etc/octavo/keys/keys.yaml" -}}

@@ -26,7 +26,7 @@ _ABOUT = (
 # Which errors can come of what a route does.
 _ANY_ROUTE = ("invalid_header", "invalid_http", "method_not_allowed", "url_too_long", "wrong_pod",
               "headers_too_large", "internal_error")  # fmt: skip
-_WITH_KEY = ("invalid_api_key",)
+_WITH_KEY = ("invalid_api_key", "client_certificate_required")
 _ADMIN = ("admin_key_required",)
 _WITH_BODY = ("invalid_request", "invalid_json", "body_timeout", "body_too_large",
               "unsupported_media_type")  # fmt: skip

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo_engine.server.http.errors import HttpError, error_body
 from octavo_engine.server.http.exchange import LINE
+from octavo_engine.server.http.tls import PEER
 
 if TYPE_CHECKING:
     import asyncio
@@ -121,9 +122,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_lingering = False
         self._unsent: tuple[int, float] | None = None  # bytes that nobody adds to, and since when
         self._unsent_timer: asyncio.TimerHandle | None = None
+        self._peer: Any = None  # the certificate that the client showed, as `ssl` reads it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
+        self._peer = transport.get_extra_info("peercert")
         self._arm(self.header_timeout_s)
         self._watch_unsent()
 
@@ -179,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle.transport = _WhileBodyComes(self)  # type: ignore[assignment]  # all that a cycle calls
         line = CycleLine(cycle, self._watchers)
         self._unanswered.append(line)
-        self.scope["extensions"] = {LINE: line}  # type: ignore[dict-item]  # ours
+        self.scope["extensions"] = {LINE: line, PEER: self._peer}  # type: ignore[dict-item]  # ours
         if self.parser.get_method() == b"CONNECT":  # the parser reads no request after it
             cycle.keep_alive = False
 

@@ -63,6 +63,9 @@ CATALOGUE = (
              "The schema, regex or grammar takes too long to compile; make it smaller.",
              param="the field"),
     ErrorRow(401, "invalid_api_key", "authentication_error", "The API key is missing or wrong."),
+    ErrorRow(403, "client_certificate_required", "permission_error",
+             "The client showed no certificate, or one for none of the names in "
+             "--ssl-client-names; only with --ssl-ca-certs."),
     ErrorRow(403, "admin_key_required", "permission_error",
              "The API key is right, but this route changes the server and needs an admin key."),
     ErrorRow(403, "adapters_fixed", "permission_error",

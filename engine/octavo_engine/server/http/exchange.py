@@ -22,10 +22,11 @@ from octavo_engine.server.http.error_shapes import shape_of
 from octavo_engine.server.http.errors import HttpError, error_headers
 from octavo_engine.server.http.json_size import check_size, is_quick
 from octavo_engine.server.http.resume_frame import read_frame
+from octavo_engine.server.http.tls import PEER
 from octavo_engine.server.http.unknown_fields import note_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -77,6 +78,12 @@ class Exchange:
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
+
+    @property
+    def peer_certificate(self) -> Mapping[str, Any] | None:
+        """Of the client, checked; None where it showed none, or the connection is plain."""
+        found: Mapping[str, Any] | None = self.scope.get("extensions", {}).get(PEER)
+        return found or None
 
     @property
     def is_background(self) -> bool:

@@ -4,20 +4,63 @@ from __future__ import annotations
 
 import logging
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from octavo_common import tls
 from octavo_engine.errors import ConfigError
+from octavo_engine.server.http.errors import HttpError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from octavo_engine.server.settings import ServerSettings
 
 logger = logging.getLogger("octavo.server")
 
+PEER = "octavo.peer_certificate"  # the extension under which a server offers what a client showed
+
 _MODES = {
     "none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED,
-    "0": ssl.CERT_NONE, "1": ssl.CERT_OPTIONAL, "2": ssl.CERT_REQUIRED,
+    "protected": ssl.CERT_OPTIONAL,  # the handshake lets probes pass, and `ClientNames` looks
 }  # fmt: skip
+_KINDS = ("DNS", "URI")  # of names in a certificate: of Services, and of SPIFFE
+
+
+class ClientNames:
+    """Who may call routes that are not public, by the certificate that a connection showed.
+
+    The handshake has checked it against the authorities. This decides by the names in it, because
+    an authority signs more than its clients: engines' own certificates, for one.
+    """
+
+    def __init__(self, names: Iterable[str] = (), *, is_required: bool = False) -> None:
+        self._names = frozenset(name.strip().lower() for name in names)
+        self._is_required = is_required or bool(self._names)
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> Self:
+        is_required = settings.client_certificates in ("required", "protected")
+        return cls(settings.ssl_client_names, is_required=is_required)
+
+    def check(self, certificate: Mapping[str, Any] | None) -> None:
+        """As `ssl` reads it; None: there is none. Raises HttpError (403)."""
+        if not self._is_required:
+            return
+        if certificate is None:
+            raise HttpError(
+                403,
+                "This route needs a certificate of the client: connect with one of an authority in "
+                "--ssl-ca-certs.",
+                code="client_certificate_required",
+            )
+        shown = [value for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]
+        if self._names and self._names.isdisjoint(name.lower() for name in shown):
+            raise HttpError(
+                403,
+                f"The client's certificate is for {', '.join(shown) or 'no DNS name or URI'}, and "
+                "--ssl-client-names has other names.",
+                code="client_certificate_required",
+            )
 
 
 class TlsFiles:
@@ -57,10 +100,7 @@ class TlsFiles:
         except tls.TlsFileError as error:
             files = f"{certificate} and {key}" if key else certificate
             raise ConfigError(f"--ssl-certfile: cannot load {files}: {error.reason}") from None
-        mode = settings.ssl_cert_reqs
-        if mode == "auto":
-            mode = "required" if settings.ssl_ca_certs else "none"
-        context.verify_mode = _MODES[mode]
+        context.verify_mode = _MODES[settings.client_certificates]
         if settings.ssl_ca_certs:
             try:
                 tls.load_authority(context, settings.ssl_ca_certs)
