@@ -375,7 +375,7 @@ def test_other_refusals(rig: Rig) -> None:
     assert "detail must be one of" in rig.refusal(picture(RED, detail="best"))
     assert "maximum context length" in rig.refusal(*[picture(RED)] * 16)
     assert "truncate_prompt_tokens" in rig.refusal(picture(RED), truncate_prompt_tokens=5)
-    assert "reads text only" in rig.refusal({"type": "input_audio", "input_audio": {}})
+    assert "takes no sounds" in rig.refusal({"type": "input_audio", "input_audio": {}})
 
 
 def test_the_flags_of_pictures_reach_every_request(tmp_path: Path) -> None:
