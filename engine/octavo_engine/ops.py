@@ -209,6 +209,11 @@ HIDDEN = "hidden"
 STATE = "state"
 
 
+def cross_queries(layer: int) -> str:
+    """The name by which a decoder keeps what a layer attends to its audio with."""
+    return f"cross queries of layer {layer}"
+
+
 def layer_output(index: int) -> str:
     """Under what name a model keeps the rows behind a layer: where it may be cut into stages."""
     return f"layer.{index}"

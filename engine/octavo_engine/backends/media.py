@@ -1,4 +1,5 @@
-"""What the runner needs from a backend whose model sees or hears, and the arithmetic around its programs."""
+"""What the runner needs from a backend whose model sees or hears, and the arithmetic around its
+programs."""
 
 from __future__ import annotations
 

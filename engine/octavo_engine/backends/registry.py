@@ -13,6 +13,7 @@ from octavo_engine.backends.vision_part import media_part
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.implementation import implementation_of
+from octavo_engine.models.speech_config import alignment_heads
 from octavo_engine.models.vision_config import read_media_config
 from octavo_engine.weights.open import open_checkpoint
 
@@ -240,6 +241,7 @@ def _build_native(
     )
     if place is None and stage is None:
         _load_media(config, files, backend)
+    backend.align_by(alignment_heads(files, model))
     return backend
 
 
@@ -273,6 +275,7 @@ def _build_torch(
         draft_head=open_draft_head(config, model, files),
     )
     _load_media(config, files, backend)
+    backend.align_by(alignment_heads(files, model))
     return backend
 
 

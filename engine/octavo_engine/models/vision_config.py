@@ -1,4 +1,5 @@
-"""The part of a model that sees or hears, read from config.json: its tower, its projector, its token."""
+"""The part of a model that sees or hears, read from config.json: its tower, its projector, its
+token."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.ops import AttentionSpec, CrossSpec
+from octavo_engine.ops import AttentionSpec, CrossSpec, cross_queries
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
@@ -184,6 +184,7 @@ class CrossAttention:
 
     def forward(self, ops: CrossOps, x: Value) -> Value:
         q = ops.linear(self.norm.forward(ops, x), self.query)
+        q = ops.keep(cross_queries(self.spec.layer), q)
         return ops.add(x, ops.linear(ops.cross_attention(q, self.spec), self.output))
 
 

@@ -145,7 +145,7 @@ class SeeingModel:
 
 
 def spectrogram(item: MediaItem, num_frames: int) -> NDArray[np.float32]:
-    """[mels, frames] of a sound, whose rows have four neighbouring frames each, and zeros behind."""
+    """[mels, frames] of a sound, whose rows have four neighbouring frames each; zeros behind."""
     rows = np.frombuffer(item.pixels, np.float32).reshape(item.height, 4, -1)
     frames = np.zeros((rows.shape[2], num_frames), np.float32)
     own = rows[:, 1:3].reshape(2 * item.height, -1)

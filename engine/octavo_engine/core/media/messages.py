@@ -20,7 +20,8 @@ def take_pictures(
     messages: Sequence[Mapping[str, Any]], takes: MediaKind = "image"
 ) -> tuple[list[Mapping[str, Any]], list[Any]]:
     """The messages with a mark in place of each picture or sound, and these in order: bytes of
-    files, and whatever `image_pil` parts hold. `takes`: what the model does. Raises RequestError that names the part."""
+    files, and whatever `image_pil` parts hold. `takes`: what the model does. Raises
+    RequestError that names the part."""
     pictures: list[Any] = []
     marked = [
         _marked(f"messages[{index}]", message, pictures, takes)

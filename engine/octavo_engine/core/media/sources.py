@@ -26,7 +26,8 @@ _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[^,;]*)*),", re.ASCII)
 
 
 def read_data_url(url: str, param: str, kind: MediaKind = "image") -> bytes:
-    """The bytes of a base64 data URL of a picture or a sound. Raises RequestError that names `param`."""
+    """The bytes of a base64 data URL of a picture or a sound. Raises RequestError that names
+    `param`."""
     if not url.startswith("data:"):
         raise unfetched(url.partition(":")[0], param, kind=kind)
     met = _DATA.match(url[:200])
@@ -64,8 +65,8 @@ def unfetched(
 
 
 def picture_url(field: str, value: Any) -> str:
-    """What the `image_url` or the `audio_url` of a part holds, as an object or as the URL alone. Raises
-    InvalidRequest."""
+    """What the `image_url` or the `audio_url` of a part holds, as an object or as the URL
+    alone. Raises InvalidRequest."""
     if isinstance(value, dict):
         detail = value.get("detail")
         if detail is not None and detail not in DETAILS:

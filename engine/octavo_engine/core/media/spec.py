@@ -127,7 +127,7 @@ class SoundSpec:
     def max_seconds(self) -> float:
         return self.media.vision.num_tokens / _ROWS_A_SECOND
 
-    def among(self, num_sounds: int) -> SoundSpec:  # noqa: ARG002  (as PictureSpec)
+    def among(self, num_sounds: int) -> SoundSpec:
         return self
 
 

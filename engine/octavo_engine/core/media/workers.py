@@ -1,5 +1,5 @@
-"""Processes that decode and prepare pictures and sounds, so that neither the event loop nor a hostile file
-holds up anyone else."""
+"""Processes that decode and prepare pictures and sounds, so that neither the event loop nor a
+hostile file holds up anyone else."""
 
 from __future__ import annotations
 

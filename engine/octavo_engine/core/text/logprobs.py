@@ -27,3 +27,4 @@ class DecodedLogprobs:
     rank: int
     top: list[TokenChoice]
     offset: int = 0  # of the answer's characters so many are complete before it; of prompts unknown
+    attention: bytes = b""  # as TokenLogprobs has it

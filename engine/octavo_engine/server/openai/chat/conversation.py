@@ -158,8 +158,8 @@ def _describe_tools(template: Template, options: dict[str, Any]) -> None:
     if tools or any("tool_calls" in each or each["role"] == "tool" for each in messages):
         if any(isinstance(each.get("content"), list) for each in messages):
             raise InvalidRequest(
-                "tools cannot be combined with pictures or sounds: this model's chat template writes no "
-                "tools",
+                "tools cannot be combined with pictures or sounds: this model's chat template "
+                "writes no tools",
                 param="tools",
             )
         system = takes_system(template)

@@ -1,4 +1,5 @@
-"""The pictures or sounds of a conversation: found in its messages, prepared, put into its prompt."""
+"""The pictures or sounds of a conversation: found in its messages, prepared, put into its
+prompt."""
 
 from __future__ import annotations
 
