@@ -179,7 +179,7 @@ def _written(
             return vtt(segments).encode(), [_VTT]
         case "json":
             return msgspec.json.encode({"text": text, "usage": usage}), None
-    answer = {
+    answer: dict[str, Any] = {
         "task": "translate" if job.translates else "transcribe",
         "language": LANGUAGES[job.language or "en"],
         "duration": duration,

@@ -140,7 +140,7 @@ def test_offline_prompts_take_sounds(folder: Path, rig: Rig, tmp_path: Path) -> 
         file.write_bytes(LOUD)
         ids = [1, 91, PLACEHOLDER, 92, 4, 2]
         for given in (LOUD, file, [file], (noise(4800, 1), RATE)):
-            prompt = {"prompt_token_ids": ids, "multi_modal_data": {"audio": given}}
+            prompt: Any = {"prompt_token_ids": ids, "multi_modal_data": {"audio": given}}
             (again,) = llm.generate(prompt, params)
             assert again.outputs[0].token_ids == said.outputs[0].token_ids
         for data, problem in (
@@ -157,13 +157,16 @@ def test_offline_prompts_take_sounds(folder: Path, rig: Rig, tmp_path: Path) -> 
 
 
 def test_the_official_client_sends_sounds(rig: Rig) -> None:
+    messages: Any = [{"role": "user", "content": [text("what"), sound(LOUD)]}]
+
     async def ask() -> Any:
         transport = httpx.ASGITransport(rig._app)
-        async with httpx.AsyncClient(transport=transport) as http:
+        async with httpx.AsyncClient(transport=transport) as given:
+            http: Any = given
             client = openai.AsyncOpenAI(base_url="http://here/v1", api_key="none", http_client=http)
             return await client.chat.completions.create(
                 model=rig.engine.config.model, max_tokens=5, temperature=0, logprobs=True,
-                messages=[{"role": "user", "content": [text("what"), sound(LOUD)]}],  # type: ignore[list-item]
+                messages=messages,
                 extra_body={"ignore_eos": True},
             )  # fmt: skip
 
