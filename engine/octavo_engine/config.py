@@ -586,7 +586,7 @@ class EngineConfig:
         size = self.mm_processor_cache_gb
         _check(size is None or (size >= 0 and math.isfinite(size)),
                "--mm-processor-cache-gb must be at least 0", size)  # fmt: skip
-        _ = self.max_images_per_prompt, self.picture_overrides
+        _ = self.max_media_per_prompt("image"), self.picture_overrides
 
     def _check_data_parallelism(self) -> None:
         size = self.data_parallel_size
@@ -671,11 +671,10 @@ class EngineConfig:
         text = self.hf_overrides
         return {} if text is None else _json_object("--hf-overrides", text)
 
-    @property
-    def max_images_per_prompt(self) -> int | None:
+    def max_media_per_prompt(self, kind: Literal["image", "audio"]) -> int | None:
         """None: as many as a server's --max-images allows."""
         text = self.limit_mm_per_prompt
-        return None if text is None else parse_media_limits(text).get("image")
+        return None if text is None else parse_media_limits(text).get(kind)
 
     @property
     def picture_overrides(self) -> dict[str, Any]:

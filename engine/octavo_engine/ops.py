@@ -209,6 +209,11 @@ HIDDEN = "hidden"
 STATE = "state"
 
 
+def cross_queries(layer: int) -> str:
+    """The name by which a decoder keeps what a layer attends to its audio with."""
+    return f"cross queries of layer {layer}"
+
+
 def layer_output(index: int) -> str:
     """Under what name a model keeps the rows behind a layer: where it may be cut into stages."""
     return f"layer.{index}"
@@ -324,15 +329,19 @@ class EncoderOps(Ops, Protocol):
         a weightedmean."""
 
 
-class CrossOps(EncoderOps, Protocol):
+class ShiftOps(EncoderOps, Protocol):
+    """What encoders of audio are composed of besides."""
+
+    def shift_rows(self, x: Value) -> Value:
+        """The row before each one, zeros for a sequence's first: [T, columns]."""
+
+
+class CrossOps(ShiftOps, Protocol):
     """What models with an encoder and a decoder are composed of besides. The encoder's pass has
     features instead of token ids; the decoder's reads what it stored."""
 
     def features(self, columns: int) -> Value:
         """The step's features: [T, columns]."""
-
-    def shift_rows(self, x: Value) -> Value:
-        """The row before each one, zeros for a sequence's first: [T, columns]."""
 
     def store_cross(self, kv: Value, spec: CrossSpec) -> None:
         """Keep the keys and values of columns [k heads | v heads] in the sequence's slot."""
@@ -420,7 +429,7 @@ class InputOps(Protocol):
         those of the tokens then."""
 
 
-class VisionOps(EncoderOps, InputOps, Protocol):
+class VisionOps(ShiftOps, InputOps, Protocol):
     """What towers are composed of."""
 
 

@@ -77,13 +77,14 @@ class LocalBackend:
 
         if self._engine.tokenizer.chat_template is None:
             raise ModelError("this model has no chat template; use octavo complete")
-        marked, files = take_pictures(messages)
-        if files and self._engine.pictures is None:
+        workers = self._engine.pictures
+        marked, files = take_pictures(messages, "image" if workers is None else workers.kind)
+        if files and workers is None:
             raise RequestError("this model takes no pictures", code="not_supported")
         ids = self._engine.tokenizer.encode_chat(marked)
         media: PromptMedia | None = None
-        if self._engine.pictures is not None and files:
-            ids, media = await _with_pictures(self._engine.pictures, ids, files)
+        if workers is not None and files:
+            ids, media = await _with_pictures(workers, ids, files)
         async with aclosing(self._generate(ids, options, media)) as pieces:
             async for piece in pieces:
                 yield piece

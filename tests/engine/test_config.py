@@ -143,7 +143,9 @@ def test_speculation_that_cannot_be_is_refused_at_start(text: str, message: str)
 )
 def test_limits_of_media_have_both_forms_of_vllm(text, limits):
     assert parse_media_limits(text) == limits
-    assert EngineConfig(limit_mm_per_prompt=text).max_images_per_prompt == limits.get("image")
+    config = EngineConfig(limit_mm_per_prompt=text)
+    for kind in ("image", "audio"):
+        assert config.max_media_per_prompt(kind) == limits.get(kind)
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,21 @@ ANYRES: dict[str, Any] = {
     "rescale_factor": 0.00392156862745098,
     "size": {"height": 42, "width": 42},
 }
+# As Qwen2-Audio's is, with bands of the tiny tower.
+HEARING: dict[str, Any] = {
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "chunk_length": 30,
+    "feature_size": 16,
+    "hop_length": 160,
+    "n_fft": 400,
+    "n_samples": 8000,
+    "nb_max_frames": 50,
+    "padding_value": 0.0,
+    "return_attention_mask": True,
+    "sampling_rate": 16000,
+}
 PREPROCESSORS = {
+    "qwen2audio": HEARING,
     "mistral3": LINED,
     "pixtral": LINED,
     "llava-onevision": ANYRES,
@@ -159,6 +173,7 @@ PREPROCESSORS = {
 }
 # What chat templates write for a picture.
 MARKS = {
+    "qwen2audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
     "mistral3": "[IMG]",
     "llava-onevision": "<image> ",
     "llava-next": "<image> ",
@@ -174,7 +189,7 @@ AROUND_TILES = ("<fake_token_around_image>", "<global-img>", *PLACES)
 
 def write_seeing_model(folder: Path, name: str = "llava") -> Path:
     """Of "llava", "smolvlm", "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl", "llava-next",
-    "llava-onevision", "pixtral" or "mistral3"."""
+    "llava-onevision", "pixtral", "mistral3" or "qwen2audio", which hears."""
     from safetensors.torch import save_file
 
     model = seeing_model(name)
@@ -188,10 +203,17 @@ def write_seeing_model(folder: Path, name: str = "llava") -> Path:
     for file, value in (
         ("config.json", model.config),
         ("preprocessor_config.json", preprocessor),
-        ("tokenizer_config.json", {"chat_template": TEMPLATE.replace("<image> ", MARKS[name])}),
+        ("tokenizer_config.json", {"chat_template": _template(name)}),
     ):
         (folder / file).write_text(json.dumps(value))
     return folder
+
+
+def _template(name: str) -> str:
+    kind = "audio" if name == "qwen2audio" else "image"
+    return TEMPLATE.replace("'equalto', 'image'", f"'equalto', '{kind}'").replace(
+        "<image> ", MARKS[name]
+    )
 
 
 def tokenizer(name: str) -> Tokenizer:
@@ -208,6 +230,7 @@ def tokenizer(name: str) -> Tokenizer:
         "smolvlm": ["<image>", *AROUND_TILES],
         "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
         "qwen2vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"],
+        "qwen2audio": ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"],
     }[name]
     words = {
         "mistral3": WORDS,
@@ -215,6 +238,7 @@ def tokenizer(name: str) -> Tokenizer:
         "smolvlm": (*WORDS, *runs[:2], *AROUND_TILES),
         "gemma3": (*WORDS, *runs),
         "qwen2vl": WORDS,
+        "qwen2audio": WORDS,
         "internvl": WORDS,
     }[name]
     vocabulary = {word: index for index, word in enumerate(words)}

@@ -64,6 +64,7 @@ def real_whisper(folder: Path) -> Path:
         "eos_token_id": 50256,
         "suppress_tokens": given["suppress_ids"],
         "begin_suppress_tokens": given["suppress_ids_begin"],
+        "alignment_heads": given["alignment_heads"],
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps(generation))

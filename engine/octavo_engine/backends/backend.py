@@ -343,6 +343,16 @@ class EncodesAudio(Protocol):
         """One of the parts of the work, of equal size and in their order; the last one fills the
         slot. Parts of two windows are never mixed."""
 
+    def align_by(self, heads: Sequence[tuple[int, int]]) -> None:
+        """Layers and heads of the decoder, whose attention `audio_attention` gives. Called before
+        `prepare`, or never."""
+
+    def audio_attention(
+        self, slot: int, tokens: NDArray[np.int32], num_rows: int
+    ) -> NDArray[np.float32]:
+        """Softmax weights over the first rows of a window, of tokens of the step that was computed
+        last: [tokens, heads, num_rows]."""
+
 
 @runtime_checkable
 class MovesKV(Protocol):

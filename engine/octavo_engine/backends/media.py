@@ -1,4 +1,5 @@
-"""What the runner needs from a backend whose model sees, and the arithmetic around its programs."""
+"""What the runner needs from a backend whose model sees or hears, and the arithmetic around its
+programs."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from octavo_engine.models.vision_config import MediaConfig  # noqa: TC001  (a protocol's member)
+from octavo_engine.models.vision_config import (
+    ROWS_A_SOUND_TOKEN,
+    MediaConfig,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -144,6 +148,8 @@ def num_patches(item: MediaItem, config: MediaConfig) -> int:
     """Tokens of a tile. Raises ValueError where it is not read."""
     if config.vision.image_size:
         return config.vision.num_tokens
+    if config.kind == "audio":
+        return _num_sound_rows(item, config)
     lines, columns = _grid(item, config)
     return lines * columns
 
@@ -151,6 +157,9 @@ def num_patches(item: MediaItem, config: MediaConfig) -> int:
 def pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.float32]:
     """[tokens, patch columns] of a tile: normalised, a patch a row, by channel, then by line."""
     vision = config.vision
+    if config.kind == "audio":
+        rows = np.frombuffer(item.pixels, np.float32).copy()
+        return rows.reshape(_num_sound_rows(item, config), vision.input_columns)
     if not vision.image_size:
         return _grouped_pixel_rows(item, config)
     size, patch, side = vision.image_size, vision.patch_size, vision.side
@@ -161,6 +170,13 @@ def pixel_rows(item: MediaItem, config: MediaConfig) -> NDArray[np.float32]:
     rows = np.zeros((vision.num_tokens, vision.patch_columns), np.float32)
     rows[int(vision.has_class) :] = patches.reshape(side * side, vision.patch_columns)
     return rows
+
+
+def _num_sound_rows(item: MediaItem, config: MediaConfig) -> int:
+    vision = config.vision
+    if item.width != vision.input_columns or not 2 <= item.height <= vision.num_tokens:
+        raise ValueError(f"a sound has {item.height} x {item.width} features, which are not read")
+    return item.height
 
 
 def _normalised(item: MediaItem) -> NDArray[np.float32]:
@@ -285,6 +301,11 @@ def brought_together(
         ordered[windows.order] = hidden
         hidden = ordered
     vision = config.vision
+    if config.kind == "audio":
+        count = len(hidden) // ROWS_A_SOUND_TOKEN
+        pairs = hidden[: count * ROWS_A_SOUND_TOKEN].reshape(count, ROWS_A_SOUND_TOKEN, -1)
+        heard: NDArray[np.float32] = pairs.mean(axis=1, dtype=np.float32)
+        return heard
     if not vision.image_size:
         return np.ascontiguousarray(hidden).reshape(-1, config.projector_columns)
     if vision.has_class and not config.keeps_class:

@@ -9,10 +9,11 @@ from octavo_engine.backends.draft_files import check_draft_device, open_draft, o
 from octavo_engine.backends.draft_head_files import open_draft_head
 from octavo_engine.backends.draft_sources import DraftSources
 from octavo_engine.backends.head_files import open_heads
-from octavo_engine.backends.vision_part import VisionPart
+from octavo_engine.backends.vision_part import media_part
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.implementation import implementation_of
+from octavo_engine.models.speech_config import alignment_heads
 from octavo_engine.models.vision_config import read_media_config
 from octavo_engine.weights.open import open_checkpoint
 
@@ -240,6 +241,7 @@ def _build_native(
     )
     if place is None and stage is None:
         _load_media(config, files, backend)
+    backend.align_by(alignment_heads(files, model))
     return backend
 
 
@@ -273,18 +275,17 @@ def _build_torch(
         draft_head=open_draft_head(config, model, files),
     )
     _load_media(config, files, backend)
+    backend.align_by(alignment_heads(files, model))
     return backend
 
 
 def _load_media(config: EngineConfig, files: ModelFiles, backend: TakesMedia) -> None:
-    """What sees, where the model has such a part."""
-    if files.kind == "gguf" or config.max_images_per_prompt == 0:
-        return
-    media = read_media_config(files.config)
-    if media is not None:
+    """What sees or hears, where the model has such a part."""
+    media = None if files.kind == "gguf" else read_media_config(files.config)
+    if media is not None and config.max_media_per_prompt(media.kind) != 0:
         checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
         is_dummy = config.load_format == "dummy"  # which has whatever is requested
-        backend.load_media(media, checkpoint if is_dummy else VisionPart(checkpoint, media))
+        backend.load_media(media, checkpoint if is_dummy else media_part(checkpoint, media))
 
 
 def _build_transformers(config: EngineConfig, files: ModelFiles) -> Backend:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo_engine.backends.dequantize import to_float32
+from octavo_engine.backends.hearing_part import HearingPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -193,6 +194,12 @@ class VisionPart:
             return self._config.has_post_norm
         met = _LAYER.match(name)
         return met is None or int(met[1]) < self._config.num_layers
+
+
+def media_part(checkpoint: Checkpoint, config: MediaConfig) -> VisionPart | HearingPart:
+    """Of a checkpoint what this model sees or hears with."""
+    is_audio = config.kind == "audio"
+    return HearingPart(checkpoint) if is_audio else VisionPart(checkpoint, config)
 
 
 def _replaced(stored: StoredTensor, name: str, values: NDArray[np.float32]) -> StoredTensor:

@@ -17,7 +17,7 @@ from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
 from octavo_engine.core.load_meter import LoadMeter
 from octavo_engine.core.media.prompt import PictureTokens
-from octavo_engine.core.media.spec import read_picture_spec
+from octavo_engine.core.media.spec import read_media_spec
 from octavo_engine.core.media.workers import PictureWorkers
 from octavo_engine.core.pooling.async_pooling import AsyncPooling, check_items, check_task
 from octavo_engine.core.process import wire
@@ -74,16 +74,16 @@ _CUT_SHORT = "the server shut down before this answer was done"
 def _picture_workers(
     config: EngineConfig, files: ModelFiles, tokenizer: Tokenizer
 ) -> PictureWorkers | None:
-    """None where it is not known how this model's pictures are prepared: it answers text."""
+    """None where it is not known how what this model takes is prepared: it answers text."""
     try:
-        spec = read_picture_spec(files, config.picture_overrides)
+        spec = read_media_spec(files, config.picture_overrides)
         if spec is None:
             return None
         tokens = PictureTokens(spec.media, tokenizer)
     except ModelError as error:
-        logger.warning("Pictures are refused: %s", error)
+        logger.warning("Pictures and sounds are refused: %s", error)
         return None
-    return PictureWorkers(spec, tokens, max_images=config.max_images_per_prompt)
+    return PictureWorkers(spec, tokens, max_images=config.max_media_per_prompt(spec.media.kind))
 
 
 class AsyncEngine:

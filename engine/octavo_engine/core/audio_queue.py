@@ -17,7 +17,6 @@ import numpy as np
 
 from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.errors import InvalidRequest, QueueFull
-from octavo_engine.state.audio import AudioWindow
 from octavo_engine.state.outputs import SequenceOutput
 
 if TYPE_CHECKING:
@@ -222,5 +221,5 @@ class AudioQueue:
         self._slots.move_to_end(audio.digest)
         self._users.setdefault(audio.digest, set()).add(request.request_id)
         self._digests[request.request_id] = audio.digest
-        placed = AudioWindow(audio.digest, b"", audio.rules, self._slots[audio.digest])
+        placed = msgspec.structs.replace(audio, features=b"", slot=self._slots[audio.digest])
         return msgspec.structs.replace(request, audio=placed)

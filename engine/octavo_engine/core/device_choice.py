@@ -187,11 +187,11 @@ class ModelNeeds:
                 "transformers computes this model, and on a GPU only if --device cuda is named"
             )
         assert files is not None, "checked above"
-        sees = files.kind != "gguf" and read_media_config(files.config) is not None
-        if sees and config.max_images_per_prompt != 0:
+        media = None if files.kind == "gguf" else read_media_config(files.config)
+        if media is not None and config.max_media_per_prompt(media.kind) != 0:
             raise ConfigError(
-                "pictures are computed by --device cpu; with --limit-mm-per-prompt image=0 the GPU "
-                "computes the text"
+                f"{media.noun} are computed by --device cpu; with --limit-mm-per-prompt "
+                f"{media.kind}=0 the GPU computes the text"
             )
 
 

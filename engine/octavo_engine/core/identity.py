@@ -96,6 +96,7 @@ def _draft_facts(config: EngineConfig) -> list[Any] | None:
 
 def _speech(files: ModelFiles, implementation: Implementation) -> SpeechInfo | None:
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.speech_config import alignment_heads
 
     if implementation == "transformers":
         return None
@@ -108,6 +109,7 @@ def _speech(files: ModelFiles, implementation: Implementation) -> SpeechInfo | N
         num_frames=shape.speech.num_frames,
         suppressed=_ids(given.get("suppress_tokens")),
         suppressed_at_begin=_ids(given.get("begin_suppress_tokens")),
+        num_aligned_heads=len(alignment_heads(files, shape)),
     )
 
 

@@ -22,6 +22,7 @@ class SpeechInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_frames: int  # of a window, in hundredths of a second
     suppressed: tuple[int, ...] = ()
     suppressed_at_begin: tuple[int, ...] = ()
+    num_aligned_heads: int = 0  # whose attention says when words were said; 0: words have no times
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

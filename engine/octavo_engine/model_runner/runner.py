@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from octavo_engine.backends.backend import (
     DraftsByHeads,
     DraftsFromStates,
     DraftsTokens,
+    EncodesAudio,
     LaunchesSteps,
     PreparesSteps,
     TakesAdapters,
@@ -261,7 +263,24 @@ class ModelRunner:
             wanted = row_params.prompt_logprobs.get(row)
             scored = range(starts[i], starts[i + 1] - batch.samples[i])
             if wanted is not None and scored:
-                result.prompt_logprobs[i] = [_logprobs(sampled, s, wanted) for s in scored]
+                found = [_logprobs(sampled, s, wanted) for s in scored]
+                result.prompt_logprobs[i] = self._aligned(batch, built, i, scored, found)
+
+    def _aligned(
+        self, batch: ScheduledBatch, built: BuiltStep, index: int, scored: range,
+        found: list[TokenLogprobs],
+    ) -> list[TokenLogprobs]:  # fmt: skip
+        """With the attention to a window of audio, where the sequence wants it."""
+        audio = batch.sequences[index].request.audio
+        if audio is None or not audio.aligned_rows:
+            return found
+        assert isinstance(self.backend, EncodesAudio)
+        tokens = built.step.logit_rows[scored.start : scored.stop]
+        weights = self.backend.audio_attention(audio.slot, tokens, audio.aligned_rows)
+        return [
+            msgspec.structs.replace(each, attention=own.astype(np.float16).tobytes())
+            for each, own in zip(found, weights, strict=True)
+        ]
 
 
 def _logprobs(sampled: Sampled, s: int, num_top: int) -> TokenLogprobs:

@@ -213,6 +213,9 @@ CATALOGUE = (
         ),
         "Qwen/Qwen2.5-0.5B-Instruct",
     ),
+    FamilyEntry(
+        "Qwen 2 Audio", ("Qwen2AudioForConditionalGeneration",), "Qwen/Qwen2-Audio-7B-Instruct"
+    ),
     FamilyEntry("Qwen 2 MoE", ("Qwen2MoeForCausalLM",), "Qwen/Qwen1.5-MoE-A2.7B-Chat"),
     FamilyEntry("Qwen 3", ("Qwen3ForCausalLM",), "Qwen/Qwen3-0.6B"),
     FamilyEntry("Qwen 3 MoE", ("Qwen3MoeForCausalLM",), "Qwen/Qwen3-30B-A3B"),

@@ -186,6 +186,17 @@ _INSIDE = {
 _LLAVA_TEXT = Family(inside=_INSIDE)
 _MISTRAL3_TEXT = Family(inside={"mistral": _INSIDE["mistral"]})
 _INTERNVL_TEXT = Family(inside={"qwen2": _INSIDE["qwen2"], **_INSIDE})
+_QWEN2_AUDIO_TEXT = Family(
+    inside={"qwen2": _INSIDE["qwen2"]},
+    defaults={  # published files leave them out
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 151_936,
+    },
+)
 _SMOLVLM_TEXT = Family(
     inside={"llama": "LlamaForCausalLM"},
     defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 16384},
@@ -1299,6 +1310,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen3VLForConditionalGeneration": _QWEN3_VL,
         "Mistral3ForConditionalGeneration": _MISTRAL3_TEXT,
         "InternVLForConditionalGeneration": _INTERNVL_TEXT,
+        "Qwen2AudioForConditionalGeneration": _QWEN2_AUDIO_TEXT,
         "Idefics3ForConditionalGeneration": _SMOLVLM_TEXT,
         "SmolVLMForConditionalGeneration": _SMOLVLM_TEXT,
         "Gemma3ForCausalLM": _GEMMA3_FAMILY,

@@ -166,7 +166,7 @@ class MediaProjector:
         if config.grids:
             self.newline = loader.vector("projector.newline", size)
         self.second = None
-        if config.family not in ("idefics3", "gemma3"):
+        if config.family not in ("idefics3", "gemma3", "qwen2_audio"):
             self.second = loader.linear(f"{name}.linear_2", inner, size, bias=bias)
 
     def forward(self, ops: VisionOps) -> Value:

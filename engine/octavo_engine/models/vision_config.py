@@ -1,4 +1,5 @@
-"""The part of a model that sees, read from config.json: its tower, its projector, its token."""
+"""The part of a model that sees or hears, read from config.json: its tower, its projector, its
+token."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from octavo_engine.models.config import (
 )
 from octavo_engine.models.families import FAMILIES
 from octavo_engine.models.fields import ConfigFields
+from octavo_engine.models.speech_config import FRAMES_PER_ROW, MAX_MELS, MAX_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 
 ImageFamily = Literal[
     "llava", "llava_next", "llava_onevision", "idefics3", "gemma3", "qwen2_vl", "internvl",
-    "pixtral",
+    "pixtral", "qwen2_audio",
 ]  # fmt: skip
+MediaKind = Literal["image", "audio"]
 TowerActivation: TypeAlias = "Activation | Literal['quick_gelu']"
 
 HEAD_MULTIPLE = 16  # columns of a panel of weights, of which a head is made up
@@ -35,6 +38,7 @@ MAX_PATCHES = 5120  # of a picture whose size a tower leaves as it is: a million
 MAX_IMAGE_SIZE = 4096  # pixels of a side that a tower reads at once
 MOST_MORE = 1.1  # of a side, with which rows of several tiles are left as they are
 MAX_TILES = 40  # into which a picture may be cut
+ROWS_A_SOUND_TOKEN = 2  # of an encoder of sound, whose mean becomes one row
 # Model classes that see, and the language models that may be inside them.
 _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
     {
@@ -49,6 +53,7 @@ _FAMILIES: Mapping[str, ImageFamily] = MappingProxyType(
         "Qwen2VLForConditionalGeneration": "qwen2_vl",
         "Qwen2_5_VLForConditionalGeneration": "qwen2_vl",
         "Qwen3VLForConditionalGeneration": "qwen2_vl",
+        "Qwen2AudioForConditionalGeneration": "qwen2_audio",
     }
 )
 _CLIP = {
@@ -104,6 +109,16 @@ _QWEN2_VL = {
     "patch_size": 14,
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
+}
+_QWEN2_AUDIO = {
+    "d_model": 1280,
+    "encoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "num_mel_bins": 128,
+    "max_source_positions": 1500,
+    "scale_embedding": False,
+    "activation_function": "gelu",
 }
 _QWEN2_5_VL = {
     "depth": 32,
@@ -166,6 +181,10 @@ class VisionConfig:
     has_rms_norms: bool = False
     post_norm_eps: float | None = None  # where it is another one
     is_gated: bool = False  # an MLP's activation multiplies the other half of what goes in
+    # Of a tower that hears: bands of a spectrogram, of which a token has some frames in place of a
+    # patch, and the most tokens. 0: it sees.
+    num_mels: int = 0
+    most_rows: int = MAX_PATCHES
     # Patches see windows of so many on a side, all but in these layers. 0: they see all.
     window: int = 0
     whole_layers: tuple[int, ...] = ()
@@ -187,7 +206,7 @@ class VisionConfig:
     @property
     def num_tokens(self) -> int:
         """At most."""
-        return self.side**2 + self.has_class if self.image_size else MAX_PATCHES
+        return self.side**2 + self.has_class if self.image_size else self.most_rows
 
     def operations(self, num_tokens: int) -> float:
         """Multiplications that so many tokens take, about."""
@@ -200,6 +219,8 @@ class VisionConfig:
 
     @property
     def patch_columns(self) -> int:
+        if self.num_mels:
+            return FRAMES_PER_ROW * self.num_mels
         return 3 * self.num_frames * self.patch_size**2
 
     @property
@@ -238,6 +259,16 @@ class MediaConfig:
     most_tiles: int = 0
 
     @property
+    def kind(self) -> MediaKind:
+        """What it takes."""
+        return "audio" if self.vision.num_mels else "image"
+
+    @property
+    def noun(self) -> str:
+        """What it takes, in messages."""
+        return "sounds" if self.kind == "audio" else "pictures"
+
+    @property
     def row_columns(self) -> int:
         """What the embedding takes, and then what layers add."""
         return self.text_size * (1 + len(self.vision.deep_layers))
@@ -260,19 +291,23 @@ class MediaConfig:
     @property
     def tile_rows(self) -> int:
         """Of one tile; of the largest, where they have sizes of their own."""
+        if self.kind == "audio":
+            return self.vision.num_tokens // ROWS_A_SOUND_TOKEN
         if not self.vision.image_size:
             return self.vision.num_tokens // self.shuffle**2
         return (self.vision.side // (self.shuffle * self.pool)) ** 2 + self.keeps_class
 
     def lines_of(self, item: MediaItem) -> tuple[int, int] | None:
         """Lines of a tile's rows, and rows in each, where tiles have sizes of their own."""
-        if self.vision.image_size:
+        if self.vision.image_size or self.kind == "audio":
             return None
         pixels = self.vision.patch_size * self.shuffle
         return item.height // pixels, item.width // pixels
 
     def rows_of(self, item: MediaItem) -> int:
         """As many as the encoder makes of it."""
+        if self.kind == "audio":
+            return item.height // ROWS_A_SOUND_TOKEN
         if item.tiles is not None:
             return self.tile_rows + item.tiles.num_kept
         lines = self.lines_of(item)
@@ -296,11 +331,12 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
         if names == ["Qwen3VLForConditionalGeneration"]:
             return _read_qwen3_vl(fields)
         return _read_qwen2_vl(fields, is_windowed=names == ["Qwen2_5_VLForConditionalGeneration"])
-    vision, text = fields.raw("vision_config"), fields.raw("text_config")
+    part = "audio_config" if family == "qwen2_audio" else "vision_config"
+    vision, text = fields.raw(part), fields.raw("text_config")
     if vision is None and family == "gemma3":
         return None  # files of its text part alone
     if not isinstance(vision, dict):
-        raise fields.error("vision_config", "must be an object")
+        raise fields.error(part, "must be an object")
     text_fields = ConfigFields(
         text if isinstance(text, dict) else {},
         defaults={"hidden_size": 2304 if family == "gemma3" else 4096, "rms_norm_eps": 1e-6},
@@ -318,6 +354,7 @@ def read_media_config(config: Mapping[str, Any]) -> MediaConfig | None:
     read = {
         "llava": _read_llava, "llava_next": _read_llava_next, "idefics3": _read_idefics3,
         "llava_onevision": _read_llava_onevision, "internvl": _read_internvl,
+        "qwen2_audio": _read_qwen2_audio,
     }[family]  # fmt: skip
     return read(fields, vision, text_size)
 
@@ -682,6 +719,45 @@ def _read_qwen3_vl(fields: ConfigFields) -> MediaConfig:
         projector_bias=True,
         shuffle=vision.integer("spatial_merge_size", maximum=16),
         has_axes=True,
+    )
+
+
+def _read_qwen2_audio(fields: ConfigFields, audio: dict[str, Any], text_size: int) -> MediaConfig:
+    own = ConfigFields(audio, defaults=_QWEN2_AUDIO, path="config.json: audio_config")
+    if own.boolean("scale_embedding"):
+        raise own.error("scale_embedding", "must be false")
+    size = own.integer("d_model", maximum=MAX_WIDTH)
+    heads = own.integer("encoder_attention_heads", maximum=MAX_HEADS)
+    if size % (HEAD_MULTIPLE * heads):
+        raise own.error("d_model", f"must be a multiple of {HEAD_MULTIPLE} x {heads} heads")
+    activation = own.text("activation_function")
+    if activation not in ACTIVATIONS:
+        raise own.error("activation_function", f"must be one of {', '.join(ACTIVATIONS)}")
+    tower = VisionConfig(
+        hidden_size=size,
+        intermediate_size=own.integer("encoder_ffn_dim", maximum=MAX_WIDTH),
+        num_layers=own.integer("encoder_layers", maximum=MAX_LAYERS),
+        num_heads=heads,
+        image_size=0,
+        patch_size=1,
+        activation=ACTIVATIONS[activation],
+        norm_eps=1e-5,
+        has_class=False,
+        has_pre_norm=False,
+        has_post_norm=False,
+        patch_bias=True,
+        num_mels=own.integer("num_mel_bins", maximum=MAX_MELS),
+        most_rows=own.integer("max_source_positions", minimum=2, maximum=MAX_ROWS),
+    )
+    token = "audio_token_index" if fields.raw("audio_token_id") is None else "audio_token_id"
+    return MediaConfig(
+        family="qwen2_audio",
+        vision=tower,
+        token_id=fields.optional_integer(token, minimum=0, maximum=MAX_VOCABULARY) or 151_646,
+        text_size=text_size,
+        projector_bias=True,
+        projector_norm="layer",
+        projector_norm_eps=1e-5,
     )
 
 

@@ -7,13 +7,30 @@ tokens ──(+ positions)── [ attention · cross-attention · mlp ] … ─
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.ops import AttentionSpec, CrossSpec
+from octavo_engine.ops import AttentionSpec, CrossSpec, cross_queries
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
-    from octavo_engine.ops import CrossOps, Loader, Value
+    from octavo_engine.models.speech_config import SpeechConfig
+    from octavo_engine.ops import Activation, CrossOps, Loader, ShiftOps, Value
+
+
+class EncoderShape(Protocol):
+    """What an encoder of audio is made by."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def activation(self) -> Activation: ...
+
+    @property
+    def norm_eps(self) -> float: ...
+
+    @property
+    def speech(self) -> SpeechConfig | None: ...
 
 
 class Whisper:
@@ -31,7 +48,7 @@ class Whisper:
         self.head = loader.tied(self.embedding)
 
     def encode(self, ops: CrossOps) -> Value:
-        x = self.encoder.forward(ops)
+        x = self.encoder.forward(ops, ops.features(self.encoder.columns))
         for layer in self.layers:
             layer.cross.store(ops, x)
         return x
@@ -46,7 +63,8 @@ class Whisper:
 class WhisperEncoder:
     """Frames of a log-mel spectrogram to hidden states."""
 
-    def __init__(self, config: ModelConfig, loader: Loader) -> None:
+    def __init__(self, config: EncoderShape, loader: Loader, *, has_norm: bool = True) -> None:
+        """`has_norm`: of its output."""
         speech, size = config.speech, config.hidden_size
         assert speech is not None, "the family reads it"
         prefix = "model.encoder"
@@ -61,10 +79,9 @@ class WhisperEncoder:
         )
         self.positions = loader.embedding(f"{prefix}.embed_positions", speech.num_rows, size)
         self.layers = [EncoderLayer(config, loader, index) for index in range(speech.num_layers)]
-        self.norm = WhisperNorm(config, loader, f"{prefix}.layer_norm")
+        self.norm = WhisperNorm(config, loader, f"{prefix}.layer_norm") if has_norm else None
 
-    def forward(self, ops: CrossOps) -> Value:
-        frames = ops.features(self.columns)
+    def forward(self, ops: ShiftOps, frames: Value) -> Value:
         even = ops.activation(ops.linear(frames, self.even), "gelu")
         odd = ops.activation(ops.linear(frames, self.odd), "gelu")
         x = ops.linear(even, self.from_even)
@@ -73,13 +90,13 @@ class WhisperEncoder:
         x = ops.add(ops.activation(x, "gelu"), ops.table(self.positions, "positions"))
         for layer in self.layers:
             x = layer.forward(ops, x)
-        return self.norm.forward(ops, x)
+        return x if self.norm is None else self.norm.forward(ops, x)
 
 
 class EncoderLayer:
     """Attention to the whole window, then an MLP, each normed before."""
 
-    def __init__(self, config: ModelConfig, loader: Loader, index: int) -> None:
+    def __init__(self, config: EncoderShape, loader: Loader, index: int) -> None:
         speech = config.speech
         assert speech is not None, "the family reads it"
         prefix = f"model.encoder.layers.{index}"
@@ -88,7 +105,7 @@ class EncoderLayer:
         )
         self.mlp = WhisperMlp(config, loader, prefix, speech.intermediate_size)
 
-    def forward(self, ops: CrossOps, x: Value) -> Value:
+    def forward(self, ops: ShiftOps, x: Value) -> Value:
         return self.mlp.forward(ops, self.attention.forward(ops, x))
 
 
@@ -113,7 +130,7 @@ class SelfAttention:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: EncoderShape,
         loader: Loader,
         prefix: str,
         index: int,
@@ -136,7 +153,7 @@ class SelfAttention:
             is_causal=is_causal,
         )
 
-    def forward(self, ops: CrossOps, x: Value) -> Value:
+    def forward(self, ops: ShiftOps, x: Value) -> Value:
         qkv = ops.linear(self.norm.forward(ops, x), self.qkv)
         attend = ops.attention if self.spec.is_causal else ops.encoder_attention
         return ops.add(x, ops.linear(attend(qkv, self.spec), self.output))
@@ -167,20 +184,21 @@ class CrossAttention:
 
     def forward(self, ops: CrossOps, x: Value) -> Value:
         q = ops.linear(self.norm.forward(ops, x), self.query)
+        q = ops.keep(cross_queries(self.spec.layer), q)
         return ops.add(x, ops.linear(ops.cross_attention(q, self.spec), self.output))
 
 
 class WhisperMlp:
     """x + down · activation(up · norm(x))."""
 
-    def __init__(self, config: ModelConfig, loader: Loader, prefix: str, width: int) -> None:
+    def __init__(self, config: EncoderShape, loader: Loader, prefix: str, width: int) -> None:
         size = config.hidden_size
         self.norm = WhisperNorm(config, loader, f"{prefix}.final_layer_norm")
         self.up = loader.linear(f"{prefix}.fc1", size, width, bias=True)
         self.down = loader.linear(f"{prefix}.fc2", width, size, bias=True)
         self.activation = config.activation
 
-    def forward(self, ops: CrossOps, x: Value) -> Value:
+    def forward(self, ops: ShiftOps, x: Value) -> Value:
         h = ops.linear(self.norm.forward(ops, x), self.up)
         return ops.add(x, ops.linear(ops.activation(h, self.activation), self.down))
 
@@ -188,10 +206,10 @@ class WhisperMlp:
 class WhisperNorm:
     """A layer norm with its weights."""
 
-    def __init__(self, config: ModelConfig, loader: Loader, name: str) -> None:
+    def __init__(self, config: EncoderShape, loader: Loader, name: str) -> None:
         self.weight = loader.vector(f"{name}.weight", config.hidden_size)
         self.bias = loader.vector(f"{name}.bias", config.hidden_size)
         self.eps = config.norm_eps
 
-    def forward(self, ops: CrossOps, x: Value) -> Value:
+    def forward(self, ops: ShiftOps, x: Value) -> Value:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from octavo_common.process_tree import cpu_seconds
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.core.media.held import HeldMedia
 from octavo_engine.core.media.picture_sources import PictureSources
 from octavo_engine.errors import OctavoError
 from octavo_engine.metrics import EngineMetrics, MetricsSnapshot
@@ -60,6 +61,7 @@ class Service:
         self.picture_sources = PictureSources(
             settings.allowed_media_domains, settings.allowed_local_media_path
         )
+        self.held_media = HeldMedia()
         self.responses = ResponseStore(settings.limits)
         self.sleep = SleepState(engine, self.admission, self.running)
         self.pause = PauseState(engine, self.admission, self.running, settings.request_timeout_s)

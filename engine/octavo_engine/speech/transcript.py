@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from octavo_engine.speech.alignment import Word
+
 SECONDS_PER_TIME = 0.02  # a step of a timestamp
 MAX_INITIAL_TIMESTAMP = 50  # steps: the first text of a window begins within its first second
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -60,6 +62,7 @@ class Segment(NamedTuple):
     compression_ratio: float = 1.0
     no_speech_prob: float = 0.0
     seek: int = 0  # where its window began, in hundredths of a second
+    words: tuple[Word, ...] = ()  # where they were requested
 
 
 class DecodedWindow(NamedTuple):

@@ -61,7 +61,7 @@ def unreadable(why: str) -> InvalidRequest:
 
 def too_long(max_seconds: float) -> InvalidRequest:
     return InvalidRequest(
-        f"file is longer than {max_seconds:.0f} seconds; send it in parts", param="file"
+        f"file is longer than {max_seconds:g} seconds; send it in parts", param="file"
     )
 
 

@@ -23,3 +23,5 @@ class AudioWindow(msgspec.Struct, frozen=True, array_like=True):
     features: bytes  # float32, [rows, columns] as the backend's `feature_shape` says
     rules: TranscriptRules | None = None
     slot: int = -1  # of the backend, once it is encoded; then `features` are empty
+    # Rows of the window to which attention comes with the prompt's log-probabilities; 0: none.
+    aligned_rows: int = 0

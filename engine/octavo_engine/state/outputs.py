@@ -22,6 +22,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int  # 1 = the most likely
     top_ids: list[int]
     top_logprobs: list[float]
+    # Of a prompt position that is aligned with audio: float16, [heads, rows of the window].
+    attention: bytes = b""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.errors import InvalidRequest, ModelError
-from octavo_engine.tokenization.messages import PICTURE, checked_messages, plain
+from octavo_engine.tokenization.messages import MARKS, checked_messages, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -207,8 +207,8 @@ def _guarded(message: dict[str, Any], guard: Callable[[str], str]) -> dict[str, 
     guarded = {k: plain(v, "messages", convert=guard) for k, v in message.items() if k != "role"}
     guarded = {"role": message["role"], **guarded}
     if isinstance(guarded.get("content"), list):
-        for part in guarded["content"]:
-            part["type"] = "text" if "text" in part else PICTURE["type"]
+        for part, given in zip(guarded["content"], message["content"], strict=True):
+            part["type"] = "text" if "text" in part else given["type"]
     return guarded
 
 
@@ -216,7 +216,7 @@ def _mark_final(messages: list[dict[str, Any]]) -> str:
     """Appends the mark to the final message's text, which is returned without it."""
     message = messages[-1]
     content = message.get("content")
-    if isinstance(content, list) and content and content[-1] != PICTURE:
+    if isinstance(content, list) and content and content[-1] not in MARKS:
         text = str(content[-1]["text"])
         content[-1]["text"] = text + _CONTINUE
         return text

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 MAX_DEPTH = 32
-PICTURE = {"type": "image"}  # a part of a content that stands for one
+# Parts of a content that stand for one.
+PICTURE = {"type": "image"}
+SOUND = {"type": "audio"}
+MARKS = (PICTURE, SOUND)
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -60,8 +63,9 @@ def _checked(where: str, message: Any, keep_parts: bool) -> dict[str, Any]:
         raise _refuse(f"{where}.role must be a name such as user, assistant or system")
     content = checked.get("content")
     if isinstance(content, list):
-        if not keep_parts and PICTURE in content:
-            raise _refuse(f"{where}: this model's chat template has no place for pictures")
+        if not keep_parts and any(mark in content for mark in MARKS):
+            noun = "pictures" if PICTURE in content else "sounds"
+            raise _refuse(f"{where}: this model's chat template has no place for {noun}")
         parts = [_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
         if keep_parts:
             checked["content"] = parts
@@ -80,7 +84,7 @@ def _has_reasoning(message: Mapping[str, Any]) -> bool:
 
 
 def _part(where: str, part: Any) -> dict[str, str]:
-    return dict(PICTURE) if part == PICTURE else {"type": "text", "text": _text(where, part)}
+    return dict(part) if part in MARKS else {"type": "text", "text": _text(where, part)}
 
 
 def _text(where: str, part: Any) -> str:

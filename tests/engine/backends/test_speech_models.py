@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.torch.backend import TorchBackend
@@ -13,7 +14,7 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.speech.mel import feature_rows
 from tests.engine.backends.driver import Driver, Request, random_tokens
 from tests.engine.backends.tolerance import BF16_AGAINST_FLOAT32, FLOAT32, error
-from tests.engine.models.tiny_speech import VOCABULARY, random_frames, tiny_speech
+from tests.engine.models.tiny_speech import NUM_ROWS, VOCABULARY, random_frames, tiny_speech
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,6 +72,30 @@ def alone(
 
 
 TOKENS = random_tokens(24, 5, VOCABULARY)
+HEADS = ((0, 1), (1, 0), (1, 3))  # layers and heads
+
+
+@pytest.mark.parametrize("make", [reference, lambda: native("f32")])
+def test_attention_to_the_audio_is_that_of_transformers(make: Any) -> None:
+    frames, backend = random_frames(1), make()
+    backend.align_by(HEADS)
+    logits = alone(backend, frames, TOKENS)
+    np.testing.assert_array_equal(logits, alone(make(), frames, TOKENS))
+    model = tiny_speech().model
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        output = model(
+            input_features=torch.from_numpy(frames.T.copy())[None],
+            decoder_input_ids=torch.tensor([TOKENS]), output_attentions=True,
+        )  # fmt: skip
+    rows = np.array([0, 3, 22], np.int32)
+    found = backend.audio_attention(1, rows, NUM_ROWS)
+    for index, (layer, head) in enumerate(HEADS):
+        truth = output.cross_attentions[layer][0, head].numpy()[rows]
+        np.testing.assert_allclose(found[:, index], truth, atol=2e-5)
+    fewer = backend.audio_attention(1, rows, 20)  # of the rows that have sound
+    own = found[:, :, :20]
+    np.testing.assert_allclose(fewer, own / own.sum(-1, keepdims=True), atol=2e-5)
 
 
 def test_the_reference_equals_transformers() -> None:

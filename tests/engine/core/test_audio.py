@@ -243,6 +243,12 @@ class FailingEncoder:
             self.left -= 1
             raise RuntimeError("broken")
 
+    def align_by(self, heads: Any) -> None:
+        pass
+
+    def audio_attention(self, slot: int, tokens: Any, num_rows: int) -> Any:
+        raise NotImplementedError
+
 
 def test_a_failed_encoder_gives_its_slot_back() -> None:
     queue = AudioQueue(FailingEncoder(), 1)

@@ -1,4 +1,4 @@
-"""Tiny random models that see: transformers' own, and their files as it writes them."""
+"""Tiny random models that see or hear: transformers' own, and their files as it writes them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.backends.text_part import TextPart
 from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.backends.torch.precision import Precision
-from octavo_engine.backends.vision_part import VisionPart
+from octavo_engine.backends.vision_part import media_part
 from octavo_engine.core.media.prepare import prepare_image
 from octavo_engine.core.media.spec import PadToTiles, PictureSpec
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.vision_config import MediaConfig, read_media_config
+from octavo_engine.speech.mel import feature_rows
 from octavo_engine.state.media import MediaItem, MediaSpan
 from tests.engine.models.tiny import MemoryCheckpoint
 
@@ -57,7 +58,7 @@ SEEING = (
     "llava", "llava-full", "llava-siglip", "llava-qwen2", "llava-mistral", "llava-next",
     "idefics3", "smolvlm",
     "gemma3", "qwen2vl", "qwen2.5vl", "qwen3vl", "internvl", "internvl-rms",
-    "pixtral", "mistral3", "llava-onevision",
+    "pixtral", "mistral3", "llava-onevision", "qwen2audio",
 )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ class SeeingModel:
                 **{"num_threads": 1} | options,
             )  # fmt: skip
         assert isinstance(backend, TakesMedia)
-        backend.load_media(self.media, VisionPart(checkpoint, self.media))
+        backend.load_media(self.media, media_part(checkpoint, self.media))
         return backend
 
     def logits(
@@ -100,6 +101,8 @@ class SeeingModel:
     ) -> NDArray[np.float32]:  # fmt: skip
         """`sizes`: height and width of the pictures that were cut, but those that `tile` made."""
         ids = torch.tensor([tokens])
+        if self.media.kind == "audio":
+            return self._heard(ids, items)
         types = (ids == self.media.token_id).long()
         options = {}
         if self.media.family == "qwen2_vl":
@@ -125,6 +128,31 @@ class SeeingModel:
             output = self.reference(input_ids=ids, pixel_values=pixels, use_cache=False, **options)
         logits: NDArray[np.float32] = output.logits[0].float().numpy()
         return logits
+
+    def _heard(self, ids: torch.Tensor, items: list[MediaItem]) -> NDArray[np.float32]:
+        most = 2 * self.media.vision.num_tokens
+        features = torch.from_numpy(np.stack([spectrogram(item, most) for item in items]))
+        mask = torch.zeros(len(items), most, dtype=torch.long)
+        for index, item in enumerate(items):
+            mask[index, : 2 * item.height] = 1
+        with torch.inference_mode():
+            output = self.reference(
+                input_ids=ids, input_features=features, feature_attention_mask=mask,
+                attention_mask=torch.ones_like(ids), use_cache=False,
+            )  # fmt: skip
+        logits: NDArray[np.float32] = output.logits[0].float().numpy()
+        return logits
+
+
+def spectrogram(item: MediaItem, num_frames: int) -> NDArray[np.float32]:
+    """[mels, frames] of a sound, whose rows have four neighbouring frames each; zeros behind."""
+    rows = np.frombuffer(item.pixels, np.float32).reshape(item.height, 4, -1)
+    frames = np.zeros((rows.shape[2], num_frames), np.float32)
+    own = rows[:, 1:3].reshape(2 * item.height, -1)
+    frames[:, : len(own)] = own.T
+    if len(own) < num_frames:
+        frames[:, len(own)] = rows[-1, 3]
+    return frames
 
 
 def normalised(item: MediaItem) -> NDArray[np.float32]:
@@ -181,7 +209,19 @@ def _cut_picture(media: MediaConfig, seed: int) -> MediaItem:
     return item
 
 
+def _sound(media: MediaConfig, seed: int) -> MediaItem:
+    """Rows of random frames, fewer than there may be; an odd count loses its last one."""
+    count = (7, 12, 20)[seed % 3]
+    frames = np.random.default_rng(seed).standard_normal((2 * count + 2, media.vision.num_mels))
+    rows = feature_rows(frames.astype(np.float32))[:count]
+    data = np.ascontiguousarray(rows).tobytes()
+    digest = hashlib.blake2b(data, digest_size=16).digest()
+    return MediaItem(digest, count, rows.shape[1], data)
+
+
 def tile(media: MediaConfig, seed: int) -> MediaItem:
+    if media.kind == "audio":
+        return _sound(media, seed)
     if media.grids:
         return _cut_picture(media, seed)
     size = media.vision.image_size
@@ -249,6 +289,8 @@ def _made(transformers: Any, name: str) -> tuple[Any, Any]:
     text = getattr(transformers, f"{kind}Config")(**_TEXT)
     if name.startswith("internvl"):
         return transformers.InternVLForConditionalGeneration, _internvl(transformers, name)
+    if name == "qwen2audio":
+        return transformers.Qwen2AudioForConditionalGeneration, _qwen2_audio(transformers)
     if name in ("pixtral", "mistral3"):
         return _pixtral(transformers, name)
     if name == "llava-next":
@@ -355,6 +397,17 @@ def _pixtral(transformers: Any, name: str) -> tuple[Any, Any]:
         **own,
     )
     return getattr(transformers, f"{prefix}ForConditionalGeneration"), config
+
+
+def _qwen2_audio(transformers: Any) -> Any:
+    audio = transformers.Qwen2AudioEncoderConfig(
+        num_mel_bins=16, d_model=48, encoder_layers=2, encoder_attention_heads=3,
+        encoder_ffn_dim=80, max_source_positions=25,
+    )  # fmt: skip
+    text = transformers.Qwen2Config(**_TEXT)
+    return transformers.Qwen2AudioConfig(
+        audio_config=audio, text_config=text, audio_token_index=PLACEHOLDER
+    )
 
 
 def _qwen2_vl(transformers: Any) -> Any:

@@ -73,7 +73,7 @@ class NativeAudio:
         def encode(recorder: Recorder) -> Value:
             return cast("Value", model.encode(cast("CrossOps", recorder)))
 
-        blocks = _slot_blocks(config)
+        self._blocks = blocks = _slot_blocks(config)
         decoder_layers = [
             (0, index, config.num_heads, config.head_dim) for index in range(config.num_layers)
         ]
@@ -105,6 +105,16 @@ class NativeAudio:
         """Have room for windows again; there are none."""
         if self.cache is None:
             self.cache = self._make_cache()
+
+    def keys(self, slot: int, layer: int, num_rows: int) -> NDArray[np.float32]:
+        """[heads, rows, head_dim] of a layer, of the first rows of a window."""
+        assert self.cache is not None, "it was released"
+        first = slot * self._blocks
+        parts = [
+            self.cache.read(layer, block)[0]
+            for block in range(first, first - (-num_rows // BLOCK_SIZE))
+        ]
+        return np.concatenate(parts, axis=1)[:, :num_rows]
 
     def encode(self, slot: int, features: NDArray[np.float32], part: int, num_parts: int) -> None:
         """As `EncodesAudio.encode_audio`."""

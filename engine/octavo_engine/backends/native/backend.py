@@ -11,6 +11,7 @@ import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.adapters import match_sites, stored_rows
+from octavo_engine.backends.alignment import aligned_attention
 from octavo_engine.backends.backend import draft_limits
 from octavo_engine.backends.draft_part import forward_later, layout_with
 from octavo_engine.backends.native.audio import NativeAudio, feature_shape, slot_bytes
@@ -36,7 +37,7 @@ from octavo_engine.caches import KVSpec, StateSpec
 from octavo_engine.config import MAX_SPECULATION
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
-from octavo_engine.ops import HIDDEN
+from octavo_engine.ops import HIDDEN, cross_queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -175,6 +176,7 @@ class NativeBackend:
 
     laps: Laps | None = None  # while steps are recorded
     _audio: NativeAudio | None = None
+    _aligned_heads: tuple[tuple[int, int], ...] = ()
 
     def __init__(
         self,
@@ -284,6 +286,8 @@ class NativeBackend:
         _, model, draft_model, heads, draft_head = self._in_memory
         try:
             keep: Collection[str] = self._in_memory.kept
+            if self._aligned_heads:
+                keep = sorted({cross_queries(layer) for layer, _ in self._aligned_heads})
             cut = None
             if self._cut is not None:
                 keep, cut = layer_names(self.config.num_layers), self._cut.apply
@@ -529,6 +533,24 @@ class NativeBackend:
     ) -> None:
         assert self._audio is not None, "prepare_audio() comes first"
         self._audio.encode(slot, features, part, num_parts)
+
+    def align_by(self, heads: Sequence[tuple[int, int]]) -> None:
+        self._aligned_heads = tuple(heads)
+
+    def audio_attention(
+        self, slot: int, tokens: NDArray[np.int32], num_rows: int
+    ) -> NDArray[np.float32]:
+        assert self._audio is not None and self._compiled is not None, "prepare() comes first"
+        audio, (program, kept) = self._audio, (self._compiled.program, self._compiled.kept)
+        count = int(tokens.max(initial=-1)) + 1
+
+        def queries(layer: int) -> NDArray[np.float32]:
+            return program.read(kept[cross_queries(layer)], count)[tokens]
+
+        return aligned_attention(
+            self._aligned_heads, queries, lambda layer: audio.keys(slot, layer, num_rows),
+            self.config.attention_scale,
+        )  # fmt: skip
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._kv is not None, "prepare() comes first"

@@ -26,7 +26,8 @@ from octavo_engine.backends.native.packing import PANEL_ROWS
 from octavo_engine.backends.native.parts import op_costs, part_bounds
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.errors import ConfigError
-from octavo_engine.models.vision import MediaProjector, VisionTower
+from octavo_engine.models.hearing import media_tower
+from octavo_engine.models.vision import MediaProjector
 from octavo_engine.ops import layer_output
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class NativeMediaEncoder:
         self.config = config
         # Weights of towers are few and not quantised in files: they stay as exact as `dtype` is.
         loader = NativeLoader(checkpoint, team, dtype, quantization="none")
-        tower, projector = VisionTower(vision, loader), MediaProjector(config, loader)
+        tower, projector = media_tower(config, loader), MediaProjector(config, loader)
         deep = [MediaProjector(config, loader, i) for i in range(len(vision.deep_layers))]
         loader.finish()
         self._kept = [layer_output(index) for index in vision.deep_layers]

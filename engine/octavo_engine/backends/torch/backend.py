@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from octavo_engine.backends.adapters import in_float32, match_sites
+from octavo_engine.backends.alignment import aligned_attention
 from octavo_engine.backends.backend import BackendStep
 from octavo_engine.backends.draft_part import LaterLayers, forward_later, layout_with
 from octavo_engine.backends.encoder_step import encoder_step
@@ -29,7 +30,7 @@ from octavo_engine.backends.torch.reference import (
 from octavo_engine.backends.torch.streams import ReferenceStreamOps
 from octavo_engine.models.draft_head import build_draft_head
 from octavo_engine.models.registry import build_model
-from octavo_engine.ops import HIDDEN, STATE
+from octavo_engine.ops import HIDDEN, STATE, cross_queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,6 +106,8 @@ class TorchBackend:
         self._states: TorchStates | None = None
         self._team: _native.Team | None = None
         self._memory: Tensor | None = None  # of audio: see CrossStep
+        self._aligned_heads: tuple[tuple[int, int], ...] = ()
+        self._cross_queries: dict[int, Tensor] = {}  # of the last step, by layer
 
     @property
     def name(self) -> str:
@@ -217,6 +220,8 @@ class TorchBackend:
             if self._memory is not None and step.audio_slots is not None:
                 cross = CrossStep(self._memory, step.audio_slots.tolist())
                 ops = ReferenceOps(step, self._kv, self.precision, self._adapters, cross)
+                layers = {layer for layer, _ in self._aligned_heads}
+                ops.wanted = [cross_queries(layer) for layer in layers]
             else:
                 ops = self._ops(step, self._kv)
             if not len(step.token_ids):
@@ -226,6 +231,11 @@ class TorchBackend:
                 ops.wanted = head.config.kept_names
             logits = self._model.forward(ops)
             self._hidden = ops.kept.get(HIDDEN)
+            self._cross_queries = {
+                layer: ops.kept[cross_queries(layer)]
+                for layer, _ in self._aligned_heads
+                if cross is not None
+            }
             if head is not None:
                 self._token_states = torch.cat([ops.kept[name] for name in ops.wanted], dim=-1)
             return np.ascontiguousarray(logits.float().numpy())
@@ -288,6 +298,24 @@ class TorchBackend:
         with torch.inference_mode():
             ops = ReferenceOps(encoder_step(len(features)), self._kv, self.precision, cross=cross)
             cast("EncoderDecoder", self._model).encode(cast("CrossOps", ops))
+
+    def align_by(self, heads: Sequence[tuple[int, int]]) -> None:
+        self._aligned_heads = tuple(heads)
+
+    def audio_attention(
+        self, slot: int, tokens: NDArray[np.int32], num_rows: int
+    ) -> NDArray[np.float32]:
+        assert self._memory is not None, "prepare_audio() comes first"
+        memory, kept = self._memory, self._cross_queries
+
+        def keys(layer: int) -> NDArray[np.float32]:
+            rows = memory[layer, 0, slot, :num_rows].transpose(0, 1).float().numpy()
+            return np.ascontiguousarray(rows)
+
+        return aligned_attention(
+            self._aligned_heads, lambda layer: kept[layer].float().numpy()[tokens], keys,
+            self.config.attention_scale,
+        )  # fmt: skip
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         assert self._kv is not None, "prepare() comes first"

@@ -22,7 +22,8 @@ from octavo_engine.backends.media import (
 from octavo_engine.backends.pooling import PoolingStep
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.reference_pooling import ReferencePoolingOps
-from octavo_engine.models.vision import MediaProjector, VisionTower
+from octavo_engine.models.hearing import media_tower
+from octavo_engine.models.vision import MediaProjector
 from octavo_engine.ops import layer_output
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class TorchMediaEncoder:
         self._precision = precision
         self._order = PartOrder()
         loader = TorchLoader(checkpoint, precision)
-        self._tower = VisionTower(config.vision, loader)
+        self._tower = media_tower(config, loader)
         self._projector = MediaProjector(config, loader)
         layers = config.vision.deep_layers
         self._kept = [layer_output(index) for index in layers]

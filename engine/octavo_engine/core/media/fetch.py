@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from octavo_engine.core.media.budget import ByteBudget
+    from octavo_engine.models.vision_config import MediaKind
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ MAX_AT_ONCE = 16
 MAX_WAITING = 256
 _REDIRECTS = (301, 302, 303, 307, 308)
 _UNFIT = re.compile(r"[\x00-\x20\x7f\\]")
-_INSTEAD = "send the picture itself, as data:image/png;base64,..."
+_INSTEAD = "send the file itself, as a data: URL"
 
 
 class _Target(NamedTuple):
@@ -70,14 +71,16 @@ class PictureFetcher:
         # A resolver that hangs must not take the threads of others.
         self._resolvers = ThreadPoolExecutor(4, "octavo-resolve")
 
-    async def fetch(self, url: str, param: str, budget: ByteBudget) -> bytes:
+    async def fetch(
+        self, url: str, param: str, budget: ByteBudget, kind: MediaKind = "image"
+    ) -> bytes:
         """The file. Raises RequestError that names `param`."""
         if self._num_waiting >= MAX_WAITING:
-            raise QueueFull(f"{MAX_WAITING} pictures are waiting to be fetched", retry_after_s=1)
+            raise QueueFull(f"{MAX_WAITING} files are waiting to be fetched", retry_after_s=1)
         self._num_waiting += 1
         try:
             async with self._slots, asyncio.timeout(self._timeout_s):
-                return await self._follow(url, param, budget)
+                return await self._follow(url, param, budget, kind)
         except TimeoutError:
             raise _failed(param, f"it takes longer than {self._timeout_s:g} s") from None
         except BadResponse as error:
@@ -93,10 +96,10 @@ class PictureFetcher:
         finally:
             self._num_waiting -= 1
 
-    async def _follow(self, url: str, param: str, budget: ByteBudget) -> bytes:
+    async def _follow(self, url: str, param: str, budget: ByteBudget, kind: MediaKind) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
             target = self._target(url, param)
-            found = await self._request(target, param, budget)
+            found = await self._request(target, param, budget, kind)
             if isinstance(found, bytes):
                 return found
             try:
@@ -105,20 +108,22 @@ class PictureFetcher:
                 raise BadResponse("it redirects to nowhere") from None
         raise _failed(param, f"it redirects more than {MAX_REDIRECTS} times")
 
-    async def _request(self, target: _Target, param: str, budget: ByteBudget) -> bytes | str:
-        """The picture, or where it redirects to."""
+    async def _request(
+        self, target: _Target, param: str, budget: ByteBudget, kind: MediaKind
+    ) -> bytes | str:
+        """The file, or where it redirects to."""
         reader, writer = await self._connect(target, await self._resolve(target, param))
         try:
             lines = (
                 f"GET {target.path} HTTP/1.1", f"Host: {target.authority}", "User-Agent: octavo",
-                "Accept: image/*", "Accept-Encoding: identity", "Connection: close",
+                f"Accept: {kind}/*", "Accept-Encoding: identity", "Connection: close",
             )  # fmt: skip
             writer.write("\r\n".join((*lines, "", "")).encode("ascii"))
             response = PictureResponse(reader)
             await response.read_head()
             if response.status in _REDIRECTS:
                 return _location(response)
-            _check_head(response)
+            _check_head(response, kind)
             return await response.read_body(budget, param)
         finally:
             writer.transport.abort()
@@ -191,17 +196,17 @@ def _location(response: PictureResponse) -> str:
     return text
 
 
-def _check_head(response: PictureResponse) -> None:
-    """Raises BadResponse for what is not the file of a picture."""
+def _check_head(response: PictureResponse, wanted: MediaKind) -> None:
+    """Raises BadResponse for what is not the file of a picture or a sound."""
     if response.status != 200:
         raise BadResponse(f"its host answers {response.status}")
     kind = response.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if not kind.startswith(b"image/"):
+    if not kind.startswith(f"{wanted}/".encode()):
         name = kind.decode("latin-1")[:50] or "no content type"
-        raise BadResponse(f"its host sends {name!r}; it must be image/*")
+        raise BadResponse(f"its host sends {name!r}; it must be {wanted}/*")
     if response.headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise BadResponse("its host compresses the response")
 
 
 def _failed(param: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{param}: the picture cannot be fetched: {why}; {_INSTEAD}", param=param)
+    return InvalidRequest(f"{param}: the file cannot be fetched: {why}; {_INSTEAD}", param=param)

@@ -34,7 +34,7 @@ class LocalPictures:
             ) from None
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InvalidRequest(f"{param} is not a file; name a picture", param=param)
+                raise InvalidRequest(f"{param} is not a file; name one", param=param)
             with open(descriptor, "rb", closefd=False) as file:
                 data = file.read(budget.left + 1)
         finally:
@@ -59,7 +59,7 @@ class LocalPictures:
         if not resolved.is_relative_to(self._folder):
             raise InvalidRequest(
                 f"{param}: this server reads files below one folder only, and this is not in it; "
-                "send the picture itself, as data:image/png;base64,...",
+                "send the file itself, as a data: URL",
                 param=param,
             )
         return resolved

@@ -86,7 +86,7 @@ class PictureTokens:
             line_end, end = self._line_ends
             ids = [*([*[token] * lines[1], line_end] * lines[0])[:-1], end]
         span = MediaSpan(
-            tile.digest, first, len(ids), is_two_way=media.is_two_way,
+            tile.digest, first, len(ids), kind=media.kind, is_two_way=media.is_two_way,
             grid=lines if media.has_axes else None,
             line_rows=lines[1] if media.ends_lines and lines else 0,
         )  # fmt: skip
@@ -137,7 +137,8 @@ def expand(
     count = sum(token == tokens.placeholder for token in ids)
     if count != len(pictures):
         raise InvalidRequest(
-            f"{param}: the prompt has places for {count} pictures, but {len(pictures)} were sent; "
+            f"{param}: the prompt has places for {count} {tokens.media.noun}, but {len(pictures)} "
+            "were sent; "
             f"each needs one placeholder (token {tokens.placeholder}), which a chat template "
             "writes",
             param=param,

@@ -1,4 +1,4 @@
-"""How a model wants its pictures prepared, read from its preprocessor_config.json."""
+"""How a model wants its pictures or sounds prepared, read from its preprocessor_config.json."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3  # as Pillow counts its filters
 MAX_EDGE = 4096  # pixels of a side that a picture is resized to before it is split
 _MAX_FILE_BYTES = 1 << 20
+_SPECTROGRAM = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400}
+_ROWS_A_SECOND = 50
 _PIXELS = (
     "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "resample",
     "rescale_factor", "size",
@@ -115,6 +117,40 @@ class PictureSpec:
         return replace(self, shape=PadToTiles(()))
 
 
+@dataclass(frozen=True, slots=True)
+class SoundSpec:
+    """How a sound becomes rows of a spectrogram: as Whisper's do."""
+
+    media: MediaConfig
+
+    @property
+    def max_seconds(self) -> float:
+        return self.media.vision.num_tokens / _ROWS_A_SECOND
+
+    def among(self, num_sounds: int) -> SoundSpec:
+        return self
+
+
+MediaSpec: TypeAlias = PictureSpec | SoundSpec
+
+
+def read_media_spec(
+    files: ModelFiles, overrides: Mapping[str, Any] | None = None
+) -> MediaSpec | None:
+    """None where the model neither sees nor hears. Raises as `read_picture_spec` does."""
+    media = None if files.kind == "gguf" else read_media_config(files.config)
+    if media is None or media.kind == "image":
+        return read_picture_spec(files, overrides)
+    values = _read_preprocessor(files.path)
+    wanted = {"feature_size": media.vision.num_mels, **_SPECTROGRAM}
+    for name, value in wanted.items():
+        if values.get(name, value) != value:
+            raise ModelError(
+                f"preprocessor_config.json: {name} must be {value}; got {values[name]!r:.40}"
+            )
+    return SoundSpec(media)
+
+
 def read_picture_spec(
     files: ModelFiles, overrides: Mapping[str, Any] | None = None
 ) -> PictureSpec | None:
@@ -123,7 +159,7 @@ def read_picture_spec(
     if files.kind == "gguf":
         return None
     media = read_media_config(files.config)
-    if media is None:
+    if media is None or media.kind != "image":
         return None
     given = dict(overrides or {})
     _check_overrides(given, media.family)

@@ -1,5 +1,5 @@
-"""Processes that decode and prepare pictures, so that neither the event loop nor a hostile file
-holds up anyone else."""
+"""Processes that decode and prepare pictures and sounds, so that neither the event loop nor a
+hostile file holds up anyone else."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from octavo_engine.core.media.prepare import prepare
+from octavo_engine.core.media.prepare_sound import prepare_media
 from octavo_engine.errors import InvalidRequest, QueueFull, RequestError
 
 if TYPE_CHECKING:
     from octavo_engine.core.media.prepare import PreparationResult, PreparedPicture
     from octavo_engine.core.media.prompt import PictureTokens
-    from octavo_engine.core.media.spec import PictureSpec
+    from octavo_engine.core.media.spec import MediaSpec
+    from octavo_engine.models.vision_config import MediaKind
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class PictureWorkers:
     picture starts another."""
 
     def __init__(
-        self, spec: PictureSpec, tokens: PictureTokens, *, max_images: int | None = None,
+        self, spec: MediaSpec, tokens: PictureTokens, *, max_images: int | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:  # fmt: skip
         self.spec = spec
@@ -48,9 +49,14 @@ class PictureWorkers:
         self._timeout_s = timeout_s
         self._pool: ProcessPoolExecutor | None = None
 
+    @property
+    def kind(self) -> MediaKind:
+        """What they prepare."""
+        return self.spec.media.kind
+
     async def prepare(self, data: bytes, param: str, *, num_pictures: int = 1) -> PreparedPicture:
         """`num_pictures`: in its prompt. Raises RequestError that names `param`."""
-        if find_spec("PIL") is None:
+        if self.kind == "image" and find_spec("PIL") is None:
             raise RequestError(
                 f"{param}: this server cannot decode pictures; its operator must run: "
                 "pip install pillow",
@@ -58,7 +64,8 @@ class PictureWorkers:
                 code="not_supported",
             )
         if self.num_waiting >= MAX_WAITING:
-            raise QueueFull(f"{MAX_WAITING} pictures are waiting to be decoded", retry_after_s=1)
+            noun = self.spec.media.noun
+            raise QueueFull(f"{MAX_WAITING} {noun} are waiting to be decoded", retry_after_s=1)
         started = time.monotonic()
         self.num_waiting += 1
         try:
@@ -80,7 +87,7 @@ class PictureWorkers:
         for process in processes:
             process.kill()
 
-    async def _run(self, data: bytes, param: str, spec: PictureSpec) -> PreparationResult:
+    async def _run(self, data: bytes, param: str, spec: MediaSpec) -> PreparationResult:
         pool = self._pool
         if pool is None:
             # Spawned: the server has threads, which a fork would copy in the middle of their work.
@@ -90,13 +97,13 @@ class PictureWorkers:
                 initializer=_begin,
                 initargs=(WORKER_BYTES,),
             )
-        work = asyncio.get_running_loop().run_in_executor(pool, prepare, data, spec)
+        work = asyncio.get_running_loop().run_in_executor(pool, prepare_media, data, spec)
         try:
             return await _within(work, self._timeout_s)
         except TimeoutError:
             problem = f"takes longer than {self._timeout_s:g} s to decode; make it smaller"
         except BrokenProcessPool:
-            problem = "cannot be decoded: the process that decodes pictures died; send it again"
+            problem = "cannot be decoded: the process that decodes it died; send it again"
         logger.warning("Pictures: %s %s", param, problem)
         if self._pool is pool:
             self.close()

@@ -40,7 +40,7 @@ from octavo_engine.core.offline.options import (
     llm_value,
 )
 from octavo_engine.core.offline.pictures import PARAM as PICTURES
-from octavo_engine.core.offline.pictures import OfflinePictures, pictures_of
+from octavo_engine.core.offline.pictures import OfflinePictures, media_of
 from octavo_engine.core.offline.pooling import PoolingMethods
 from octavo_engine.core.offline.progress_bar import generation_bar, loading_bar
 from octavo_engine.core.offline.vllm_methods import VLLMMethods
@@ -196,7 +196,8 @@ class LLM(PoolingMethods, VLLMMethods):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """The next message of one conversation, or of each of several. Parts of a message may be
-        pictures: `image_url` with a data: URL, or `image_pil` with a PIL image."""
+        pictures: `image_url` with a data: URL, or `image_pil` with a PIL image; or sounds:
+        `input_audio`, or `audio_url` with a data: URL."""
         template = self._tokenizer.chat_template
         if template is None:
             raise InvalidRequest(
@@ -218,7 +219,7 @@ class LLM(PoolingMethods, VLLMMethods):
         self._check_open()
         parts = []
         for prompt in _as_list(prompts):
-            if pictures_of(prompt):
+            if media_of(prompt)[1]:
                 raise InvalidRequest(f"{PICTURES} is not supported by beam_search", param=PICTURES)
             text, token_ids = _parts(prompt)
             parts.append(
@@ -296,7 +297,7 @@ class LLM(PoolingMethods, VLLMMethods):
         self._adapters: dict[str, AdapterRef] = {}  # read before, by name
 
     def _chat_prompt(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Prompt:
-        marked, pictures = take_pictures(messages)
+        marked, pictures = take_pictures(messages, self._pictures.kind)
         template = self._tokenizer.chat_template
         assert template is not None  # checked before
         # Tokens are not made of the rendered text: what a message spells must not become control.
@@ -305,7 +306,7 @@ class LLM(PoolingMethods, VLLMMethods):
             "prompt_token_ids": self._tokenizer.encode_chat(marked, **options),
         }
         if pictures:
-            prompt["multi_modal_data"] = {"image": pictures}
+            prompt["multi_modal_data"] = {self._pictures.kind: pictures}
         return prompt
 
     def _submissions(
@@ -385,8 +386,9 @@ class LLM(PoolingMethods, VLLMMethods):
             assert text is not None
             token_ids = self._tokenizer.encode(text)
         media = None
-        if pictures := pictures_of(prompt):
-            token_ids, media = self._pictures.put_in(token_ids, pictures)
+        kind, given = media_of(prompt)
+        if given:
+            token_ids, media = self._pictures.put_in(token_ids, given, kind)
         if params.grammar is not None:
             from octavo_engine.grammar.check import check  # most have none
 

@@ -12,7 +12,8 @@ class PromptDict(TypedDict, total=False):
     prompt: str
     prompt_token_ids: Sequence[int]
     # {"image": picture or list}: PIL images, bytes of files, paths, data: URLs; each belongs to one
-    # placeholder of the prompt, in order
+    # placeholder of the prompt, in order. {"audio": sound or list}: the same files, or tuples of
+    # samples and their rate
     multi_modal_data: Mapping[str, Any]
 
 

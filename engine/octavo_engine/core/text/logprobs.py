@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins  # noqa: TC003  (a field is named bytes)
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,3 +28,4 @@ class DecodedLogprobs:
     rank: int
     top: list[TokenChoice]
     offset: int = 0  # of the answer's characters so many are complete before it; of prompts unknown
+    attention: builtins.bytes = b""  # as TokenLogprobs has it

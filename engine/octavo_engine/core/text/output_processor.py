@@ -528,7 +528,7 @@ class OutputProcessor:
         ]
         token = entry.token_id
         return DecodedLogprobs(
-            token, text(token), raw(token), entry.logprob, entry.rank, top, offset
+            token, text(token), raw(token), entry.logprob, entry.rank, top, offset, entry.attention
         )
 
 

@@ -100,6 +100,9 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
     refusal: str | None = None
     image_url: dict[str, Any] | str | None = None
+    input_audio: dict[str, Any] | None = None
+    audio_url: dict[str, Any] | str | None = None
+    uuid: str | None = None  # by which a picture or sound may be named once it was sent
     thinking: str | None = None
 
 

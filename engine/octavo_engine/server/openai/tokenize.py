@@ -9,8 +9,9 @@ import msgspec
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.server.generation.prompts import COUNTED, encode
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
+from octavo_engine.server.http.owner import owner_of
 from octavo_engine.server.openai.chat.conversation import rendered
-from octavo_engine.server.openai.chat.pictures import counted_with_pictures
+from octavo_engine.server.openai.chat.pictures import counted_with_pictures, media_kind
 from octavo_engine.server.openai.response_schemas import TokenizerInfo
 from octavo_engine.server.openai.schemas import DetokenizeRequest, TokenizeRequest
 from octavo_engine.server.service import Service  # noqa: TC001
@@ -41,9 +42,13 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
             add_special_tokens=bool(request.add_special_tokens),
             describes_tools=service.model.dialect.describes_tools,
             most=most,
-            takes_pictures=service.engine.pictures is not None,
+            takes=media_kind(service),
         )
-        ids = (await counted_with_pictures(service, request.messages or [], prompt)).ids
+        ids = (
+            await counted_with_pictures(
+                service, request.messages or [], prompt, owner_of(exchange, service.guard)
+            )
+        ).ids
     texts = [tokenizer.token_name(token) for token in ids] if request.return_token_strs else None
     await exchange.reply(
         msgspec.json.encode(

@@ -127,7 +127,7 @@ def test_what_is_no_picture_is_refused_with_the_reason(play: Any, raw: bytes, wh
         message = await scene.refusal(scene.host.url("/a"))
         assert why in message and message.startswith("field")
         if "must look like" not in message:
-            assert "send the picture itself, as data:image/png;base64," in message
+            assert "send the file itself, as a data: URL" in message
         assert scene.host.num_connections == 1
 
     play(act)

@@ -22,7 +22,9 @@ def test_all_fields() -> None:
         "model": [b"w"], "language": [b"German"], "prompt": [b"Names"], "temperature": [b"0.4"],
         "response_format": [b"verbose_json"], "timestamp_granularities": [b"segment"],
     }  # fmt: skip
-    expected = AudioFields(b"sound", "w", "de", "Names", "verbose_json", 0.4, False)
+    expected = AudioFields(
+        b"sound", "w", "de", "Names", "verbose_json", 0.4, False, frozenset({"segment"})
+    )
     assert check_fields(FILE | fields) == expected
     assert check_fields(FILE | {"stream": [b"True"], "temperature": [b"0"]}).stream
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 pytestmark = pytest.mark.slow
 
 SENTENCES = (
@@ -62,12 +64,17 @@ def words(text: str) -> list[str]:
     return re.findall(r"[a-z']+", text.lower())
 
 
-def peer_text(path: Path) -> str:
-    """It pads frames with zeros where Whisper's authors pad sound with silence: so pad it here."""
-    faster_whisper = pytest.importorskip("faster_whisper")
+def padded_samples(path: Path) -> NDArray[np.float32]:
     samples = decode_audio(path.read_bytes())
     padded = np.zeros(480_000, np.float32)
     padded[: len(samples)] = samples
+    return padded
+
+
+def peer_text(path: Path) -> str:
+    """It pads frames with zeros where Whisper's authors pad sound with silence: so pad it here."""
+    faster_whisper = pytest.importorskip("faster_whisper")
+    padded = padded_samples(path)
     model = faster_whisper.WhisperModel(str(model_source()), device="cpu", compute_type="float32")
     segments, _ = model.transcribe(padded, beam_size=1, best_of=1, language="en")
     return "".join(segment.text for segment in segments)
@@ -96,6 +103,40 @@ def test_every_format(client: openai.OpenAI, sounds: list[Path]) -> None:
         assert -1 < segment.avg_logprob < 0 and 0 <= segment.no_speech_prob < 0.6
     assert ask("vtt").startswith("WEBVTT\n\n00:00:00.000 --> ")
     assert re.match(r"1\n00:00:00,000 --> 00:00:0\d,\d\d\d\n", ask("srt"))
+
+
+def peer_words(path: Path) -> list[tuple[str, float, float]]:
+    faster_whisper = pytest.importorskip("faster_whisper")
+    model = faster_whisper.WhisperModel(str(model_source()), device="cpu", compute_type="float32")
+    segments, _ = model.transcribe(
+        padded_samples(path), beam_size=1, best_of=1, language="en", word_timestamps=True
+    )
+    return [(w.word.strip(), w.start, w.end) for s in segments for w in s.words]
+
+
+def test_words_have_the_times_of_faster_whisper(client: openai.OpenAI, sounds: list[Path]) -> None:
+    """But for roundings: a step of the path is two hundredths of a second."""
+    differences = []
+    for path in sounds:
+        said = client.audio.transcriptions.create(
+            model="whisper", file=path, response_format="verbose_json",
+            timestamp_granularities=["word"],
+        )  # fmt: skip
+        assert said.segments is None and said.words is not None
+        assert "".join(w.word for w in said.words) == said.text.replace(" ", "")
+        times = [t for w in said.words for t in (w.start, w.end)]
+        assert times == sorted(times) and times[0] >= 0 and times[-1] <= said.duration + 0.05
+        peer = peer_words(path)
+        assert [w.word for w in said.words] == [word for word, _, _ in peer]
+        pairs = zip(said.words, peer, strict=True)
+        differences += [abs(own.start - start) for own, (_, start, _) in pairs]
+    assert np.median(differences) <= 0.001
+    assert max(differences) <= 0.1
+    both = client.audio.transcriptions.create(
+        model="whisper", file=sounds[0], response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+    )  # fmt: skip
+    assert both.segments and both.words
 
 
 def test_a_stream_says_the_same(client: openai.OpenAI, sounds: list[Path]) -> None:

@@ -61,6 +61,7 @@ async def _answer(exchange: Exchange, service: Service, *, translates: bool) -> 
         language=fields.language,
         prompt=fields.prompt,
         temperature=fields.temperature,
+        has_words="word" in fields.granularities,
         priority=BACKGROUND if exchange.is_background else 0,
         deadline_at=deadline_at,
     )
@@ -178,14 +179,21 @@ def _written(
             return vtt(segments).encode(), [_VTT]
         case "json":
             return msgspec.json.encode({"text": text, "usage": usage}), None
-    answer = {
+    answer: dict[str, Any] = {
         "task": "translate" if job.translates else "transcribe",
         "language": LANGUAGES[job.language or "en"],
         "duration": duration,
         "text": text,
-        "segments": [_shown(index, segment) for index, segment in enumerate(segments)],
         "usage": usage,
     }
+    if fields.granularities != {"word"}:
+        answer["segments"] = [_shown(index, segment) for index, segment in enumerate(segments)]
+    if job.has_words:
+        answer["words"] = [
+            {"word": word.text.strip(), "start": round(word.start, 3), "end": round(word.end, 3)}
+            for segment in segments
+            for word in segment.words
+        ]
     return msgspec.json.encode(answer), None
 
 

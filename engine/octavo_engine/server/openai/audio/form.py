@@ -47,6 +47,7 @@ class AudioFields(NamedTuple):
     response_format: AudioFormat
     temperature: float | None  # None: 0, and higher ones where that goes wrong
     stream: bool
+    granularities: frozenset[str] = frozenset()  # of verbose_json; none: segments
 
 
 async def read_form(exchange: Exchange) -> AudioFields:
@@ -103,7 +104,7 @@ def check_fields(parts: dict[str, list[bytes]]) -> AudioFields:
         raise InvalidRequest(
             f"stream requires response_format json or text; got {response_format}", param="stream"
         )
-    _check_granularities(parts.get("timestamp_granularities", []), response_format)
+    granularities = _granularities(parts.get("timestamp_granularities", []), response_format)
     prompt = fields.get("prompt") or ""
     if len(prompt) > MAX_PROMPT_CHARS:
         raise InvalidRequest(
@@ -118,6 +119,7 @@ def check_fields(parts: dict[str, list[bytes]]) -> AudioFields:
         response_format,  # type: ignore[arg-type]  # one of them, as was checked
         _temperature(fields.get("temperature") or ""),
         stream,
+        granularities,
     )
 
 
@@ -160,12 +162,11 @@ def _temperature(given: str) -> float | None:
     return value or None
 
 
-def _check_granularities(values: list[bytes], response_format: str) -> None:
+def _granularities(values: list[bytes], response_format: str) -> frozenset[str]:
     name = "timestamp_granularities"
     for value in values:
-        if value == b"word":
-            raise InvalidRequest(f"{name} word is not supported; use segment", param=name)
-        if value != b"segment":
-            raise InvalidRequest(f"{name} must be segment; got {value[:64]!r}", param=name)
+        if value not in (b"segment", b"word"):
+            raise InvalidRequest(f"{name} must be segment or word; got {value[:64]!r}", param=name)
     if values and response_format != "verbose_json":
         raise InvalidRequest(f"{name} requires response_format verbose_json", param=name)
+    return frozenset(value.decode() for value in values)

@@ -12,6 +12,14 @@ class TranscriptUsage(msgspec.Struct, kw_only=True):
     seconds: int
 
 
+class TranscriptWord(msgspec.Struct, kw_only=True):
+    """Of timestamp_granularities word; times in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
 class TranscriptSegment(msgspec.Struct, kw_only=True):
     """Of response_format verbose_json; times in seconds."""
 
@@ -36,6 +44,7 @@ class Transcript(msgspec.Struct, kw_only=True, omit_defaults=True):
     language: str | None = None
     duration: float | None = None
     segments: list[TranscriptSegment] | None = None
+    words: list[TranscriptWord] | None = None
 
 
 class TranscriptEvent(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -9,10 +9,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from octavo_engine.core.text.output_stream import OutputSink
 from octavo_engine.core.text.submission import Submission
 from octavo_engine.errors import DeadlineExceeded, InvalidRequest
-from octavo_engine.speech import transcript
+from octavo_engine.speech import alignment, transcript
 from octavo_engine.speech.mel import HOP, feature_rows, log_mel
 from octavo_engine.speech.transcript import DecodedWindow, Segment
 from octavo_engine.state.audio import AudioWindow, TranscriptRules
@@ -21,12 +23,12 @@ from octavo_engine.state.sampling_params import RequestOutputKind, SamplingParam
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from octavo_engine.core.info import SpeechInfo
     from octavo_engine.core.text.outputs import CompletionOutput, RequestOutput
     from octavo_engine.server.served_engine import ServedEngine
+    from octavo_engine.speech.alignment import Word
     from octavo_engine.speech.transcript import SpeechTokens
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
@@ -41,6 +43,7 @@ class TranscriptJob:
     language: str | None  # None: found out from the first window
     prompt: str
     temperature: float | None
+    has_words: bool = False  # each with its times
     priority: int = 0
     deadline_at: float | None = None  # of the whole file, on the monotonic clock
     num_prompt_tokens: int = 0
@@ -82,6 +85,10 @@ class Transcriber:
             raise InvalidRequest(
                 "this model transcribes English only; it cannot translate", param="model"
             )
+        if job.has_words and not info.speech.num_aligned_heads:
+            raise InvalidRequest(
+                "this model gives words no times; leave word out", param="timestamp_granularities"
+            )
 
     async def run(
         self, samples: NDArray[np.float32], offset_s: float = 0.0
@@ -108,6 +115,8 @@ class Transcriber:
                 context = []
             else:
                 context += [t for s in segments for t in s.tokens if t < self.tokens.end]
+            if job.has_words and segments:
+                segments = await self._with_words(window, segments, frames)
             seek = following
             if segments:
                 yield [
@@ -115,6 +124,10 @@ class Transcriber:
                         start=s.start + offset_s,
                         end=min(s.end, num_frames / 100) + offset_s,
                         seek=s.seek + round(100 * offset_s),
+                        words=tuple(
+                            w._replace(start=w.start + offset_s, end=w.end + offset_s)
+                            for w in s.words
+                        ),
                     )
                     for s in segments
                 ]
@@ -142,6 +155,56 @@ class Transcriber:
         finally:
             silence.cancel()
         return said
+
+    async def _with_words(
+        self, window: AudioWindow, segments: list[Segment], frames: int
+    ) -> list[Segment]:
+        """The segments of a window with their words, each where the decoder attends to the sound
+        while it says the word again."""
+        tokens, job = self.tokens, self._job
+        texts = [[t for t in segment.tokens if t < tokens.end] for segment in segments]
+        opening = transcript.prompt_tokens(
+            tokens, language=job.language or "en", translates=job.translates
+        )
+        spoken = [token for text in texts for token in text]
+        most = self._engine.info.max_model_len - len(opening) - 3
+        if not spoken or len(spoken) > most:
+            return segments
+        num_rows = max(1, frames // 2)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True, prompt_logprobs=0,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        prompt = [*opening, tokens.no_timestamps, *spoken, tokens.end]
+        aligned = AudioWindow(window.digest, window.features, aligned_rows=num_rows)
+        output = await self._submit(aligned, prompt, params)
+        entries = list(output.prompt_logprobs or ())[1:]
+
+        def placed() -> list[Segment]:
+            attention = np.stack(
+                [np.frombuffer(entry.attention, np.float16) for entry in entries if entry]
+            ).reshape(len(entries), -1, num_rows)
+            rows = alignment.token_rows(attention.astype(np.float32), first=len(opening))
+            return [
+                segment._replace(words=tuple(words))
+                for segment, words in zip(
+                    segments, self._placed(texts, rows, segments), strict=True
+                )
+            ]
+
+        return await asyncio.to_thread(placed)
+
+    def _placed(
+        self, texts: list[list[int]], rows: NDArray[np.int64], segments: list[Segment]
+    ) -> list[list[Word]]:
+        """The words of each segment. `rows`: where the tokens of all of them begin."""
+        begin_s, first, found = segments[0].seek / 100, 0, []
+        for text in texts:
+            words = alignment.split_words(text, self._decoded, self._job.language or "en")
+            own = rows[first : first + len(text) + 1]
+            found.append(alignment.place_words(words, own, begin_s))
+            first += len(text)
+        return found
 
     async def _ask(self, window: AudioWindow, prompt: list[int], temperature: float) -> _Choice:
         tokens, info = self.tokens, self._engine.info
@@ -207,6 +270,12 @@ class Transcriber:
         params: SamplingParams,
         rules: TranscriptRules | None,
     ) -> CompletionOutput:
+        audio = AudioWindow(window.digest, window.features, rules)
+        return (await self._submit(audio, prompt, params)).outputs[0]
+
+    async def _submit(
+        self, audio: AudioWindow, prompt: list[int], params: SamplingParams
+    ) -> RequestOutput:
         outputs: list[RequestOutput] = []
 
         async def put(output: RequestOutput) -> None:
@@ -218,12 +287,12 @@ class Transcriber:
             params=params,
             priority=self._job.priority,
             deadline_s=self._job.time_left_s(time.monotonic()),
-            audio=AudioWindow(window.digest, window.features, rules),
+            audio=audio,
             stream=False,
             group=self._job.group,
         )
         await self._engine.deliver(submission, OutputSink(put))
-        return outputs[-1].outputs[0]
+        return outputs[-1]
 
     def _knows(self, language: str) -> bool:
         return language in self.tokens.languages if self.tokens.languages else language == "en"

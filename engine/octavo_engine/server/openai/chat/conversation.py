@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from octavo_engine.core.media.sources import PICTURE_PART
+from octavo_engine.core.media.sources import MEDIA_PARTS
 from octavo_engine.errors import InvalidRequest, ModelError
 from octavo_engine.server.http.errors import not_supported
 from octavo_engine.server.openai.chat.described_tools import described, takes_system
 from octavo_engine.server.openai.chat.tools import read_tools
 from octavo_engine.tokenization.chat_template import ChatTemplate
-from octavo_engine.tokenization.messages import PICTURE
+from octavo_engine.tokenization.messages import MARKS
 from octavo_engine.tokenization.threads import off_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo_engine.models.vision_config import MediaKind
     from octavo_engine.server.limits import RequestLimits
     from octavo_engine.server.openai.schemas import ChatMessageBody, ContentPart, ConversationFields
     from octavo_engine.tokenization.tokenizer import Template, Tokenizer
@@ -46,12 +47,12 @@ class RenderedPrompt(NamedTuple):
 async def render(
     tokenizer: Tokenizer, request: ConversationFields, limits: RequestLimits, *,
     trust_template: bool,
-    describes_tools: bool = False, takes_pictures: bool = False,
+    describes_tools: bool = False, takes: MediaKind | None = None,
 ) -> str:  # fmt: skip
     """The conversation as the model's chat template writes it; with `describes_tools` tools are no
     matter of the template's. Raises InvalidRequest."""
     template, options = _prepared(
-        tokenizer, request, limits, trust_template=trust_template, takes_pictures=takes_pictures
+        tokenizer, request, limits, trust_template=trust_template, takes=takes
     )
     if describes_tools and request.chat_template is None:  # a request's own is as it wants it
         _describe_tools(template, options)
@@ -62,12 +63,12 @@ async def rendered(
     tokenizer: Tokenizer, request: ConversationFields, limits: RequestLimits, *,
     trust_template: bool,
     add_special_tokens: bool = False, describes_tools: bool = False, most: int | None = None,
-    takes_pictures: bool = False,
+    takes: MediaKind | None = None,
 ) -> RenderedPrompt:  # fmt: skip
     """As `render`, with the tokens: only the template's own control tokens become control ids.
     Raises ContextLengthExceeded, unread, for a prompt that surely has more than `most` of them."""
     template, options = _prepared(
-        tokenizer, request, limits, trust_template=trust_template, takes_pictures=takes_pictures
+        tokenizer, request, limits, trust_template=trust_template, takes=takes
     )
     if describes_tools and request.chat_template is None:  # a request's own is as it wants it
         _describe_tools(template, options)
@@ -83,10 +84,10 @@ async def rendered(
 
 
 def check_messages(
-    messages: list[ChatMessageBody], limits: RequestLimits, *, takes_pictures: bool = False
+    messages: list[ChatMessageBody], limits: RequestLimits, *, takes: MediaKind | None = None
 ) -> list[dict[str, Any]]:
-    """As dicts in the shape templates expect: text parts joined, or, where there are pictures
-    among them, as parts."""
+    """As dicts in the shape templates expect: text parts joined, or, where there is what the model
+    `takes` among them, as parts."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
     if len(messages) > limits.max_messages:
@@ -95,7 +96,7 @@ def check_messages(
             param="messages",
         )
     return [
-        _message(f"messages[{index}]", message, takes_pictures=takes_pictures)
+        _message(f"messages[{index}]", message, takes=takes)
         for index, message in enumerate(messages)
     ]
 
@@ -120,9 +121,9 @@ def _prepared(
     limits: RequestLimits,
     *,
     trust_template: bool,
-    takes_pictures: bool = False,
+    takes: MediaKind | None = None,
 ) -> tuple[Template, dict[str, Any]]:
-    messages = check_messages(request.messages, limits, takes_pictures=takes_pictures)
+    messages = check_messages(request.messages, limits, takes=takes)
     read_tools(request.tools)
     adds_prompt = request.add_generation_prompt is not False
     if request.continue_final_message:
@@ -157,8 +158,8 @@ def _describe_tools(template: Template, options: dict[str, Any]) -> None:
     if tools or any("tool_calls" in each or each["role"] == "tool" for each in messages):
         if any(isinstance(each.get("content"), list) for each in messages):
             raise InvalidRequest(
-                "tools cannot be combined with pictures: this model's chat template writes no "
-                "tools",
+                "tools cannot be combined with pictures or sounds: this model's chat template "
+                "writes no tools",
                 param="tools",
             )
         system = takes_system(template)
@@ -229,7 +230,7 @@ async def _timely(messages: list[dict[str, Any]], work: Callable[[], T]) -> T:
 # ── one message ──
 
 
-def _message(at: str, message: ChatMessageBody, *, takes_pictures: bool) -> dict[str, Any]:
+def _message(at: str, message: ChatMessageBody, *, takes: MediaKind | None) -> dict[str, Any]:
     if message.role not in ROLES:
         raise InvalidRequest(
             f"{at}.role must be one of {', '.join(ROLES)}; got {message.role[:50]!r}",
@@ -240,9 +241,7 @@ def _message(at: str, message: ChatMessageBody, *, takes_pictures: bool) -> dict
     result: dict[str, Any] = {"role": role}
     reasoning_parts: list[str] = []
     if message.content is not None:
-        result["content"] = _content(
-            at, message.content, reasoning_parts, takes_pictures=takes_pictures
-        )
+        result["content"] = _content(at, message.content, reasoning_parts, takes=takes)
     elif message.role == "assistant":
         result["content"] = ""
     else:
@@ -278,7 +277,11 @@ def _call(at: str, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(
-    at: str, content: str | list[ContentPart], reasoning_parts: list[str], *, takes_pictures: bool
+    at: str,
+    content: str | list[ContentPart],
+    reasoning_parts: list[str],
+    *,
+    takes: MediaKind | None,
 ) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
@@ -287,18 +290,19 @@ def _content(
         field = f"{at}.content[{number}]"
         if part.type == "thinking" and part.thinking is not None:
             reasoning_parts.append(part.thinking)
-        elif part.type == PICTURE_PART and takes_pictures:
-            parts.append(dict(PICTURE))
+        elif takes is not None and MEDIA_PARTS.get(part.type) == takes:
+            parts.append({"type": takes})
         else:
             parts.append({"type": "text", "text": _text(field, part)})
-    if PICTURE in parts:
+    if any(mark in parts for mark in MARKS):
         return parts
     return "\n".join(part["text"] for part in parts)
 
 
 def _text(field: str, part: ContentPart) -> str:
-    if part.type == PICTURE_PART:
-        raise not_supported(f"{field}.type", "this model takes no pictures")
+    if part.type in MEDIA_PARTS:
+        noun = "pictures" if MEDIA_PARTS[part.type] == "image" else "sounds"
+        raise not_supported(f"{field}.type", f"this model takes no {noun}")
     if part.type not in TEXT_PARTS:
         raise not_supported(f"{field}.type", f"this model reads text only; got {part.type[:50]!r}")
     name = "refusal" if part.type == "refusal" else "text"

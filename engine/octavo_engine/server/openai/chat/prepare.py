@@ -14,16 +14,16 @@ from octavo_engine.server.generation.job import RouteSource
 from octavo_engine.server.generation.params import check_logprobs
 from octavo_engine.server.generation.prepare import PreparedRequest, prepare
 from octavo_engine.server.generation.prompts import truncate
+from octavo_engine.server.http.owner import owner_of
 from octavo_engine.server.openai.chat.conversation import render, rendered
 from octavo_engine.server.openai.chat.output_format import OutputFormat, plan
-from octavo_engine.server.openai.chat.pictures import with_pictures
+from octavo_engine.server.openai.chat.pictures import media_kind, with_pictures
 from octavo_engine.server.openai.chat.tools import read_offer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from octavo_engine.core.media.prompt import PromptMedia
-    from octavo_engine.core.media.workers import PictureWorkers
     from octavo_engine.protocol.route_keys import Kind
     from octavo_engine.server.http.exchange import Exchange
     from octavo_engine.server.openai.chat.conversation import RenderedPrompt
@@ -71,7 +71,8 @@ async def prepare_chat(
 
     `kind` is the shape of the body that came, by which routers know it.
     """
-    reader = _ChatReader(service, request, prefix, kind)
+    owner = owner_of(exchange, service.guard)
+    reader = _ChatReader(service, request, prefix, kind, owner)
     prepared = await prepare(exchange, service, reader)
     return PreparedChat(
         id=prepared.id,
@@ -99,13 +100,19 @@ class _ChatReader:
     reading: OutputFormat
 
     def __init__(
-        self, service: Service, request: ChatCompletionRequest, prefix: str, kind: Kind
+        self,
+        service: Service,
+        request: ChatCompletionRequest,
+        prefix: str,
+        kind: Kind,
+        owner: bytes,
     ) -> None:
         self.fields = request
         self.model = request.model
         self.request_id = request.request_id
         self.id_prefix = prefix
         self._kind: Kind = kind
+        self._owner = owner  # whose the request is
         self._service = service
 
     @property
@@ -131,22 +138,20 @@ class _ChatReader:
             # The template has written the special tokens already.
             add_special_tokens=bool(request.add_special_tokens),
             most=longest if request.truncate_prompt_tokens is None else None,
-            takes_pictures=service.engine.pictures is not None,
+            takes=media_kind(service),
         )
-        if service.engine.pictures is not None:
-            await self._add_pictures(service.engine.pictures)
+        await self._add_pictures()
         keep, side = request.truncate_prompt_tokens, request.truncation_side
         return [truncate(self.prompt.ids, keep, longest, side)]
 
-    async def _add_pictures(self, workers: PictureWorkers) -> None:
-        limits, messages = self._service.settings.limits, self.fields.messages
+    async def _add_pictures(self) -> None:
         ids, self.media = await with_pictures(
-            workers, self._service.picture_sources, messages, self.prompt.ids, limits
+            self._service, self.fields.messages, self.prompt.ids, self._owner
         )
         self.prompt = self.prompt._replace(ids=ids)
         if self.media is not None and self.fields.truncate_prompt_tokens is not None:
             raise InvalidRequest(
-                "truncate_prompt_tokens cannot be combined with pictures",
+                "truncate_prompt_tokens cannot be combined with pictures or sounds",
                 param="truncate_prompt_tokens",
             )
 
@@ -199,7 +204,7 @@ def _next_turn(
             service.settings.limits,
             trust_template=service.settings.trust_request_chat_template,
             describes_tools=service.model.dialect.describes_tools,
-            takes_pictures=service.engine.pictures is not None,
+            takes=media_kind(service),
         )
 
     return render_next

@@ -20,7 +20,7 @@ from octavo_engine.server.http.errors import HttpError, internal_error, not_supp
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.http.owner import owner_of
 from octavo_engine.server.openai.chat.conversation import rendered
-from octavo_engine.server.openai.chat.pictures import counted_with_pictures
+from octavo_engine.server.openai.chat.pictures import counted_with_pictures, media_kind
 from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.openai.responses import shapes
@@ -112,9 +112,11 @@ async def count_input_tokens(exchange: Exchange, service: Service) -> None:
         check_task("generate", service.engine.info)
         prompt = await rendered(
             service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
-            trust_template=False, takes_pictures=service.engine.pictures is not None,
+            trust_template=False, takes=media_kind(service),
         )  # fmt: skip
-        prompt = await counted_with_pictures(service, turn.chat.messages, prompt)
+        prompt = await counted_with_pictures(
+            service, turn.chat.messages, prompt, owner_of(exchange, service.guard)
+        )
     except RequestError as error:
         turn.rename(error)
         raise

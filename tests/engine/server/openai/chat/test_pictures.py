@@ -17,7 +17,8 @@ from PIL import Image
 from octavo_engine.config import EngineConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.connect import in_process
-from octavo_engine.core.media.prepare import prepare
+from octavo_engine.core.media.prepare_sound import prepare_media as prepare
+from octavo_engine.core.media.spec import PictureSpec
 from octavo_engine.core.media.workers import PictureWorkers
 from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.server.app import build_app
@@ -375,7 +376,7 @@ def test_other_refusals(rig: Rig) -> None:
     assert "detail must be one of" in rig.refusal(picture(RED, detail="best"))
     assert "maximum context length" in rig.refusal(*[picture(RED)] * 16)
     assert "truncate_prompt_tokens" in rig.refusal(picture(RED), truncate_prompt_tokens=5)
-    assert "reads text only" in rig.refusal({"type": "input_audio", "input_audio": {}})
+    assert "takes no sounds" in rig.refusal({"type": "input_audio", "input_audio": {}})
 
 
 def test_the_flags_of_pictures_reach_every_request(tmp_path: Path) -> None:
@@ -383,6 +384,7 @@ def test_the_flags_of_pictures_reach_every_request(tmp_path: Path) -> None:
     rig = Rig(write_seeing_model(tmp_path / "llava"), flags, limits=RequestLimits(max_images=1))
     try:
         assert rig.engine.pictures is not None
+        assert isinstance(rig.engine.pictures.spec, PictureSpec)
         assert rig.engine.pictures.spec.resample == 0
         rig.chat(picture(RED), picture(BLUE))
         three = [picture(RED)] * 3
