@@ -129,6 +129,17 @@ def draining() -> Met:
         return of(client.post(COMPLETIONS, json=HELLO))
 
 
+def disk_full() -> Met:
+    with tempfile.TemporaryDirectory() as folder:
+        with running(settings=ServerSettings(files_dir=folder)) as server:
+            assert server.service.batches is not None
+            storage = server.service.batches.shelf.storage
+            storage.write = lambda path: open("/dev/full", "wb")  # type: ignore[method-assign]
+            with server.client() as client:
+                return of(client.post("/v1/files", data={"purpose": "batch"},
+                                      files={"file": ("a", b"123456")}))  # fmt: skip
+
+
 def keeping_files(
     path: str, method: str = "GET", limits: RequestLimits | None = None, **request: Any
 ) -> Callable[[], Met]:
@@ -181,6 +192,7 @@ MEET: dict[str, Callable[[], Met]] = {
         "/v1/files", "POST", RequestLimits(max_stored_file_bytes=5), data={"purpose": "batch"},
         files={"file": ("a", b"123456")},
     ),
+    "disk_full": disk_full,
     "wrong_pod": requested(headers={"x-octavo-pod-uid": "b"}, pod_uid="a"),
     "headers_too_large": requested(headers={"x": "y" * 3000},
         limits=RequestLimits(max_header_bytes=2000)),
