@@ -7,11 +7,14 @@ import shlex
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from octavo.fetch.errors import EXIT_CODES, FetchReason
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OCTAVO = shlex.join([sys.executable, "-m", "octavo.cli"])
 KIB = 64  # of the disk

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import re
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -130,14 +131,18 @@ def draining() -> Met:
 
 
 def disk_full() -> Met:
-    with tempfile.TemporaryDirectory() as folder:
-        with running(settings=ServerSettings(files_dir=folder)) as server:
-            assert server.service.batches is not None
-            storage = server.service.batches.shelf.storage
-            storage.write = lambda path: open("/dev/full", "wb")  # type: ignore[method-assign]
-            with server.client() as client:
-                return of(client.post("/v1/files", data={"purpose": "batch"},
-                                      files={"file": ("a", b"123456")}))  # fmt: skip
+    def write(_: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(settings=ServerSettings(files_dir=folder)) as server,
+        server.client() as client,
+    ):
+        assert server.service.batches is not None
+        server.service.batches.shelf.storage.write = write  # type: ignore[method-assign]
+        files = {"file": ("a", b"123456")}
+        return of(client.post("/v1/files", data={"purpose": "batch"}, files=files))
 
 
 def keeping_files(
