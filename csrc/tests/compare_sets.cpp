@@ -272,7 +272,7 @@ int compare_attention(KVFormat format, int64_t window) {
         args.window = window;
         args.scale = 0.2F;
         args.soft_cap = 20.0F;
-        const Scratch scratch(kernels.attend_scratch_bytes(args.group(), kDim));
+        const Scratch scratch(kernels.attend_scratch_bytes(args.group(), kDim, 0));
         const int64_t step = query_tile_tokens(args.group());
         for (int32_t head = 0; head < kKVHeads; ++head) {
             for (int64_t first = 0; first < kTokens; first += step) {

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def record(port: int) -> list[ShownLine]:
-    """The platform starts, answers, loses an engine, and ends."""
+    """The platform starts, answers, shows its state, and ends."""
     with tempfile.TemporaryDirectory() as home:
         os.environ["OCTAVO_HOME"] = home
         terminal = RecordedTerminal()

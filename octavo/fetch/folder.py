@@ -132,8 +132,12 @@ class FolderLock:
             descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(content, file)
+        except OSError:  # on a full disk: others would wait for a lock that names nobody
+            self._path.unlink(missing_ok=True)
+            raise
         return True
 
     def _look(self) -> tuple[bytes, int] | None:

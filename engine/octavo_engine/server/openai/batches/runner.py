@@ -8,7 +8,8 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.errors import InvalidRequest
+from octavo_engine.errors import InvalidRequest, machine_fault
+from octavo_engine.server.http.errors import NO_SPACE, machine_error
 from octavo_engine.server.openai.batches.lines import (
     CANCELLED,
     EXPIRED,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.server.batches")
 
 MAX_SHOWN_ERRORS = 100  # of a file whose lines are no requests
+_BROKEN = "The server could not read or write."
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 _MAX_WINDOW_H = 7 * 24
 _MAX_METADATA, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
@@ -151,9 +153,8 @@ class BatchRunner:
             if not (record.batch.output_file_id or record.batch.error_file_id):
                 await asyncio.to_thread(self._write_unanswered, record, CANCELLED)
             self._finish(record, "cancelled")
-        except (OSError, ValueError):
-            logger.exception("Broke on a batch", extra={"batch": record.batch.id})
-            self._fail(record, [_error("internal_error", "The server could not read or write.")])
+        except (OSError, ValueError) as error:
+            self._break(record, error)
 
     async def _work(self, record: BatchRecord) -> None:
         batch = record.batch
@@ -172,9 +173,8 @@ class BatchRunner:
             else:
                 if not batch.is_over and batch.status != "cancelling":
                     self._finish(record, "completed")
-        except (OSError, ValueError):  # a full disk, say: nobody else's work is harmed
-            logger.exception("Unhandled error in batch", extra={"batch": batch.id})
-            self._fail(record, [_error("internal_error", "The server could not read or write.")])
+        except (OSError, ValueError) as error:  # a full disk, say: nobody else's work is harmed
+            self._break(record, error)
 
     async def _answer(self, record: BatchRecord) -> None:
         batch, storage = record.batch, self.shelf.storage
@@ -285,10 +285,27 @@ class BatchRunner:
         self._turn(record, status)
         self.shelf.drop_work(batch)
 
+    def _break(self, record: BatchRecord, error: OSError | ValueError) -> None:
+        """Ends a batch whose files could not be read or written."""
+        fields: dict[str, object] = {"batch": record.batch.id}
+        if problem := machine_fault(error):
+            logger.error("A batch failed", extra=fields | {"error": problem})
+        else:
+            logger.exception("Unhandled error in batch", extra=fields)
+        is_full = machine_error(error).code == "disk_full"
+        code, text = ("disk_full", NO_SPACE) if is_full else ("internal_error", _BROKEN)
+        self._fail(record, [_error(code, text)])
+
     def _fail(self, record: BatchRecord, errors: list[BatchError]) -> None:
         record.batch.errors = BatchErrors(object="list", data=errors)
-        self._turn(record, "failed")
-        self.shelf.drop_work(record.batch)
+        self.shelf.drop_work(record.batch)  # first: on a full disk the record needs the room
+        try:
+            self._turn(record, "failed")
+        except OSError as error:  # clients see how it ended until the server ends
+            logger.error(
+                "The state of a batch could not be stored",
+                extra={"batch": record.batch.id, "error": error.strerror},
+            )
 
     def _turn(self, record: BatchRecord, status: Any) -> None:
         """Into another status, with its time; on disk too."""

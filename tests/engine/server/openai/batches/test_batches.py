@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from octavo_engine.server.http.errors import NO_SPACE
 from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.openai.batches.runner import BatchRunner
 from octavo_engine.server.openai.batches.shapes import BatchObject
 from octavo_engine.server.openai.batches.shelf import BatchRecord, FileStore, new_file_id
+from octavo_engine.server.openai.batches.storage import Storage
 from octavo_engine.state.request import BACKGROUND
 from tests.engine.server.batches.filing import (
     URL,
@@ -31,6 +34,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from starlette.types import Receive, Scope, Send
+
+
+class FullDisk(Storage):
+    """Nothing more can be written."""
+
+    def append(self, path: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    write = append
 
 
 def test_a_batch_answers_as_the_endpoint_does(tmp_path):
@@ -399,7 +411,27 @@ def test_a_batch_whose_input_is_gone_fails_and_harms_nobody(tmp_path, caplog):
         await batches.stop()
 
     asyncio.run(story())
-    assert "Unhandled error in batch" in caplog.text
+    assert "A batch failed" in caplog.text and "Traceback" not in caplog.text
+
+
+def test_a_batch_on_a_full_disk_fails_with_a_sentence_and_makes_room(tmp_path, caplog):
+    async def story() -> None:
+        shelf, record = shelf_with_batch(tmp_path, ["a"])
+        shelf.storage = FullDisk()
+        batches = batches_of(shelf, App())
+        batches.start()
+        await ended(batches)
+        assert record.batch.status == "failed"
+        assert record.batch.errors is not None
+        (error,) = record.batch.errors.data
+        assert (error.code, error.message) == ("disk_full", NO_SPACE)
+        assert not shelf.work_path(record.batch, "input").exists()
+        await batches.stop()
+
+    asyncio.run(story())
+    said = [record.__dict__["error"] for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2 and all("No space left on device" in error for error in said)
+    assert "Traceback" not in caplog.text
 
 
 def test_the_oldest_batches_that_are_over_are_forgotten(tmp_path):
