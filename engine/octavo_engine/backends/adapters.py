@@ -97,8 +97,7 @@ def in_float32(found: Mapping[int, Sequence[StoredPart]]) -> dict[int, list[Site
     """For backends that do not read the file's own numbers."""
     return {
         number: [
-            SitePart(one.part, to_float32(one.down), to_float32(one.up), one.scale)
-            for one in parts
+            SitePart(one.part, to_float32(one.down), to_float32(one.up), one.scale) for one in parts
         ]
         for number, parts in found.items()
     }

@@ -3,7 +3,8 @@
 A name means, first that applies: what the configuration says of it (an alias, weighted backends);
 a model that discovered endpoints serve; an adapter that they have, or could load. Weights are kept
 by hashing: a session always falls to the same backend, a request without one to the backend that
-its id hashes to, the same on every router. An adapter's requests follow the weights of its pool's model.
+its id hashes to, the same on every router. An adapter's requests follow the weights of its pool's
+model.
 
 A name that engines tell belongs to one namespace: that of the oldest pool whose engines tell it.
 """

@@ -499,7 +499,10 @@ class NativeBackend:
         assert self._adapters is not None, "made without adapters"
         added = match_sites(files, self.config, self._sites)
         parts = [
-            (site, [(one.part, stored_rows(one.down), stored_rows(one.up), one.scale) for one in own])
+            (
+                site,
+                [(one.part, stored_rows(one.down), stored_rows(one.up), one.scale) for one in own],
+            )
             for site, own in added.items()
         ]
         return _native.PackedAdapter(self._adapters, parts)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from octavo_engine.backends.registry import build_backend
-from octavo_engine.backends.torch import build_cuda
 from octavo_engine.backends.torch.build_cuda import settle_dtype
+from octavo_engine.backends.torch.cuda import CudaBackend
 from octavo_engine.backends.torch.kernels import choose_kernels
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError
@@ -64,12 +65,12 @@ def test_asking_for_a_gpu_that_is_not_there_is_an_error_not_another_device():
 
 
 def test_flags_reach_the_backend(monkeypatch):
-    seen = {}
+    seen: dict[str, Any] = {}
 
     def open_backend(config, checkpoint, settings, **options):
         seen.update(options, settings=settings)
 
-    monkeypatch.setattr(build_cuda.CudaBackend, "open", open_backend)
+    monkeypatch.setattr(CudaBackend, "open", open_backend)
     files = ModelFiles("tiny", Path("nowhere"), "safetensors", tiny_model("llama").config, {})
     config = EngineConfig(device="cuda", load_format="dummy")
     build_backend(config, files)
