@@ -242,8 +242,7 @@ StoredDtype stored_dtype(const std::string& name) {
 
 // A dtype of a file, and the bytes of each row.
 using StoredTable =
-    std::pair<std::string,
-              nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
+    std::pair<std::string, nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 
 StoredMatrix matrix_of(const StoredTable& table) {
     const auto& [name, bytes] = table;
