@@ -51,6 +51,8 @@ def authority(tmp_path: Path, space: Kubectl) -> Path:
     """For the routers' Service, and for all models of the namespace."""
     for name, alternative in (("router", ROUTERS), ("engine", f"*.{space.namespace}.svc")):
         make_authority(tmp_path / name, (name,), f"DNS:{alternative}")
+    # What routers show to engines is of an authority of its own, which engines trust besides.
+    make_authority(tmp_path / "client", ("client",), f"DNS:{ROUTERS}")
     return tmp_path
 
 
@@ -61,6 +63,7 @@ def test_the_platform_serves_with_the_values_of_production(
     keys = yaml.safe_dump({"keys": [{"tenant": "t", "key": TENANT}]})
     system.apply(
         tls_secret("octavo-router-tls", authority / "router", "router"),
+        tls_secret("octavo-router-client-tls", authority / "client", "client"),
         secret("engine-authority", **{"ca.crt": (authority / "engine" / "ca.pem").read_text()}),
         secret("octavo-api-keys", **{"keys.yaml": keys}),
         secret("octavo-state-token", token=written.CANARIES.new("the state token in production")),
@@ -68,8 +71,10 @@ def test_the_platform_serves_with_the_values_of_production(
         secret("octavo-engine-key", key=ENGINE),
         secret("octavo-test-key", key=TENANT),
     )
+    engine_tls = tls_secret("octavo-engine-tls", authority / "engine", "engine")
+    engine_tls["stringData"]["ca.crt"] += (authority / "client" / "ca.pem").read_text()
     space.apply(
-        tls_secret("octavo-engine-tls", authority / "engine", "engine"),
+        engine_tls,
         secret("octavo-engine-key", key=ENGINE),
         secret("disk-keys", secret=DISK),
     )
@@ -101,9 +106,14 @@ def test_the_platform_serves_with_the_values_of_production(
     address = f"https://{engine_pod['status']['podIP']}:8000"
     trusted = ssl.create_default_context(cafile=str(authority / "engine" / "ca.pem"))
     trusted.check_hostname = False
+    shown = {"authorization": f"Bearer {ENGINE}"}
+    with httpx.Client(verify=trusted, timeout=30) as client:  # a key alone opens nothing
+        assert client.post(f"{address}/v1/completions", json=body, headers=shown).status_code == 403
+        assert client.get(f"{address}/health").status_code == 200
+    ours = authority / "client"
+    trusted.load_cert_chain(ours / "client.pem", ours / "client.key")
     with httpx.Client(verify=trusted, timeout=30) as client:
         assert client.post(f"{address}/v1/completions", json=body).status_code == 401
-        shown = {"authorization": f"Bearer {ENGINE}"}
         assert client.post(f"{address}/v1/completions", json=body, headers=shown).status_code == 200
     platform.helm("test", RELEASE)
     assert written.search(system) + written.search(space) == []
@@ -114,5 +124,8 @@ def settings_of(values: dict[str, Any], prefix: str = "") -> list[str]:
     found: list[str] = []
     for key, value in values.items():
         path = f"{prefix}{key}"
-        found += settings_of(value, f"{path}.") if isinstance(value, dict) else [f"{path}={value}"]
+        if isinstance(value, dict):
+            found += settings_of(value, f"{path}.")
+        else:
+            found.append(f"{path}={str(value).lower() if isinstance(value, bool) else value}")
     return found
