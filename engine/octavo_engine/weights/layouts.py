@@ -189,19 +189,42 @@ class BitsAndBytes8:
         return Integers(q, scales, np.full(scales.shape, 128, np.uint8))
 
 
+class TorchAo8:
+    """torchao's Int8Tensor. A zero point of 0 is written with every scale."""
+
+    suffix = "._weight_qdata"
+    bits = 8
+
+    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
+        signed = checkpoint.array(module + self.suffix, ("I8",), 2)
+        scales = checkpoint.numbers(f"{module}._weight_scale", 2)
+        zeros: NDArray[Any] = np.full(scales.shape, 128, np.uint8)
+        if f"{module}._weight_zero_point" in checkpoint.names():
+            stored = checkpoint.array(f"{module}._weight_zero_point", ("I8",), 2)
+            zeros = stored.view(np.uint8) ^ np.uint8(128)
+        return Integers(signed.view(np.uint8) ^ np.uint8(128), scales, zeros)
+
+
 class Float8:
     """Floats of 8 bits with a scale for the matrix, for each row, or for each block."""
 
-    suffix = ".weight"
-
-    def __init__(self, scale: str, block: tuple[int, int] | None) -> None:
+    def __init__(
+        self,
+        scale: str,
+        block: tuple[int, int] | None,
+        *,
+        suffix: str = ".weight",
+        input_dtype: Literal["fp8"] | None = "fp8",
+    ) -> None:
         self.scale = scale
+        self.suffix = suffix
         self._block = block
+        self._input_dtype = input_dtype
 
     def read(
         self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
     ) -> StoredTensor:
-        values = checkpoint.array(name, ("F8_E4M3",), 2)
+        values = checkpoint.array(module + self.suffix, ("F8_E4M3",), 2)
         if values.shape != tuple(shape):
             raise checkpoint.error(
                 name, f"has shape {list(values.shape)}; the model's config asks for {list(shape)}"
@@ -223,7 +246,7 @@ class Float8:
             )
         return StoredTensor(
             name, "F8_E4M3", tuple(shape), values.reshape(-1),
-            scales=Scales(factors, *block), input_dtype="fp8",
+            scales=Scales(factors, *block), input_dtype=self._input_dtype,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from octavo_engine.weights.by_module import ByModule, modules_of
 from octavo_engine.weights.compressed_tensors import compressed_tensors_layout, read_block, refused
 from octavo_engine.weights.four_bit_floats import Nvfp4
 from octavo_engine.weights.hqq import HQQ_PARTS, Hqq
-from octavo_engine.weights.layouts import AWQ, GPTQ, AsBlocks, BitsAndBytes8, Float8
+from octavo_engine.weights.layouts import AWQ, GPTQ, AsBlocks, BitsAndBytes8, Float8, TorchAo8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ _COMPANIONS = (
     ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape",
     ".weight_g_idx", ".input_scale", ".input_zero_point", ".weight_scale_inv",
     ".SCB", ".weight_format", ".weight_global_scale", ".input_global_scale", ".weight_scale_2",
-    *FOUR_BIT_PARTS, *HQQ_PARTS,
+    "._weight_scale", "._weight_zero_point", *FOUR_BIT_PARTS, *HQQ_PARTS,
 )  # fmt: skip
 
 
@@ -87,6 +87,8 @@ def layout_of(config: object) -> AnyLayout:
             return Hqq()
         case "modelopt":
             return _modelopt(config)
+        case "torchao":
+            return _torchao(config)
     raise refused(f"quant_method {method!r:.40} with {bits!r:.20} bits")
 
 
@@ -142,3 +144,14 @@ def _modelopt(config: Mapping[str, Any]) -> Layout:
         case "NVFP4":
             return Nvfp4(".weight", ".weight_scale_2", divides=False)
     raise refused(f"modelopt with quant_algo {config.get('quant_algo')!r:.20}")
+
+
+def _torchao(config: Mapping[str, Any]) -> Layout:
+    """Weight-only ones, one for all modules. Each tensor subclass is parts under its own name."""
+    kinds = config.get("quant_type")
+    match kinds:
+        case {"default": {"_type": "Int8WeightOnlyConfig"}} if len(kinds) == 1:
+            return AsBlocks(TorchAo8(), scale="._weight_scale")
+        case {"default": {"_type": "Float8WeightOnlyConfig"}} if len(kinds) == 1:
+            return Float8("._weight_scale", None, suffix="._weight_qdata", input_dtype=None)
+    raise refused(f"torchao with quant_type {kinds!r:.80}")
