@@ -37,7 +37,7 @@ class AdapterSite(NamedTuple):
     is_held: bool = True  # False: another stage computes the layer
 
 
-class StoredPart(NamedTuple):
+class StoredSitePart(NamedTuple):
     """What an adapter adds to one part of a site, as it lies in the file."""
 
     part: int
@@ -62,7 +62,7 @@ def is_adaptable(names: Sequence[str]) -> bool:
 
 def match_sites(
     files: AdapterFiles, config: ModelConfig, sites: Sequence[AdapterSite]
-) -> dict[int, list[StoredPart]]:
+) -> dict[int, list[StoredSitePart]]:
     """What the adapter adds to each site that is held, by its number. Raises ModelError that names
     the layer, be it held or not."""
     places = {
@@ -70,7 +70,7 @@ def match_sites(
         for number, site in enumerate(sites)
         for part, name in enumerate(site.names)
     }
-    found: dict[int, list[StoredPart]] = defaultdict(list)
+    found: dict[int, list[StoredSitePart]] = defaultdict(list)
     for module, part in files.parts.items():
         for layer in adapted_layers(config, module):
             if layer.name not in places:
@@ -87,13 +87,13 @@ def match_sites(
                 )
             if site.is_held:
                 up = replace(part.up, row_map=layer.row_map)
-                found[number].append(StoredPart(index, part.down, up, part.scale))
+                found[number].append(StoredSitePart(index, part.down, up, part.scale))
     for parts in found.values():
         parts.sort(key=lambda each: each.part)
     return found
 
 
-def in_float32(found: Mapping[int, Sequence[StoredPart]]) -> dict[int, list[SitePart]]:
+def in_float32(found: Mapping[int, Sequence[StoredSitePart]]) -> dict[int, list[SitePart]]:
     """For backends that do not read the file's own numbers."""
     return {
         number: [

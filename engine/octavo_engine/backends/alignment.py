@@ -1,4 +1,4 @@
-"""How much heads of a decoder attend to each row of a window of audio."""
+"""Heads of a decoder that follow the sound, and how much they attend to each row of a window."""
 
 from __future__ import annotations
 
@@ -10,6 +10,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
+
+    from octavo_engine.models.config import ModelConfig
+    from octavo_engine.weights.source import ModelFiles
+
+
+def alignment_heads(files: ModelFiles, model: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Layers and heads of the decoder that follow the sound, as the model's makers say in
+    generation_config.json; else all of the latter half. None where the model reads no audio."""
+    if model.speech is None:
+        return ()
+    given = (files.generation_config or {}).get("alignment_heads")
+    if isinstance(given, list) and given:
+        heads = [tuple(pair) for pair in given if isinstance(pair, list) and len(pair) == 2]
+        known = [
+            (layer, head)
+            for layer, head in heads
+            if layer in range(model.num_layers) and head in range(model.num_heads)
+        ]
+        if len(known) == len(given):
+            return tuple(known)
+    layers = range(model.num_layers // 2, model.num_layers)
+    return tuple((layer, head) for layer in layers for head in range(model.num_heads))
 
 
 def aligned_attention(

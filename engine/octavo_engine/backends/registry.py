@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.backends.adapters import AdapterLimits
+from octavo_engine.backends.alignment import alignment_heads
 from octavo_engine.backends.draft_files import check_draft_device, open_draft, open_weights
 from octavo_engine.backends.draft_head_files import open_draft_head
 from octavo_engine.backends.draft_sources import DraftSources
@@ -13,7 +14,6 @@ from octavo_engine.backends.vision_part import media_part
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.implementation import implementation_of
-from octavo_engine.models.speech_config import alignment_heads
 from octavo_engine.models.vision_config import read_media_config
 from octavo_engine.weights.open import open_checkpoint
 

@@ -95,8 +95,8 @@ def _draft_facts(config: EngineConfig) -> list[Any] | None:
 
 
 def _speech(files: ModelFiles, implementation: Implementation) -> SpeechInfo | None:
+    from octavo_engine.backends.alignment import alignment_heads
     from octavo_engine.models.config import ModelConfig
-    from octavo_engine.models.speech_config import alignment_heads
 
     if implementation == "transformers":
         return None

@@ -8,9 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.models.block import BlockConfig
-    from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.fields import ConfigFields
-    from octavo_engine.weights.source import ModelFiles
 
 MAX_MELS = 1024
 MAX_ROWS = 1 << 14
@@ -37,25 +35,6 @@ class SpeechConfig(NamedTuple):
     @property
     def feature_columns(self) -> int:
         return FRAMES_PER_ROW * self.num_mels
-
-
-def alignment_heads(files: ModelFiles, model: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Layers and heads of the decoder that follow the sound, as the model's makers say in
-    generation_config.json; else all of the latter half. None where the model reads no audio."""
-    if model.speech is None:
-        return ()
-    given = (files.generation_config or {}).get("alignment_heads")
-    if isinstance(given, list) and given:
-        heads = [tuple(pair) for pair in given if isinstance(pair, list) and len(pair) == 2]
-        known = [
-            (layer, head)
-            for layer, head in heads
-            if layer in range(model.num_layers) and head in range(model.num_heads)
-        ]
-        if len(known) == len(given):
-            return tuple(known)
-    layers = range(model.num_layers // 2, model.num_layers)
-    return tuple((layer, head) for layer in layers for head in range(model.num_heads))
 
 
 def read_speech(fields: ConfigFields, block: BlockConfig) -> Mapping[str, Any]:

@@ -65,7 +65,7 @@ class AdapterPart(NamedTuple):
         return self.down.shape[0]
 
 
-class Content:
+class AdapterContent:
     """What an adapter is distinguished by, while threads still hash its weights.
 
     By sha256, for which processors have instructions: all of the weights are read, in quarters that
@@ -105,7 +105,7 @@ class AdapterFiles(NamedTuple):
     """An adapter, mapped. Layers have the names that they have in the model's checkpoint."""
 
     path: Path
-    content: Content
+    content: AdapterContent
     parts: dict[str, AdapterPart]
 
     @property
@@ -154,7 +154,7 @@ def read_adapter(path: str, *, max_rank: int = MAX_LORA_RANK) -> AdapterFiles:
             "(peft: model.save_pretrained(FOLDER, safe_serialization=True))"
         )
     file = SafetensorsFile(weights)
-    content = Content(file, scaling)
+    content = AdapterContent(file, scaling)
     return AdapterFiles(folder, content, _parts(file, scaling))
 
 

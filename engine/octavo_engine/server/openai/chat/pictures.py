@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo_engine.server.service import Service
 
 
-class MediaPart(NamedTuple):
+class SentMedia(NamedTuple):
     """A part of a message that holds a picture or a sound, or names one that was sent before."""
 
     field: str
@@ -37,7 +37,7 @@ def media_kind(service: Service) -> MediaKind | None:
     return None if workers is None else workers.kind
 
 
-def media_parts(messages: Sequence[ChatMessageBody]) -> list[MediaPart]:
+def media_parts(messages: Sequence[ChatMessageBody]) -> list[SentMedia]:
     """In their order. Raises InvalidRequest."""
     found = []
     for index, message in enumerate(messages):
@@ -47,7 +47,7 @@ def media_parts(messages: Sequence[ChatMessageBody]) -> list[MediaPart]:
             if part.type in MEDIA_PARTS:
                 at = f"messages[{index}].content[{number}]"
                 value = getattr(part, part.type)
-                found.append(MediaPart(f"{at}.{part.type}", part.type, value, part.uuid))
+                found.append(SentMedia(f"{at}.{part.type}", part.type, value, part.uuid))
                 if part.uuid is not None and not 1 <= len(part.uuid) <= MAX_NAME_CHARS:
                     raise InvalidRequest(
                         f"{at}.uuid must have 1 to {MAX_NAME_CHARS} characters", param=f"{at}.uuid"
@@ -73,7 +73,7 @@ async def with_pictures(
         )
     budget = ByteBudget(limits.max_body_bytes)  # what a request could bring itself
 
-    async def prepared(part: MediaPart) -> PreparedPicture:
+    async def prepared(part: SentMedia) -> PreparedPicture:
         data = await _file(service, part, budget, owner)
         picture = await workers.prepare(data, part.field, num_pictures=len(parts))
         if part.uuid is not None:
@@ -93,7 +93,7 @@ async def counted_with_pictures(
     return prompt._replace(ids=ids)
 
 
-async def _file(service: Service, part: MediaPart, budget: ByteBudget, owner: bytes) -> bytes:
+async def _file(service: Service, part: SentMedia, budget: ByteBudget, owner: bytes) -> bytes:
     """Raises RequestError."""
     if part.uuid is not None and not part.value:
         return service.held_media.find(owner, part.uuid, part.field)
