@@ -140,7 +140,7 @@ def disk_full() -> Met:
         server.client() as client,
     ):
         assert server.service.batches is not None
-        server.service.batches.shelf.storage.write = write  # type: ignore[method-assign]
+        server.service.batches.shelf.storage.write = write  # type: ignore[method-assign, assignment]
         files = {"file": ("a", b"123456")}
         return of(client.post("/v1/files", data={"purpose": "batch"}, files=files))
 
