@@ -96,7 +96,7 @@ class Part(NamedTuple):
     """A window that was read: one line of the results' file."""
 
     logprob: float  # of all its tokens but the first, together
-    count: int
+    num_tokens: int
     is_last: bool  # of the text
 
 
@@ -123,7 +123,7 @@ class Results:
             for part in measure(len(parts)):
                 parts.append(part)
                 self._keep(name, part)
-        count = sum(part.count for part in parts)
+        count = sum(part.num_tokens for part in parts)
         return math.exp(-math.fsum(part.logprob for part in parts) / count), count
 
     def _keep(self, name: str, part: Part) -> None:

@@ -150,8 +150,8 @@ def _torchao(config: Mapping[str, Any]) -> Layout:
     """Weight-only ones, one for all modules. Each tensor subclass is parts under its own name."""
     kinds = config.get("quant_type")
     match kinds:
-        case {"default": {"_type": "Int8WeightOnlyConfig"}} if len(kinds) == 1:
+        case {"default": {"_type": "Int8WeightOnlyConfig"}, **others} if not others:
             return AsBlocks(TorchAo8(), scale="._weight_scale")
-        case {"default": {"_type": "Float8WeightOnlyConfig"}} if len(kinds) == 1:
+        case {"default": {"_type": "Float8WeightOnlyConfig"}, **others} if not others:
             return Float8("._weight_scale", None, suffix="._weight_qdata", input_dtype=None)
     raise refused(f"torchao with quant_type {kinds!r:.80}")
