@@ -36,6 +36,8 @@ from tests.engine.models.tiny_poolers import (
     tiny_embedder,
 )
 
+pytestmark = pytest.mark.slow  # kernels in the interpreter
+
 TRITON = ["bert", "bert-max", "nomic", "modernbert", "qwen3", "mistral-window"]
 SHORT = (1, 17, 2, 33)
 
@@ -71,7 +73,6 @@ def test_plain_kernels_embed_as_transformers_do(device, name):
         np.testing.assert_allclose(embed(backend, texts), expected, **CLOSE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TRITON)
 def test_triton_kernels_embed_as_transformers_do(device, name):
     tiny = tiny_embedder(name)
@@ -100,7 +101,6 @@ def test_token_rows_are_the_last_hidden_states(device, name):
     np.testing.assert_allclose(rows, expected, **CLOSE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["plain", "triton"])
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 def test_quantised_weights_stay_so(device, kind, kernels):
@@ -154,7 +154,6 @@ def test_16_bits_turn_no_vector_away(device, name, kernels):
         assert cosine > 0.9999
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_batch_invariant_bits_are_a_texts_own(device, name, row_by_row):
     backend = build(tiny_embedder(name), device, batch_invariant=True)
@@ -195,7 +194,6 @@ def served(engine, texts, task="embed") -> list[np.ndarray]:
     return [found[i] for i in range(len(texts))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "qwen3"])
 def test_small_steps_are_graphs_that_give_what_launches_give(gpu, name):
     tiny = tiny_embedder(name)
@@ -208,7 +206,6 @@ def test_small_steps_are_graphs_that_give_what_launches_give(gpu, name):
     assert not launched._graphs.captured
 
 
-@pytest.mark.slow
 def test_an_engine_launches_a_step_before_it_finishes_the_one_before(gpu):
     backend = build(tiny_embedder("bert"), gpu, max_tokens=24)
     limits = PoolingLimits(max_model_len=24, max_tokens=24, max_texts=16, max_queue=64)
@@ -251,7 +248,6 @@ def test_steps_that_do_not_fit_are_refused_with_the_numbers(gpu, monkeypatch):
         build(tiny_embedder("bert"), gpu)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are seen in the interpreter")
 def test_nothing_compiles_once_texts_are_served(pretended, monkeypatch):
     """Variants of kernels, by Triton's own key."""

@@ -34,6 +34,8 @@ from tests.engine.backends.torch_cuda.test_attention import (
 from tests.engine.backends.torch_cuda.test_decode import in_parts
 from tests.engine.models.tiny import tiny_model
 
+pytestmark = pytest.mark.slow  # kernels in the interpreter
+
 FEW = [(40, 5), (0, 3), (100, 1), (15, 4), (60, 5), (0, 1)]
 TILE = WalkTile(block_n=16, num_warps=4, num_stages=1)
 

@@ -21,6 +21,8 @@ from octavo_engine.caches import KVSpec, StateSpec, one_group
 from octavo_engine.ops import ConvSpec, DeltaSpec, SelectiveSpec, SsdSpec
 from tests.engine.backends.torch_cuda.steps import make_step, of_prompts, on_device
 
+pytestmark = pytest.mark.slow  # kernels in the interpreter
+
 NUM_SLOTS = 24
 # Contexts and new tokens: a beginning, single tokens, and prompts that go on.
 PROMPTS = [(0, 37), (50, 1), (20, 45), (0, 1), (3, 2)]

@@ -22,6 +22,8 @@ from octavo_engine.backends.torch.text_step import (
 from octavo_engine.backends.torch.triton import texts as kernels
 from octavo_engine.ops import AttentionSpec
 
+pytestmark = pytest.mark.slow  # kernels in the interpreter
+
 PLAIN = PlainTextKernels()
 LENGTHS = [5, 33, 1, 16, 40, 17]
 DTYPES = [torch.float32, torch.float16]
