@@ -170,7 +170,9 @@ def test_embeddings_in_integers_stay_on_the_cpu():
 
 def test_models_that_see_stay_where_pictures_are_computed(tmp_path, monkeypatch):
     model = write(tmp_path)
-    monkeypatch.setattr(device_choice, "read_media_config", lambda config: object())
+    monkeypatch.setattr(
+        device_choice, "read_media_config", lambda config: SimpleNamespace(kind="image")
+    )
     assert "pictures" in refused(model)
     assert refused(model, limit_mm_per_prompt="image=0") is None
 

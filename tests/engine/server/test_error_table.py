@@ -7,6 +7,7 @@ import errno
 import json
 import re
 import socket
+import ssl
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,6 +17,7 @@ import pytest
 import octavo_engine
 from octavo_engine import errors
 from octavo_engine.config import EngineConfig
+from octavo_engine.core.media.held import HeldMedia
 from octavo_engine.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -29,6 +31,7 @@ from octavo_engine.server.http import errors as http_errors
 from octavo_engine.server.http.errors import CATALOGUE, ROWS
 from octavo_engine.server.limits import RequestLimits
 from octavo_engine.server.settings import ServerSettings
+from tests.fakes.certificates import make_authority
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import RunningServer, post, running
 from tests.tools.source_trees import parsed_source
@@ -145,6 +148,26 @@ def disk_full() -> Met:
         return of(client.post("/v1/files", data={"purpose": "batch"}, files=files))
 
 
+def without_a_certificate() -> Met:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_authority(folder, ("engine",))
+        context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        settings = ServerSettings(
+            ssl_certfile=str(folder / "engine.pem"), ssl_keyfile=str(folder / "engine.key"),
+            ssl_ca_certs=str(folder / "ca.pem"), ssl_cert_reqs="protected",
+        )  # fmt: skip
+        with running(settings=settings) as server, server.client(verify=context) as client:
+            return of(client.post(COMPLETIONS, json=HELLO))
+
+
+def not_held() -> Met:
+    """As a model that sees answers a uuid that came without its picture."""
+    with pytest.raises(InvalidRequest) as raised:
+        HeldMedia().find(b"", "red", "messages.0.content.1.image_url")
+    return failing(raised.value)()
+
+
 def keeping_files(
     path: str, method: str = "GET", limits: RequestLimits | None = None, **request: Any
 ) -> Callable[[], Met]:
@@ -173,6 +196,8 @@ MEET: dict[str, Callable[[], Met]] = {
                                               code="grammar_timeout")),
     "grammar_queue_full": failing(QueueFull("too many", code="grammar_queue_full",
                                             retry_after_s=5)),
+    "media_not_held": not_held,
+    "client_certificate_required": without_a_certificate,
     "invalid_api_key": requested(api_keys=("k",)),
     "admin_key_required": requested("/octavo/v1/drain", headers={"x-api-key": "k"}, api_keys=("k",),
                                 admin_api_keys=("boss",)),
