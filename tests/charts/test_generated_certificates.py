@@ -31,7 +31,7 @@ SECRETS = {"octavo-ca", "octavo-router-tls", "octavo-router-client-tls", "octavo
 
 def write(folder: Path, secret: dict[str, Any]) -> Path:
     """As a pod has it mounted."""
-    mounted = folder / secret["metadata"]["name"]
+    mounted: Path = folder / secret["metadata"]["name"]
     mounted.mkdir()
     for name, value in secret["data"].items():
         (mounted / name).write_bytes(base64.b64decode(value))
