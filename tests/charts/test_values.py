@@ -71,6 +71,8 @@ OTHERS: dict[str, Any] = {
 }
 _BALANCED = laid_over(KEYS, nested("router.service.type", "LoadBalancer"))
 _ENGINES = laid_over(TLS, nested("engines.tls.secretName", "engine-tls"))
+_CLIENTS = laid_over(_ENGINES, nested("router.engineTLS.clientSecret", "client-tls"))
+_GENERATED = laid_over(TLS, nested("operator.watchNamespaces", ["team-a"]))
 _ISSUED = laid_over(TLS, nested("certManager.issuer.name", "authority"))
 # Where a setting only counts together with another one.
 NEEDS: dict[str, dict[str, Any]] = {
@@ -85,6 +87,13 @@ NEEDS: dict[str, dict[str, Any]] = {
     ),
     "engines.apiKey.secretKey": laid_over(
         nested("engines.apiKey.secretName", "a"), nested("router.engineKey.existingSecret", "a")
+    ),
+    "router.engineTLS.clientSecret": _ENGINES,
+    "engines.tls.clientCertificates": _CLIENTS,
+    "engines.tls.clientNames": laid_over(_CLIENTS, nested("engines.tls.clientCertificates", True)),
+    "generatedCertificates.enabled": _GENERATED,
+    "generatedCertificates.days": laid_over(
+        _GENERATED, nested("generatedCertificates.enabled", True)
     ),
     "certManager.issuer.kind": _ISSUED,
     "certManager.routerNames": _ISSUED,
