@@ -170,9 +170,8 @@ def test_embeddings_in_integers_stay_on_the_cpu():
 
 def test_models_that_see_stay_where_pictures_are_computed(tmp_path, monkeypatch):
     model = write(tmp_path)
-    monkeypatch.setattr(
-        device_choice, "read_media_config", lambda config: SimpleNamespace(kind="image")
-    )
+    seeing = SimpleNamespace(kind="image", noun="pictures")
+    monkeypatch.setattr(device_choice, "read_media_config", lambda config: seeing)
     assert "pictures" in refused(model)
     assert refused(model, limit_mm_per_prompt="image=0") is None
 
