@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from octavo_engine.backends.renamed_tensors import RenamedTensors
 from octavo_engine.models.speech_names import SpeechNames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
 
@@ -17,24 +18,6 @@ _PROJECTOR = (
     (re.compile(r"^(?:model\.)?audio_tower\.layer_norm\."), "projector.norm."),
     (re.compile(r"^(?:model\.)?multi_modal_projector\.linear\."), "projector.linear_1."),
 )
-
-
-class _Renamed:
-    """Some tensors of a checkpoint, by names of ours."""
-
-    def __init__(self, checkpoint: Checkpoint, stored_names: Mapping[str, str]) -> None:
-        self._checkpoint = checkpoint
-        self._stored_names = stored_names
-
-    def names(self) -> Iterable[str]:
-        return self._stored_names
-
-    def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        return self._checkpoint.read(self._stored_names.get(name, name), shape)
-
-    @property
-    def total_bytes(self) -> int:
-        return self._checkpoint.total_bytes
 
 
 class HearingPart:
@@ -51,8 +34,8 @@ class HearingPart:
             else:
                 if _TOWER.match(name):
                     tower[_TOWER.sub("model.encoder.", name)] = name
-        self._tower = SpeechNames(_Renamed(checkpoint, tower))
-        self._projector = _Renamed(checkpoint, projector)
+        self._tower = SpeechNames(RenamedTensors(checkpoint, tower))
+        self._projector = RenamedTensors(checkpoint, projector)
 
     def names(self) -> Iterable[str]:
         return [*self._tower.names(), *self._projector.names()]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from octavo_engine.backends.renamed_tensors import RenamedTensors
 
-    from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
+if TYPE_CHECKING:
+    from octavo_engine.weights.checkpoint import Checkpoint
 
 # As files name it, longest first, and as the text model alone would.
 _PREFIXES = (
@@ -18,24 +18,14 @@ _PREFIXES = (
 )
 
 
-class TextPart:
+class TextPart(RenamedTensors):
     """A checkpoint of which only the language model's tensors are visible."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-        self._stored_names = {
-            plain: name for name in checkpoint.names() if (plain := _plain_name(name)) is not None
-        }
-
-    def names(self) -> Iterable[str]:
-        return self._stored_names
-
-    def read(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        return self._checkpoint.read(self._stored_names.get(name, name), shape)
-
-    @property
-    def total_bytes(self) -> int:
-        return self._checkpoint.total_bytes
+        names = {name: _plain_name(name) for name in checkpoint.names()}
+        super().__init__(
+            checkpoint, {plain: name for name, plain in names.items() if plain is not None}
+        )
 
 
 def _plain_name(name: str) -> str | None:
