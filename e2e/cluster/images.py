@@ -155,7 +155,7 @@ def _forget_layers() -> None:
     """Layers of earlier sources are kept to build the next image sooner, but not without bound."""
     used = _run(["du", "--summarize", "--block-size=1G", str(cache.folder() / "storage")])
     if int(used.split()[0]) > _LAYERS_LIMIT_GIB:
-        _buildah("prune", "--force")
+        _buildah("rmi", "--prune", "--force")
 
 
 def _push(image: str, archive: Path) -> None:
