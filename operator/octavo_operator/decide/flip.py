@@ -121,8 +121,9 @@ def plan_flips(
         )
         if change is None:
             continue
-        moves += _moves(pods, change)
-        names = [kinds.name_of(pod) for pod, _ in _moves(pods, change)]
+        changing = _moves(pods, change)
+        moves += changing
+        names = [kinds.name_of(pod) for pod, _ in changing]
         side = "compute prompts" if change.to_prompts else "answer"
         details.append(f"Flipped {', '.join(names)} to {side}: {change.reason}")
         last = LastFlip(change.reason, now_text)
