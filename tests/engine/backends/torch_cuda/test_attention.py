@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.torch.device_step import cut_tiles
+from octavo_engine.backends.torch.operands import LayerKV
 from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps
@@ -92,11 +93,12 @@ def run(paged: Paged, tile: Tile, num_splits: int = 1, split_tokens: int = 0) ->
     tokens_per_tile = tile.block_m * spec.num_kv_heads // spec.num_heads
     tiles = cut_tiles(paged.step.seq_starts, tokens_per_tile)
     step = on_device(paged.step, paged.kv.device, tiles)
-    k_cache, v_cache = paged.kv.unbind()
+    k, v = paged.kv.unbind()
+    kv = LayerKV(k, v)
     angles = cos_sin(spec.rope, paged.kv.device)
-    q = turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
+    q = turn_and_store(paged.qkv, angles, kv, step, spec)
     result = attend(
-        q, k_cache, v_cache, step, spec,
+        q, kv, step, spec,
         tile=tile, num_splits=num_splits, split_tokens=split_tokens,
         alibi=slopes(spec, q.device),
     )  # fmt: skip
@@ -237,10 +239,11 @@ def test_the_plain_twin_equals_the_reference(name, device):
     expected = paged.reference()
     kernels = PlainKernels()
     step = on_device(paged.step, device, cut_tiles(paged.step.seq_starts, 16))
-    k_cache, v_cache = paged.kv.unbind()
+    k, v = paged.kv.unbind()
+    kv = LayerKV(k, v)
     angles = cos_sin(spec.rope, device)
-    q = kernels.turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
-    result = kernels.attend(q, k_cache, v_cache, step, spec)
+    q = kernels.turn_and_store(paged.qkv, angles, kv, step, spec)
+    result = kernels.attend(q, kv, step, spec)
     torch.testing.assert_close(result.cpu(), expected, rtol=2e-5, atol=2e-5)
 
 

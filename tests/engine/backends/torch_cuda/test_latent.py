@@ -12,6 +12,7 @@ from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.torch.device_step import WalkCut, cut_tiles
 from octavo_engine.backends.torch.latent_kernels import LatentKernels
 from octavo_engine.backends.torch.loader import TorchHeads
+from octavo_engine.backends.torch.operands import LatentOperands
 from octavo_engine.backends.torch.plain_latent import latent_attention
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps
@@ -160,7 +161,7 @@ def test_the_plain_twin_equals_the_reference(name, device):
     step = on_device(paged.step, device, cut_tiles(paged.step.seq_starts, 16))
     angles = cos_sin(spec.rope, device)
     assert angles is not None
-    result = latent_attention(*paged.operands, angles, paged.cache, step, spec)
+    result = latent_attention(LatentOperands(*paged.operands, angles, paged.cache), step, spec)
     torch.testing.assert_close(result.cpu(), expected, **CLOSE)
     torch.testing.assert_close(
         paged.cache.cpu(), paged.expected_cache, rtol=1e-5, atol=1e-5, equal_nan=True
