@@ -26,7 +26,7 @@ from octavo_engine.backends.torch.triton.heads import turn_and_store
 from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.ops import AttentionSpec, QueryTemperature, Rope
-from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device
+from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device, pad
 
 MIXED = [(0, 3), (37, 1), (13, 9), (0, 1), (30, 4)]
 DECODE = [(40, 1), (0, 1), (100, 1)]
@@ -251,12 +251,7 @@ def test_a_row_of_padding_writes_nothing_and_reads_nothing(device):
     spec = make_spec()
     paged = Paged([(20, 1)], spec, device)
     expected = paged.reference()
-    paged.step.slots = np.array([[*paged.step.slots[0], -1]], np.int32)
-    paged.step.positions = np.array([*paged.step.positions, 0], np.int32)
-    paged.step.token_ids = np.array([*paged.step.token_ids, 0], np.int32)
-    paged.step.seq_starts = np.array([0, 1, 2], np.int32)
-    paged.step.seq_lens = np.array([21, 0], np.int32)
-    paged.step.rows = np.array([paged.step.rows[0]] * 2, np.int32)
+    pad(paged.step)
     paged.qkv = torch.cat([paged.qkv, paged.qkv])
     for num_splits in (1, 2):
         tile = Tile(block_m=16, block_n=16, num_warps=4, num_stages=1)

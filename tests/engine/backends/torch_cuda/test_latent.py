@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,7 +21,7 @@ from octavo_engine.caches import LatentSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.models.latent_config import LatentConfig
 from octavo_engine.ops import LatentAttentionSpec, Rope
-from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device
+from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device, pad
 from tests.engine.backends.torch_cuda.test_attention import DECODE, MIXED, cos_sin, inverse_powers
 from tests.engine.backends.torch_cuda.test_decode import LENGTHS, in_parts
 
@@ -215,12 +214,7 @@ def test_padding_reads_nothing_and_writes_nothing(device):
     spec = make_spec(device)
     paged = Latents([(20, 1)], spec, device)
     expected = paged.reference()
-    paged.step.slots = np.array([[*paged.step.slots[0], -1]], np.int32)
-    paged.step.positions = np.array([*paged.step.positions, 0], np.int32)
-    paged.step.token_ids = np.array([*paged.step.token_ids, 0], np.int32)
-    paged.step.seq_starts = np.array([0, 1, 2], np.int32)
-    paged.step.seq_lens = np.array([21, 0], np.int32)
-    paged.step.rows = np.array([paged.step.rows[0]] * 2, np.int32)
+    pad(paged.step)
     q, kv, key_up, value_up = paged.operands
     paged.operands = torch.cat([q, q]), torch.cat([kv, kv]), key_up, value_up
     for tiles in (cut_tiles(paged.step.seq_starts, 2), in_parts([21, 0], 16)):
