@@ -33,6 +33,10 @@ ALLOWED = {
     # A kubeconfig with insecure-skip-tls-verify, on the user's own machine.
     ("operator/octavo_operator/cluster/kube_config.py", "CERT_NONE"),
 }
+_WORDS = [
+    name.split(".")
+    for name in (*DESERIALISERS, *(f"{name}(" for name in EVALUATORS), *BANNED, *BANNED_KEYWORDS)
+] + [["CERT_NONE"]]
 # `compile` has two meanings: torch's and the regular expressions' are attributes, not the builtin.
 
 
@@ -55,13 +59,28 @@ def dangers(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _of_call(call: ast.Call) -> Iterator[str]:
-    name = ast.unparse(call.func)
+    name = _dotted(call.func)
     if name in EVALUATORS | BANNED:
         yield name
     for keyword in call.keywords:
         value = getattr(keyword.value, "value", None)  # of a constant
         if keyword.arg in BANNED_KEYWORDS and value is BANNED_KEYWORDS[keyword.arg]:
             yield f"{keyword.arg}={value}"
+
+
+def _dotted(function: ast.expr) -> str:
+    """`name` or `module.name`; nothing that is banned has more parts."""
+    match function:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id=module), attr=name):
+            return f"{module}.{name}"
+    return ""
+
+
+def may_be_dangerous(text: str) -> bool:
+    """Whether it has all words of one danger: most sources need not be parsed."""
+    return any(all(word in text for word in words) for words in _WORDS)
 
 
 def _root(module: str) -> str:
@@ -88,6 +107,7 @@ def sources() -> list[Path]:
 )
 def test_dangerous_code_is_found(source: str, what: str):
     assert [found for _, found in dangers(ast.parse(source))] == [what]
+    assert may_be_dangerous(source)
 
 
 def test_harmless_code_is_not():
@@ -103,6 +123,7 @@ def test_no_source_that_is_shipped_does_any_of_it():
     found = {
         (path.relative_to(ROOT).as_posix(), what)
         for path in paths
+        if may_be_dangerous(path.read_text(encoding="utf-8"))
         for _, what in dangers(parsed_source(path))
     }
     assert found == ALLOWED  # an exception that is no longer needed goes, too

@@ -45,7 +45,10 @@ def narrow(module: ast.Module) -> list[int]:
 
 def test_no_handler_catches_the_decoders_own_errors_alone() -> None:
     assert len(SOURCES) > 400
-    assert not {str(path): lines for path in SOURCES if (lines := narrow(parsed_source(path)))}
+    named = [
+        path for path in SOURCES if any(name in path.read_text(encoding="utf-8") for name in _OWN)
+    ]
+    assert not {str(path): lines for path in named if (lines := narrow(parsed_source(path)))}
 
 
 def test_the_rule_finds_what_it_is_for() -> None:

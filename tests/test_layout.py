@@ -60,9 +60,9 @@ def test_tests_are_no_packages():
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_module_opens_with_its_sentence(path):
-    assert ast.get_docstring(parsed_source(path)), "say in one sentence what the module owns"
+def test_each_module_opens_with_its_sentence():
+    silent = [path for path in sources() if not ast.get_docstring(parsed_source(path))]
+    assert silent == [], "say in one sentence what the module owns"
 
 
 def test_no_function_outgrows_one_idea():

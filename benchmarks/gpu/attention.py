@@ -115,11 +115,10 @@ class Layers:
             functools.partial(
                 decode.attend,
                 q,
-                *self.kv.layer(layer),
+                self.kv.layer(layer),
                 view,
                 self.spec(layer),
                 tile=tile,
-                scales=self.kv.scales(layer),
             )
             for layer in range(LAYERS)
         ]
@@ -132,7 +131,7 @@ class Layers:
         q = self.q(num_tokens)
         return [
             functools.partial(
-                attention.attend, q, *self.kv.layer(layer), view, self.spec(layer),
+                attention.attend, q, self.kv.layer(layer), view, self.spec(layer),
                 tile=tile, num_splits=1,
             )
             for layer in range(LAYERS)

@@ -14,6 +14,7 @@ from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.torch.device_kv import DeviceKV
 from octavo_engine.backends.torch.device_step import StepBuffer, StepSizes, cut_walks
 from octavo_engine.backends.torch.latent_kernels import LatentKernels
+from octavo_engine.backends.torch.operands import LatentOperands
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.triton import latent
 from octavo_engine.caches import one_group
@@ -122,8 +123,12 @@ class _Layers:
     def wholes(self) -> list[Callable[[], Tensor]]:
         return [
             functools.partial(
-                self.kernels.attend, self._q, self._new, self._key_up, self._value_up,
-                self._cos_sin, self._kv.latents(layer), self._step, self._spec,
+                self.kernels.attend,
+                LatentOperands(
+                    self._q, self._new, self._key_up, self._value_up, self._cos_sin,
+                    self._kv.latents(layer),
+                ),
+                self._step, self._spec,
             )
             for layer in range(LAYERS)
         ]  # fmt: skip

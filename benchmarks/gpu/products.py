@@ -10,6 +10,7 @@ import torch
 from octavo.measure.device_limits import replayed_ms
 from octavo_engine.backends.torch.cuda_loader import DeviceLinear
 from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.operands import ExpertPair
 from octavo_engine.backends.torch.packed import FP8, GroupedWeight, PackedExperts, ScaledWeight
 from octavo_engine.backends.torch.repack import by_groups
 from octavo_engine.models.config import ModelConfig
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from benchmarks.gpu.measure import Ceilings
     from octavo_engine.backends.torch.kernels import Kernels
-    from octavo_engine.backends.torch.packed import DeviceExperts
     from octavo_engine.config import KernelChoice
 
 # The largest layer of an 8B model, gate and up; and the experts of Mixtral 8x7B and Qwen3-30B-A3B.
@@ -122,22 +122,20 @@ def mixtures(
         assert isinstance(wide, torch.Tensor) and isinstance(narrow, torch.Tensor)
         gate_up = wide.view(num_experts, 2 * width, columns)
         down = narrow.view(num_experts, columns, width)
-        weights: dict[str, tuple[DeviceExperts, DeviceExperts]] = {
-            f"{name}_{label}": (
+        weights: dict[str, ExpertPair] = {
+            f"{name}_{label}": ExpertPair(
                 packed_experts(kind, num_experts, 2 * width, columns, device),
                 packed_experts(kind, num_experts, columns, width, device),
             )
             for label, kind in EXPERT_KINDS.items()
             if label != "fp8" or "fp8" in chosen.formats
         }
-        weights[name] = (gate_up, down)
+        weights[name] = ExpertPair(gate_up, down)
         for num_rows in rows:
             x = torch.randn((num_rows, columns), dtype=torch.bfloat16, device=device)
             scores = torch.randn((num_rows, num_experts), device=device)
-            for label, (wide_part, narrow_part) in weights.items():
-                ms = timer(
-                    [functools.partial(chosen.experts, x, scores, wide_part, narrow_part, spec)]
-                )
+            for label, layers in weights.items():
+                ms = timer([functools.partial(chosen.experts, x, scores, layers, spec)])
                 found[f"{label}_{num_rows}_ms"] = ms
         flops = 2 * max(rows) * top_k * 3 * columns * width
         found[f"{name}_{max(rows)}_peak_share"] = flops / (ms * 1e-3) / best.flops_per_s

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from octavo_engine.config import EngineConfig
+
 KINDS = {
     "steps": "single steps beside this machine's limits: a batch of 1 to 64, a prompt",
     "throughput": "many prompts at once, offline: tokens per second",
@@ -55,3 +57,19 @@ def add_profile_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", metavar="FILE", help="record every step to FILE, for ui.perfetto.dev"
     )
+
+
+def with_engine(
+    parser: CommandParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, EngineConfig]:
+    """The arguments of a benchmark whose engine is in this process, and the engine's settings."""
+    from octavo.options.settings import add_engine_options, engine_config
+    from octavo.options.vllm_flags import translate
+
+    add_profile_option(parser)
+    add_engine_options(parser)
+    args = parser.parse_args(translate(argv, serving=False))
+    config = engine_config(args)
+    from octavo_engine.core.device_choice import settle_device
+
+    return args, settle_device(config)

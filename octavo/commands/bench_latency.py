@@ -6,10 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo.bench.report import random_prompts, show, summary, write_json
-from octavo.commands.bench import add_profile_option, add_size_options
+from octavo.commands.bench import add_size_options, with_engine
 from octavo.options.parser import CommandParser, not_negative, positive
-from octavo.options.settings import add_engine_options, engine_config
-from octavo.options.vllm_flags import translate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,17 +19,12 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N")
     parser.add_argument("--num-iters", type=positive, default=5, metavar="N")
     parser.add_argument("--num-iters-warmup", type=not_negative, default=1, metavar="N")
-    add_profile_option(parser)
-    add_engine_options(parser)
-    args = parser.parse_args(translate(argv, serving=False))
-    config = engine_config(args)
+    args, config = with_engine(parser, argv)
     from octavo.measure.batch_limits import of_limit
     from octavo.measure.limits import limits_for
-    from octavo_engine.core.device_choice import settle_device
     from octavo_engine.core.offline.llm import LLM
     from octavo_engine.state.sampling_params import SamplingParams
 
-    config = settle_device(config)
     limits = limits_for(config)
     times: list[float] = []
     with LLM.from_config(config) as llm:

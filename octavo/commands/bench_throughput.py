@@ -7,10 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo.bench.report import random_prompts, show, write_json
-from octavo.commands.bench import add_profile_option, add_size_options
+from octavo.commands.bench import add_size_options, with_engine
 from octavo.options.parser import CommandParser, positive
-from octavo.options.settings import add_engine_options, engine_config
-from octavo.options.vllm_flags import translate
 from octavo_common.process_tree import cpu_seconds
 
 if TYPE_CHECKING:
@@ -21,17 +19,12 @@ def main(prog: str, argv: Sequence[str]) -> int:
     parser = CommandParser(prog, "Measure the throughput of the engine in this process.")
     add_size_options(parser, input_len=256, output_len=128)
     parser.add_argument("--num-prompts", type=positive, default=64, metavar="N")
-    add_profile_option(parser)
-    add_engine_options(parser)
-    args = parser.parse_args(translate(argv, serving=False))
-    config = engine_config(args)
+    args, config = with_engine(parser, argv)
     from octavo.measure.batch_limits import of_limit
     from octavo.measure.limits import limits_for
-    from octavo_engine.core.device_choice import settle_device
     from octavo_engine.core.offline.llm import LLM
     from octavo_engine.state.sampling_params import SamplingParams
 
-    config = settle_device(config)
     limits = limits_for(config)
     with LLM.from_config(config) as llm:
         info = llm.info

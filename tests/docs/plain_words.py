@@ -6,7 +6,7 @@ import ast
 import contextlib
 import io
 import re
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ def words_in(text: str) -> list[str]:
     return sorted({" ".join(found.lower().split()) for found in _PATTERN.findall(text)})
 
 
+@cache
 def texts() -> dict[str, Callable[[], str]]:
     """Everything that users read, by its path or name."""
     found: dict[str, Callable[[], str]] = {}
@@ -84,6 +85,7 @@ def _help_of_flags() -> str:
     return "\n".join(flag.help for flag in (*ENGINE_FLAGS, *SERVER_FLAGS))
 
 
+@cache
 def _raised_text(path: Path) -> str:
     return "\n".join(raised_strings(path.read_text(encoding="utf-8")))
 

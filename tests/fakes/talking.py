@@ -13,6 +13,9 @@ from tests.fakes.server import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from tests.fakes.server import RunningServer
 
 HI: Any = [{"role": "user", "content": "weather?"}]
 WEATHER: dict[str, Any] = {
@@ -41,12 +44,18 @@ def saying(
     *scripts: str, piece: int = 1, using: ServerSettings = HERMES
 ) -> Iterator[tuple[Any, Any]]:
     """A server whose model says the scripts, one an answer, and the official client of it."""
-    engine = ScriptedEngine(scripts=list(scripts), piece=piece)
     with (
-        running(engine, using) as server,
+        scripted(*scripts, piece=piece, using=using) as server,
         openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client,
     ):
         yield server, client
+
+
+def scripted(
+    *scripts: str, piece: int = 1, using: ServerSettings = HERMES
+) -> AbstractContextManager[RunningServer]:
+    """The server alone."""
+    return running(ScriptedEngine(scripts=list(scripts), piece=piece), using)
 
 
 def streamed(client: Any, **requested: Any) -> tuple[dict[str, Any], list[Any]]:

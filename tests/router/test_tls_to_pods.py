@@ -164,17 +164,21 @@ def test_certificates_and_authority_are_renewed_without_a_restart(
                 await asyncio.sleep(0.01)
             use(tmp_path, authorities / "two", "default")
             engine.signal(signal.SIGHUP)
-            [endpoint] = app.registry.endpoints.values()
-            for _ in range(20):  # each over a connection of its own
-                app.upstreams.of(endpoint).pool.idle_s = 0.0
-                assert (await client.ask(chat(max_tokens=2))).status == 200
-                await asyncio.sleep(0.05)
+            await ask_over_new_connections(app, client)
             await shake_hands(engine, authorities / "two" / "ca.pem")
             with pytest.raises(ssl.SSLCertVerificationError):
                 await shake_hands(engine, authorities / "one" / "ca.pem")
 
     with serve(*files) as engine:
         story()
+
+
+async def ask_over_new_connections(app: App, client: RawClient) -> None:
+    [endpoint] = app.registry.endpoints.values()
+    for _ in range(20):
+        app.upstreams.of(endpoint).pool.idle_s = 0.0
+        assert (await client.ask(chat(max_tokens=2))).status == 200
+        await asyncio.sleep(0.05)
 
 
 def taking_routers(authority: Path) -> tuple[str, ...]:
@@ -228,11 +232,7 @@ def test_certificates_of_routers_and_their_authority_are_renewed_without_a_resta
             shutil.copy(authorities / "two" / "ca.pem", tmp_path / "new")
             os.replace(tmp_path / "new", trusted)
             engine.signal(signal.SIGHUP)
-            [endpoint] = app.registry.endpoints.values()
-            for _ in range(20):  # each over a connection of its own
-                app.upstreams.of(endpoint).pool.idle_s = 0.0
-                assert (await client.ask(chat(max_tokens=2))).status == 200
-                await asyncio.sleep(0.05)
+            await ask_over_new_connections(app, client)
             context = ssl.create_default_context(cafile=str(authorities / "one" / "ca.pem"))
             context.load_cert_chain(authorities / "one" / f"{ROUTER}.pem",
                                     authorities / "one" / f"{ROUTER}.key")  # fmt: skip

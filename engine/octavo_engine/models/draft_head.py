@@ -78,7 +78,23 @@ def build_draft_head(
             return PredictionLayer(config, loader, model, max_model_len)
 
 
-class Eagle:
+class FromState:
+    """Proposes from a state as wide as the model's: first the model's own, normed."""
+
+    model: Sharing
+
+    def first(self, ops: DraftOps) -> Value:
+        state = ops.input(self.model.body.config.hidden_size)
+        return self._from(ops, self.model.body.normed(ops, state))
+
+    def next(self, ops: DraftOps) -> Value:
+        return self._from(ops, ops.input(self.model.body.config.hidden_size))
+
+    def _from(self, ops: DraftOps, state: Value) -> Value:
+        raise NotImplementedError
+
+
+class Eagle(FromState):
     """A linear layer over [embedding, state], and layers as Llama's, of which the first has no norm
     before its attention."""
 
@@ -98,13 +114,6 @@ class Eagle:
         self.others = [
             LlamaLayer(layers, loader, index, ropes) for index in range(1, layers.num_layers)
         ]
-
-    def first(self, ops: DraftOps) -> Value:
-        state = ops.input(self.model.body.config.hidden_size)
-        return self._from(ops, self.model.body.normed(ops, state))
-
-    def next(self, ops: DraftOps) -> Value:
-        return self._from(ops, ops.input(self.model.body.config.hidden_size))
 
     def _from(self, ops: DraftOps, state: Value) -> Value:
         embedding = ops.embedding(self.model.body.embedding)
@@ -216,7 +225,7 @@ class Eagle3Layer:
         return ops.add(x, self.mlp.forward(ops, ops.rms_norm(x, self.mlp_norm, self.eps)))
 
 
-class PredictionLayer:
+class PredictionLayer(FromState):
     """One more layer of the model behind a linear layer over [normed embedding, normed state]."""
 
     def __init__(
@@ -238,13 +247,6 @@ class PredictionLayer:
         self.norms_state = isinstance(model, Hybrid)
         kind = HybridLayer if isinstance(model, Hybrid) else LlamaLayer
         self.layer: LlamaLayer | HybridLayer = kind(layers, loader, 0, ropes)
-
-    def first(self, ops: DraftOps) -> Value:
-        state = ops.input(self.model.body.config.hidden_size)
-        return self._from(ops, self.model.body.normed(ops, state))
-
-    def next(self, ops: DraftOps) -> Value:
-        return self._from(ops, ops.input(self.model.body.config.hidden_size))
 
     def _from(self, ops: DraftOps, state: Value) -> Value:
         embedding = ops.rms_norm(

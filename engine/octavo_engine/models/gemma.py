@@ -8,47 +8,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.models.layers import Attention, Mlp, OutputHead, Ropes, run_layers
+from octavo_engine.models.layers import Attention, Mlp, TextBody, TextModel
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.layers import Ropes
     from octavo_engine.ops import Loader, Ops, Value, Vector
 
 NORM_OFFSET = 1.0  # a stored norm weight of 0 leaves the values as they are
 
 
-class Gemma:
+class Gemma(TextModel["GemmaBody"]):
     """Token ids to logits."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        self.body = GemmaBody(config, loader, max_model_len)
-        self.head = OutputHead(config, loader, self.body.embedding)
-
-    def forward(self, ops: Ops) -> Value:
-        x = self.body.forward(ops)
-        return self.head.forward(ops, self.body.normed(ops, ops.select_rows(x)))
+        super().__init__(GemmaBody(config, loader, max_model_len), config, loader)
 
 
-class GemmaBody:
-    """All but the head: token ids to hidden states, which are still to be normed."""
+class GemmaBody(TextBody):
+    """All but the head."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        ropes = Ropes(max_model_len)
-        self.config = config
-        self.embedding = loader.embedding(
-            "model.embed_tokens", config.vocab_size, config.hidden_size
-        )
-        self.layers = [
-            GemmaLayer(config, loader, index, ropes) for index in range(config.num_layers)
-        ]
-        self.norm = loader.vector("model.norm.weight", config.hidden_size, offset=NORM_OFFSET)
-
-    def forward(self, ops: Ops) -> Value:
-        x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
-        return run_layers(ops, self.layers, x)
-
-    def normed(self, ops: Ops, x: Value) -> Value:
-        return ops.rms_norm(x, self.norm, self.config.norm_eps)
+        super().__init__(config, loader, max_model_len, GemmaLayer, norm_offset=NORM_OFFSET)
 
 
 class GemmaLayer:

@@ -13,7 +13,15 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes, run_layers
+from octavo_engine.models.layers import (
+    Attention,
+    Experts,
+    Mlp,
+    Ropes,
+    TextModel,
+    run_layers,
+    token_embedding,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,16 +31,11 @@ if TYPE_CHECKING:
     from octavo_engine.ops import Loader, Ops, Value
 
 
-class Gpt:
+class Gpt(TextModel["GptBody"]):
     """Token ids to logits."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        self.body = GptBody(config, loader, max_model_len)
-        self.head = OutputHead(config, loader, self.body.embedding)
-
-    def forward(self, ops: Ops) -> Value:
-        x = self.body.forward(ops)
-        return self.head.forward(ops, self.body.normed(ops, ops.select_rows(x)))
+        super().__init__(GptBody(config, loader, max_model_len), config, loader)
 
 
 class GptBody:
@@ -42,9 +45,7 @@ class GptBody:
         ropes = Ropes(max_model_len)
         block = config.block
         self.config = config
-        self.embedding = loader.embedding(
-            "model.embed_tokens", config.vocab_size, config.hidden_size
-        )
+        self.embedding = token_embedding(config, loader)
         self.positions = None
         if block.positions == "table":
             rows = config.max_position_embeddings + block.position_offset

@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from octavo_engine.models.gpt import PlainMlp
-from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes, run_layers
+from octavo_engine.models.layers import Attention, Experts, Mlp, TextBody, TextModel
 from octavo_engine.models.mixers import (
     AttentionBesideMamba,
     GatedAttention,
@@ -25,43 +25,23 @@ from octavo_engine.models.mixers import (
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.gpt import Module
+    from octavo_engine.models.layers import Ropes
     from octavo_engine.ops import Loader, Ops, Value
 
 
-class Hybrid:
+class Hybrid(TextModel["HybridBody"]):
     """Token ids to logits."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        self.body = HybridBody(config, loader, max_model_len)
-        self.head = OutputHead(config, loader, self.body.embedding)
-
-    def forward(self, ops: Ops) -> Value:
-        x = self.body.forward(ops)
-        return self.head.forward(ops, self.body.normed(ops, ops.select_rows(x)))
+        super().__init__(HybridBody(config, loader, max_model_len), config, loader)
 
 
-class HybridBody:
-    """All but the head: token ids to hidden states, which are still to be normed."""
+class HybridBody(TextBody):
+    """All but the head."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        ropes = Ropes(max_model_len)
-        self.config = config
-        self.embedding = loader.embedding(
-            "model.embed_tokens", config.vocab_size, config.hidden_size
-        )
-        self.layers = [
-            HybridLayer(config, loader, index, ropes) for index in range(config.num_layers)
-        ]
-        self.norm = loader.vector(
-            "model.norm.weight", config.hidden_size, offset=config.block.norm_offset
-        )
-
-    def forward(self, ops: Ops) -> Value:
-        x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
-        return run_layers(ops, self.layers, x)
-
-    def normed(self, ops: Ops, x: Value) -> Value:
-        return ops.rms_norm(x, self.norm, self.config.norm_eps)
+        offset = config.block.norm_offset
+        super().__init__(config, loader, max_model_len, HybridLayer, norm_offset=offset)
 
 
 class HybridLayer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from octavo_engine.models.alibi import alibi_slopes
 from octavo_engine.models.rope import make_rope
@@ -267,3 +267,68 @@ class OutputHead:
         if self.soft_cap is not None:
             logits = ops.soft_cap(logits, self.soft_cap)
         return logits
+
+
+class ModelBody(Protocol):
+    """All of a model but its head: token ids to hidden states, which are still to be normed."""
+
+    embedding: Embedding
+
+    def forward(self, ops: Ops) -> Value: ...
+
+    def normed(self, ops: Ops, x: Value) -> Value: ...
+
+
+BodyT = TypeVar("BodyT", bound=ModelBody)
+
+
+class TextModel(Generic[BodyT]):
+    """Token ids to logits: a body, and the head over the rows that are wanted."""
+
+    def __init__(self, body: BodyT, config: ModelConfig, loader: Loader) -> None:
+        self.body = body
+        self.head = OutputHead(config, loader, body.embedding)
+
+    def forward(self, ops: Ops) -> Value:
+        x = self.body.forward(ops)
+        return self.head.forward(ops, self.body.normed(ops, ops.select_rows(x)))
+
+
+class LayerMaker(Protocol):
+    """A class of layers."""
+
+    def __call__(self, config: ModelConfig, loader: Loader, index: int, ropes: Ropes, /) -> Layer:
+        """The layer of an index."""
+
+
+class TextBody:
+    """A ModelBody of an embedding, layers of one class, and a norm of roots."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        loader: Loader,
+        max_model_len: int,
+        make_layer: LayerMaker,
+        *,
+        norm_offset: float = 0.0,
+    ) -> None:
+        ropes = Ropes(max_model_len)
+        self.config = config
+        self.embedding = token_embedding(config, loader)
+        self.layers = [
+            make_layer(config, loader, index, ropes) for index in range(config.num_layers)
+        ]
+        self.norm = loader.vector("model.norm.weight", config.hidden_size, offset=norm_offset)
+
+    def forward(self, ops: Ops) -> Value:
+        x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
+        return run_layers(ops, self.layers, x, num_deep=self.config.num_deep_rows)
+
+    def normed(self, ops: Ops, x: Value) -> Value:
+        return ops.rms_norm(x, self.norm, self.config.norm_eps)
+
+
+def token_embedding(config: ModelConfig, loader: Loader) -> Embedding:
+    """The table under the name that most checkpoints give it."""
+    return loader.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)

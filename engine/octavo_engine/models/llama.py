@@ -10,45 +10,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo_engine.models.latent import LatentAttention
-from octavo_engine.models.layers import Attention, Experts, Mlp, OutputHead, Ropes, run_layers
+from octavo_engine.models.layers import Attention, Experts, Mlp, TextBody, TextModel
 
 if TYPE_CHECKING:
     from octavo_engine.models.config import ModelConfig
+    from octavo_engine.models.layers import Ropes
     from octavo_engine.ops import Loader, Ops, Value
 
 
-class Llama:
+class Llama(TextModel["LlamaBody"]):
     """Token ids to logits."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        self.body = LlamaBody(config, loader, max_model_len)
-        self.head = OutputHead(config, loader, self.body.embedding)
-
-    def forward(self, ops: Ops) -> Value:
-        x = self.body.forward(ops)
-        return self.head.forward(ops, self.body.normed(ops, ops.select_rows(x)))
+        super().__init__(LlamaBody(config, loader, max_model_len), config, loader)
 
 
-class LlamaBody:
-    """All but the head: token ids to hidden states, which are still to be normed."""
+class LlamaBody(TextBody):
+    """All but the head."""
 
     def __init__(self, config: ModelConfig, loader: Loader, max_model_len: int) -> None:
-        ropes = Ropes(max_model_len)
-        self.config = config
-        self.embedding = loader.embedding(
-            "model.embed_tokens", config.vocab_size, config.hidden_size
-        )
-        self.layers = [
-            LlamaLayer(config, loader, index, ropes) for index in range(config.num_layers)
-        ]
-        self.norm = loader.vector("model.norm.weight", config.hidden_size)
-
-    def forward(self, ops: Ops) -> Value:
-        x = ops.embedding(self.embedding, scale=self.config.embedding_scale)
-        return run_layers(ops, self.layers, x, num_deep=self.config.num_deep_rows)
-
-    def normed(self, ops: Ops, x: Value) -> Value:
-        return ops.rms_norm(x, self.norm, self.config.norm_eps)
+        super().__init__(config, loader, max_model_len, LlamaLayer)
 
 
 class LlamaLayer:

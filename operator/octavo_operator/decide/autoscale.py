@@ -93,50 +93,42 @@ def reads_signals(deployment: LLMDeployment) -> bool:
     return rules is not None and rules.provider == "octavo" and not deployment.suspend
 
 
-def wanted_replicas(
-    deployment: LLMDeployment,
-    last: Scaling | None,
-    history: ScaleHistory,
-    signals: LoadSignals,
-    *,
-    now: float,
-    now_text: str,
-    is_decided: bool = False,
-) -> ReplicaCount:
-    """By the spec, or by the built-in autoscaler. `last` is its decision in the status;
-    `is_decided`: it was made by this reconcile, and stays."""
+@dataclass(frozen=True, slots=True)
+class ScaleInputs:
+    """What the built-in autoscaler decides from. `last` is its decision in the status;
+    `is_decided`: it was made by this reconcile, and stays. `now` is monotonic."""
+
+    last: Scaling | None
+    history: ScaleHistory
+    signals: LoadSignals
+    now: float
+    now_text: str
+    is_decided: bool = False
+
+
+def wanted_replicas(deployment: LLMDeployment, inputs: ScaleInputs) -> ReplicaCount:
+    """By the spec, or by the built-in autoscaler."""
+    history = inputs.history
     rules = deployment.autoscaling
     if rules is None or deployment.suspend:
         return ReplicaCount(deployment.wanted_replicas, None, history)
     if rules.provider != "octavo":  # it writes spec.replicas through the scale subresource
         replicas = rules.clamp(deployment.replicas) if deployment.replicas else 0
         return ReplicaCount(replicas, None, history)
-    start = deployment.replicas
-    return follow(
-        rules, start, last, history, signals, now=now, now_text=now_text, is_decided=is_decided
-    )
+    return follow(rules, deployment.replicas, inputs)
 
 
-def follow(
-    rules: AutoscalingSpec,
-    start: int,
-    last: Scaling | None,
-    history: ScaleHistory,
-    signals: LoadSignals,
-    *,
-    now: float,
-    now_text: str,
-    is_decided: bool = False,
-) -> ReplicaCount:
-    """By the built-in autoscaler, from its `last` decision, or from `start` where it made none."""
-    if last is not None and is_decided:
+def follow(rules: AutoscalingSpec, start: int, inputs: ScaleInputs) -> ReplicaCount:
+    """By the built-in autoscaler, from its last decision, or from `start` where it made none."""
+    last, history = inputs.last, inputs.history
+    if last is not None and inputs.is_decided:
         return ReplicaCount(last.replicas, last, history)
     current = rules.clamp(start) if last is None else last.replicas
-    decision = decide(rules, signals, current, history, now)
+    decision = decide(rules, inputs.signals, current, history, inputs.now)
     if last is not None and decision.replicas == current:
         return ReplicaCount(current, last, decision.history)  # its reason still explains the number
     reason = f"{decision.reason}: {decision.message}"
-    scaling = Scaling(decision.replicas, reason, now_text)
+    scaling = Scaling(decision.replicas, reason, inputs.now_text)
     return ReplicaCount(decision.replicas, scaling, decision.history)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from octavo_operator.decide import adopt, autoscale, canary
 from octavo_operator.decide.adapters import decide_adapters
-from octavo_operator.decide.autoscale import ScaleHistory
+from octavo_operator.decide.autoscale import ScaleHistory, ScaleInputs
 from octavo_operator.decide.flip import is_labelled, plan_flips
 from octavo_operator.decide.plan import SideStep, Target, plan_capacity, plan_changes
 from octavo_operator.decide.prefill import plan_prefill, wanted_prefill
@@ -93,13 +93,7 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
     deployment, observed, in_flight = inputs.deployment, inputs.observed, inputs.in_flight
     revision = adopt.current_revision(deployment, inputs.settings, observed, inputs.status)
     count = autoscale.wanted_replicas(
-        deployment,
-        inputs.scaling,
-        inputs.memory.scale,
-        inputs.signals,
-        now=inputs.now,
-        now_text=inputs.now_text,
-        is_decided=inputs.has_scaled,
+        deployment, _scale_inputs(inputs, inputs.scaling, inputs.memory.scale, inputs.signals)
     )
     is_rejected = inputs.rollout.rejected == revision
     admission = admit(revision, observed, inputs.slot, is_rejected=is_rejected)
@@ -151,15 +145,16 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
 
 
 def _count_prefill(inputs: DecisionInputs, *, answering: int) -> ReplicaCount | None:
-    return wanted_prefill(
-        inputs.deployment,
-        answering,
-        inputs.prefill_scaling,
-        inputs.memory.prefill_scale,
-        inputs.prefill_signals,
-        now=inputs.now,
-        now_text=inputs.now_text,
-        is_decided=inputs.has_scaled,
+    last, history = inputs.prefill_scaling, inputs.memory.prefill_scale
+    of_prefill = _scale_inputs(inputs, last, history, inputs.prefill_signals)
+    return wanted_prefill(inputs.deployment, answering, of_prefill)
+
+
+def _scale_inputs(
+    inputs: DecisionInputs, last: Scaling | None, history: ScaleHistory, signals: LoadSignals
+) -> ScaleInputs:
+    return ScaleInputs(
+        last, history, signals, inputs.now, inputs.now_text, is_decided=inputs.has_scaled
     )
 
 

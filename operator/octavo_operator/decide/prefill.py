@@ -17,7 +17,7 @@ from octavo_operator.decide.rollout import next_step, recreate_step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_operator.decide.autoscale import LoadSignals
+    from octavo_operator.decide.autoscale import ScaleInputs
     from octavo_operator.decide.canary import CanaryState
     from octavo_operator.decide.plan import Target
     from octavo_operator.decide.rollout import RevisionGroup, RolloutStep
@@ -33,35 +33,24 @@ def reads_signals(deployment: LLMDeployment) -> bool:
 
 
 def wanted_prefill(
-    deployment: LLMDeployment,
-    answering: int,
-    last: Scaling | None,
-    history: ScaleHistory,
-    signals: LoadSignals,
-    *,
-    now: float,
-    now_text: str,
-    is_decided: bool = False,
+    deployment: LLMDeployment, answering: int, inputs: ScaleInputs
 ) -> ReplicaCount | None:
-    """By the spec, or by what the prefill pods have to do: `signals`. Zero while no pod answers, of
-    which there are to be `answering`; None where the spec has no prefill pods. `last` and
-    `is_decided` as in `autoscale.wanted_replicas`."""
+    """By the spec, or by what the prefill pods have to do. Zero while no pod answers, of which
+    there are to be `answering`; None where the spec has no prefill pods."""
     spec = deployment.prefill
     if spec is None:
         return None
     rules = spec.autoscaling
     if rules is None:
         return ReplicaCount(spec.replicas if answering else 0, None, ScaleHistory())
+    last = inputs.last
     was_asleep = last is not None and last.replicas == 0
     if not answering:
-        asleep = last if was_asleep else Scaling(0, ASLEEP, now_text)
+        asleep = last if was_asleep else Scaling(0, ASLEEP, inputs.now_text)
         return ReplicaCount(0, asleep, ScaleHistory())
     if was_asleep:
-        last = None  # what they had to do then says nothing about now
-    return follow(
-        rules, spec.replicas, last, history, signals,
-        now=now, now_text=now_text, is_decided=is_decided,
-    )  # fmt: skip
+        inputs = replace(inputs, last=None)  # what they had to do then says nothing about now
+    return follow(rules, spec.replicas, inputs)
 
 
 def plan_prefill(

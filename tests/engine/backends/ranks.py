@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from tests.engine.models.tiny import TinyModel
 
 MAX_MODEL_LEN = 160
+FORMATS = (
+    {"dtype": "f32"},
+    {"quantization": "int8"},
+    {"quantization": "int4"},
+    {"quantization": "int4", "activation_bits": 8},
+)
 
 
 class ThreadRanks:

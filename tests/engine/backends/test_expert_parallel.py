@@ -14,7 +14,7 @@ from octavo_engine.errors import ModelError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.weights.checkpoint import StoredTensor
 from tests.engine.backends.driver import random_tokens, run_alone
-from tests.engine.backends.ranks import ThreadRanks, alone, check_as_alone, mixed_steps
+from tests.engine.backends.ranks import FORMATS, ThreadRanks, alone, check_as_alone, mixed_steps
 from tests.engine.backends.test_native_models import reference_logits
 from tests.engine.backends.tolerance import FLOAT32
 from tests.engine.models.recurrent import RECURRENT
@@ -58,12 +58,7 @@ def test_each_family_agrees_with_the_reference(name: str) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
     "options",
-    [
-        {"dtype": "f32"},
-        {"quantization": "int8"},
-        {"quantization": "int4"},
-        {"quantization": "int4", "activation_bits": 8},
-    ],
+    FORMATS,
     ids=lambda options: " ".join(map(str, options.values())),
 )
 @pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])

@@ -102,8 +102,8 @@ def test_bf16_is_as_near_as_bf16_can_be(name: str) -> None:
     ("quantization", "tolerance"),
     [
         ("none", BF16_AGAINST_FLOAT32),
-        ("int8", INT8_AGAINST_FLOAT32),
-        ("int4", INT4_AGAINST_FLOAT32),
+        pytest.param("int8", INT8_AGAINST_FLOAT32, marks=pytest.mark.slow),
+        pytest.param("int4", INT4_AGAINST_FLOAT32, marks=pytest.mark.slow),
     ],
 )
 def test_experts_are_as_near_but_where_a_token_meets_others(
@@ -180,8 +180,11 @@ def test_bits_depend_on_nothing_but_the_tokens(
     "name",
     [
         "llama-tied-biased", "granite", "gemma3", "phi3-longrope", "gpt2", "falcon-new", "olmo2",
-        "mpt-clipped-six-heads", "hunyuan", "cohere-plus", "lfm2", "jamba", "granite4-moe",
-        "qwen3-next", "zamba2", "qwen3.5", "gemma3n",
+        "lfm2", "granite4-moe", "qwen3-next", *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("mpt-clipped-six-heads", "hunyuan", "cohere-plus", "jamba", "zamba2",
+                         "qwen3.5", "gemma3n")
+        ),
     ],
 )  # fmt: skip
 def test_fused_and_unfused_programs_give_the_same_bits(
@@ -228,18 +231,13 @@ def test_fp8_is_e4m3() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "qwen3",
-        "bloom",
-        "olmo2",
-        "cohere-plus",
-        "nemotron",
-        "lfm2-biased",
-        "mamba",
-        "mamba2",
-        "qwen3-next",
-        "gemma3n",
+        "qwen3", "bloom", "mamba2", *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("olmo2", "cohere-plus", "nemotron", "lfm2-biased", "mamba",
+                         "qwen3-next", "gemma3n")
+        ),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("isa", _native.available_isas())
 def test_every_instruction_set_keeps_both_promises(isa: str, name: str) -> None:
     model = tiny_model(name)

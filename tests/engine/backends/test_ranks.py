@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.engine.backends.ranks import ThreadRanks, alone, check_as_alone, mixed_steps
+from tests.engine.backends.ranks import FORMATS, ThreadRanks, alone, check_as_alone, mixed_steps
 from tests.engine.models.recurrent import RECURRENT
 from tests.engine.models.streams import STREAMS
 from tests.engine.models.tiny import FAMILIES, tiny_model
@@ -29,13 +29,7 @@ def test_two_ranks_give_the_bits_of_one_process(name: str) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(
     "options",
-    [
-        {"dtype": "f32"},
-        {"quantization": "int8"},
-        {"quantization": "int4"},
-        {"quantization": "int4", "activation_bits": 8},
-        {"kv_cache_dtype": "int8"},
-    ],
+    [*FORMATS, {"kv_cache_dtype": "int8"}],
     ids=lambda options: " ".join(map(str, options.values())),
 )
 @pytest.mark.parametrize("name", ["qwen3", "mixtral"])

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.backend import TorchBackend
     from octavo_engine.state.media import MediaSpan
+    from tests.engine.models.tiny_seeing import SeeingModel
 
 LIMITS = BackendLimits(max_tokens=512, max_seqs=2, max_logit_rows=512, max_model_len=512)
 
@@ -126,6 +127,10 @@ def test_rows_of_pictures_of_any_size_are_those_of_transformers(
         output = model.reference.model.visual(patches, grid_thw=grids)
         more = getattr(output, "deepstack_features", None) or []
         truth = torch.cat([output.pooler_output, *more], dim=1).numpy()
+    check_rows(model, item, truth)
+
+
+def check_rows(model: SeeingModel, item: MediaItem, truth: NDArray[np.float32]) -> None:
     for backend in (
         model.backend("torch"), model.backend("f32"), model.backend("f32", num_threads=3)
     ):  # fmt: skip
@@ -164,11 +169,7 @@ def test_rows_of_pixtral_are_those_of_transformers_whatever_the_size(
             image_sizes=torch.tensor([size]), vision_feature_layer=-1,
         )  # fmt: skip
         truth = torch.cat(list(output.pooler_output)).numpy()
-    for backend in (
-        model.backend("torch"), model.backend("f32"), model.backend("f32", num_threads=3)
-    ):  # fmt: skip
-        assert backend.media is not None
-        np.testing.assert_allclose(backend.media.encode(item), truth, **FLOAT32)
+    check_rows(model, item, truth)
 
 
 @pytest.mark.parametrize("dtype", ["torch", "f32"])

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from octavo_operator.decide.autoscale import LoadSignals, ReplicaCount, ScaleHistory, Scaling
+from octavo_operator.decide.autoscale import (
+    LoadSignals,
+    ReplicaCount,
+    ScaleHistory,
+    ScaleInputs,
+    Scaling,
+)
 from octavo_operator.decide.canary import CanaryState
 from octavo_operator.decide.plan import Target
 from octavo_operator.decide.prefill import plan_prefill, wanted_prefill
@@ -58,12 +64,14 @@ def count(
     return wanted_prefill(
         make_deployment({} if prefill is None else {"prefill": prefill}),
         answering,
-        last,
-        ScaleHistory(since=0.0),
-        LoadSignals(**{"is_known": True, "is_complete": True, "serving": 2, **signals}),
-        now=10_000.0,
-        now_text="now",
-        is_decided=is_decided,
+        ScaleInputs(
+            last,
+            ScaleHistory(since=0.0),
+            LoadSignals(**{"is_known": True, "is_complete": True, "serving": 2, **signals}),
+            now=10_000.0,
+            now_text="now",
+            is_decided=is_decided,
+        ),
     )
 
 

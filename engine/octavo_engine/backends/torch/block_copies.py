@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from octavo_engine.backends.torch.operands import PageMoves
 from octavo_engine.backends.torch.pinned_pages import PinnedPages
 from octavo_engine.backends.torch.transfers import send
 
@@ -321,7 +322,8 @@ def move_blocks(
         numbers = send(padded, staging.device)[:, : len(block_ids)]
         first = 0
         for region in kv.regions():
-            kernels.move_pages(staging, region, numbers[0], numbers[1], first, is_save=is_save)
+            moves = PageMoves(numbers[0], numbers[1], first)
+            kernels.move_pages(staging, region, moves, is_save=is_save)
             first += region.shape[0] * region.shape[2]
 
 

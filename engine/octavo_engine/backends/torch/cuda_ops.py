@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from octavo_engine.backends.torch.activations import activate
+from octavo_engine.backends.torch.operands import ExpertPair, LatentOperands
 from octavo_engine.backends.torch.plain import norm_heads
 from octavo_engine.ops import STATE
 
@@ -113,14 +114,13 @@ class CudaOps:
         return functional.layer_norm(formed, formed.shape[-1:], weight, bias, eps).to(self._dtype)
 
     def attention(self, qkv: Value, spec: AttentionSpec) -> Tensor:
-        k_cache, v_cache = self._kv.layer(spec.layer)
         cos_sin = None if spec.rope is None else self._ropes.table(spec.rope)
         qkv, step = _formed(qkv), self._by_group[self._kv.group(spec.layer)]
         if has_own_norm(spec):
             qkv, spec = _normed_before(qkv, spec)
-        scales = self._kv.scales(spec.layer)
-        q = self._kernels.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec, scales=scales)
-        return self._kernels.attend(q, k_cache, v_cache, step, spec, scales=scales)
+        kv = self._kv.layer(spec.layer)
+        q = self._kernels.turn_and_store(qkv, cos_sin, kv, step, spec)
+        return self._kernels.attend(q, kv, step, spec)
 
     def latent_attention(
         self,
@@ -130,10 +130,11 @@ class CudaOps:
         value_up: Tensor,
         spec: LatentAttentionSpec,
     ) -> Tensor:
-        return self._kernels.latent_attention(
+        operands = LatentOperands(
             _formed(q), _formed(kv), key_up, value_up, self._ropes.table(spec.rope),
-            self._kv.latents(spec.layer), self._step, spec,
+            self._kv.latents(spec.layer),
         )  # fmt: skip
+        return self._kernels.latent_attention(operands, self._step, spec)
 
     def glu(self, x: Value, activation: Activation) -> Tensor:
         return self._kernels.glu(_formed(x), activation)
@@ -147,7 +148,7 @@ class CudaOps:
         spec: ExpertsSpec,
     ) -> Tensor:
         x = _formed(x).to(self._dtype)
-        return self._kernels.experts(x, _formed(scores), gate_up, down, spec)
+        return self._kernels.experts(x, _formed(scores), ExpertPair(gate_up, down), spec)
 
     def activation(self, x: Value, activation: Activation) -> Tensor:
         return activate(_formed(x), activation)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo_engine.backends.torch.cuda_ops import CudaOps, Sum
+from octavo_engine.backends.torch.operands import SelectiveOperands
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +50,8 @@ class CudaRecurrentOps(CudaOps):
     def selective_scan(
         self, x: Value, dt: Value, b: Value, c: Value, spec: SelectiveSpec
     ) -> Tensor:
-        operands = _formed(x), _formed(dt), _formed(b), _formed(c)
-        return self._scans.selective_scan(*operands, self._states, self._step, spec)
+        operands = SelectiveOperands(_formed(x), _formed(dt), _formed(b), _formed(c))
+        return self._scans.selective_scan(operands, self._states, self._step, spec)
 
     def delta_rule(self, qkv: Value, gates: Value, spec: DeltaSpec) -> Tensor:
         return self._scans.delta_rule(_formed(qkv), _formed(gates), self._states, self._step, spec)

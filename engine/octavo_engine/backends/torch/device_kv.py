@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from octavo_engine.backends.torch.operands import LayerKV
 from octavo_engine.caches import KVSpec, LatentSpec, StateSpec, group_layers, one_group
 from octavo_engine.config import BLOCK_SIZE
 
@@ -86,10 +87,10 @@ class DeviceKV:
             )
             taken[shape] += 1
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+    def layer(self, index: int) -> LayerKV:
         """K and V of one layer, by its index into the caches."""
         k, v = self._layers[self._ordinals[index]]
-        return k, v
+        return LayerKV(k, v, self.scales(index))
 
     def latents(self, index: int) -> Tensor:
         """The latent vectors of one layer."""

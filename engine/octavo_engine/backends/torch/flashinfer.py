@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.head_shape import HeadShape
+    from octavo_engine.backends.torch.operands import LayerKV
     from octavo_engine.config import AttentionBackend
     from octavo_engine.ops import AttentionSpec
 
@@ -81,9 +82,7 @@ class FlashInferAttention:
         self._planned: set[_Kind] = set()
         self._step: BackendStep | None = None  # that the plans are for
 
-    def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: DeviceStep, spec: AttentionSpec
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: LayerKV, step: DeviceStep, spec: AttentionSpec) -> Tensor:
         """As `Kernels.attend`, for a step whose arrays are on the host too."""
         assert step.host is not None, "plans are made on the host"
         kind = _Kind(
@@ -96,7 +95,7 @@ class FlashInferAttention:
             self._plan(kind, step.host, q.dtype)
             self._planned.add(kind)
         heads = q.view(len(q), spec.num_heads, spec.head_dim)
-        out: Tensor = self._wrappers[kind].run(heads, (k_cache, v_cache))
+        out: Tensor = self._wrappers[kind].run(heads, (kv.k, kv.v))
         return out.reshape(len(q), -1)
 
     def _plan(self, kind: _Kind, step: BackendStep, dtype: torch.dtype) -> None:

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_adapters import Arenas, DeviceSite
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams, WalkCut
     from octavo_engine.backends.torch.head_shape import HeadShape
-    from octavo_engine.backends.torch.packed import DeviceExperts, Format
+    from octavo_engine.backends.torch.operands import (
+        ExpertPair,
+        LatentOperands,
+        LayerKV,
+        PageMoves,
+    )
+    from octavo_engine.backends.torch.packed import Format
     from octavo_engine.backends.torch.scans import ScanKernels
     from octavo_engine.config import AttentionBackend, KernelChoice
     from octavo_engine.models.config import ExpertsConfig
@@ -106,68 +112,28 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """(x + scale * y in x's dtype, its norm)."""
 
-    def experts(
-        self,
-        x: Tensor,
-        scores: Tensor,
-        gate_up: DeviceExperts,
-        down: DeviceExperts,
-        spec: ExpertsSpec,
-    ) -> Tensor:
+    def experts(self, x: Tensor, scores: Tensor, layers: ExpertPair, spec: ExpertsSpec) -> Tensor:
         """As `Ops.experts`, in x's dtype."""
 
     def glu(self, x: Tensor, activation: Activation) -> Tensor: ...
 
     def turn_and_store(
-        self,
-        qkv: Tensor,
-        cos_sin: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        step: DeviceStep,
-        spec: AttentionSpec,
-        *,
-        scales: tuple[Tensor, Tensor] | None = None,
+        self, qkv: Tensor, angles: Tensor | None, kv: LayerKV, step: DeviceStep, spec: AttentionSpec
     ) -> Tensor:
-        """Norm and rotate q and k, write k and v to the cache; gives q. `scales`: of keys and of
-        values, where the cache has eight bits."""
+        """Norm and rotate q and k, write k and v to the cache; gives q."""
 
-    def attend(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        step: DeviceStep,
-        spec: AttentionSpec,
-        *,
-        scales: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor: ...
+    def attend(self, q: Tensor, kv: LayerKV, step: DeviceStep, spec: AttentionSpec) -> Tensor: ...
 
     def latent_attention(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        key_up: Tensor,
-        value_up: Tensor,
-        cos_sin: Tensor,
-        cache: Tensor,
-        step: DeviceStep,
-        spec: LatentAttentionSpec,
+        self, operands: LatentOperands, step: DeviceStep, spec: LatentAttentionSpec
     ) -> Tensor:
-        """As `LatentOps.latent_attention`; `cache` is [blocks, 16, 1, rank + rope_dim]."""
+        """As `LatentOps.latent_attention`."""
 
     def move_pages(
-        self,
-        staging: Tensor,
-        region: Tensor,
-        block_ids: Tensor,
-        slots: Tensor,
-        first: int,
-        *,
-        is_save: bool,
+        self, staging: Tensor, region: Tensor, moves: PageMoves, *, is_save: bool
     ) -> None:
-        """Blocks of a region of the KV cache (`DeviceKV.regions`) into slots of `staging`, from
-        word `first` on, or back; where a block is -1, nothing. int32 all."""
+        """Blocks of a region of the KV cache (`DeviceKV.regions`) into slots of `staging`, or
+        back; int32 both."""
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         """Tokens and statuses, [2, S] int32; the tokens are kept for a step that awaits them."""

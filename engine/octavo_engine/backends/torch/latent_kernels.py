@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BackendLimits
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import LatentOperands
     from octavo_engine.models.latent_config import LatentConfig
     from octavo_engine.ops import LatentAttentionSpec
 
@@ -62,17 +63,10 @@ class LatentKernels:
         )
 
     def attend(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        key_up: Tensor,
-        value_up: Tensor,
-        cos_sin: Tensor,
-        cache: Tensor,
-        step: DeviceStep,
-        spec: LatentAttentionSpec,
+        self, operands: LatentOperands, step: DeviceStep, spec: LatentAttentionSpec
     ) -> Tensor:
         """As `Kernels.latent_attention`."""
+        q, kv, key_up, value_up, cos_sin, cache = operands
         is_fixed = self._split_tokens > 0
         if not len(q):
             return q.new_empty((0, spec.num_heads * spec.value_dim))

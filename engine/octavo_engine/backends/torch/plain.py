@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
     from octavo_engine.backends.torch.device_adapters import Arenas, DeviceSite
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
-    from octavo_engine.backends.torch.packed import DeviceExperts
+    from octavo_engine.backends.torch.operands import (
+        ExpertPair,
+        LatentOperands,
+        LayerKV,
+        PageMoves,
+    )
     from octavo_engine.models.config import ExpertsConfig
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, LatentAttentionSpec
 
@@ -79,14 +84,8 @@ class PlainKernels:
             return (gate * torch.sigmoid(1.702 * gate) * (up + 1)).to(x.dtype)
         return (activate(left, activation) * right).to(x.dtype)
 
-    def experts(
-        self,
-        x: Tensor,
-        scores: Tensor,
-        gate_up: DeviceExperts,
-        down: DeviceExperts,
-        spec: ExpertsSpec,
-    ) -> Tensor:
+    def experts(self, x: Tensor, scores: Tensor, layers: ExpertPair, spec: ExpertsSpec) -> Tensor:
+        gate_up, down = layers
         weights, chosen = choose_experts(scores, spec)
         out = torch.zeros_like(x, dtype=torch.float32)
         for expert in range(len(gate_up)):
@@ -100,25 +99,18 @@ class PlainKernels:
         return out.to(x.dtype)
 
     def turn_and_store(
-        self,
-        qkv: Tensor,
-        cos_sin: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        step: DeviceStep,
-        spec: AttentionSpec,
-        *,
-        scales: tuple[Tensor, Tensor] | None = None,
+        self, qkv: Tensor, angles: Tensor | None, kv: LayerKV, step: DeviceStep, spec: AttentionSpec
     ) -> Tensor:
+        k_cache, v_cache, scales = kv
         sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
         q, k, v = torch.split(heads, sizes, dim=1)
         q, k = q.float(), k.float()
         if not spec.norm_after_rope:
             q, k = norm_heads(q, spec.q_norm, spec), norm_heads(k, spec.k_norm, spec)
-        if cos_sin is not None:
-            angles = cos_sin[step.positions.long()][:, None]
-            q, k = _turn(q, angles), _turn(k, angles)
+        if angles is not None:
+            own = angles[step.positions.long()][:, None]
+            q, k = _turn(q, own), _turn(k, own)
         if spec.norm_after_rope:
             q, k = norm_heads(q, spec.q_norm, spec), norm_heads(k, spec.k_norm, spec)
         if spec.temperature is not None:
@@ -138,47 +130,24 @@ class PlainKernels:
         turned: Tensor = q.to(qkv.dtype).flatten(1)
         return turned
 
-    def attend(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        step: DeviceStep,
-        spec: AttentionSpec,
-        *,
-        scales: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: LayerKV, step: DeviceStep, spec: AttentionSpec) -> Tensor:
         assert step.host is not None, "plain attention needs the step's sizes on the host"
         out = torch.empty_like(q)
         for index in range(len(step.host.seq_lens)):
             own = slice(int(step.host.seq_starts[index]), int(step.host.seq_starts[index + 1]))
             length = int(step.host.seq_lens[index])
-            out[own] = _attend_one(q[own], k_cache, v_cache, step, spec, index, length, scales)
+            out[own] = _attend_one(q[own], kv, step, spec, index, length)
         return out
 
     def latent_attention(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        key_up: Tensor,
-        value_up: Tensor,
-        cos_sin: Tensor,
-        cache: Tensor,
-        step: DeviceStep,
-        spec: LatentAttentionSpec,
+        self, operands: LatentOperands, step: DeviceStep, spec: LatentAttentionSpec
     ) -> Tensor:
-        return latent_attention(q, kv, key_up, value_up, cos_sin, cache, step, spec)
+        return latent_attention(operands, step, spec)
 
     def move_pages(
-        self,
-        staging: Tensor,
-        region: Tensor,
-        block_ids: Tensor,
-        slots: Tensor,
-        first: int,
-        *,
-        is_save: bool,
+        self, staging: Tensor, region: Tensor, moves: PageMoves, *, is_save: bool
     ) -> None:
+        block_ids, slots, first = moves
         num_rows, _, width = region.shape
         kept = block_ids >= 0
         blocks, places = block_ids[kept].long(), slots[kept].long()
@@ -251,13 +220,11 @@ def _read_blocks(
 
 def _attend_one(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     step: DeviceStep,
     spec: AttentionSpec,
     index: int,
     length: int,
-    scales: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """One sequence's tokens by torch's own attention where it can, in float32 where it cannot."""
     count = len(q)
@@ -272,8 +239,8 @@ def _attend_one(
     blocks = step.tables[start + first_block : start + num_blocks].long()
     seen = slice(first - first_block * BLOCK_SIZE, length - first_block * BLOCK_SIZE)
     k, v = (
-        _read_blocks(cache, None if scales is None else scales[side], blocks, q.dtype)[seen]
-        for side, cache in enumerate((k_cache, v_cache))
+        _read_blocks(cache, None if kv.scales is None else kv.scales[side], blocks, q.dtype)[seen]
+        for side, cache in enumerate((kv.k, kv.v))
     )
     k, v = k.transpose(0, 1), v.transpose(0, 1)  # [kv heads, tokens, head_dim]
     heads = q.view(count, spec.num_heads, spec.head_dim).transpose(0, 1)

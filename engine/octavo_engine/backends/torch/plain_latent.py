@@ -13,20 +13,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import LatentOperands
     from octavo_engine.ops import LatentAttentionSpec
 
 
 def latent_attention(
-    q: Tensor,
-    kv: Tensor,
-    key_up: Tensor,
-    value_up: Tensor,
-    cos_sin: Tensor,
-    cache: Tensor,
-    step: DeviceStep,
-    spec: LatentAttentionSpec,
+    operands: LatentOperands, step: DeviceStep, spec: LatentAttentionSpec
 ) -> Tensor:
     """As `Kernels.latent_attention`."""
+    q, kv, key_up, value_up, cos_sin, cache = operands
     assert step.host is not None, "plain attention needs the step's sizes on the host"
     angles = cos_sin[step.positions.long()]
     latent, key = torch.split(kv.float(), [spec.rank, spec.rope_dim], dim=-1)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.device_states import DeviceStates
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import SelectiveOperands
     from octavo_engine.ops import Activation, ConvSpec, DeltaSpec, SelectiveSpec, SsdSpec
 
 
@@ -32,14 +33,7 @@ class ScanKernels(Protocol):
     ) -> Tensor: ...
 
     def selective_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        b: Tensor,
-        c: Tensor,
-        states: DeviceStates,
-        step: DeviceStep,
-        spec: SelectiveSpec,
+        self, x: SelectiveOperands, states: DeviceStates, step: DeviceStep, spec: SelectiveSpec
     ) -> Tensor: ...
 
     def delta_rule(
@@ -66,18 +60,11 @@ class PlainScans:
         return y.to(xbc.dtype)
 
     def selective_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        b: Tensor,
-        c: Tensor,
-        states: DeviceStates,
-        step: DeviceStep,
-        spec: SelectiveSpec,
+        self, x: SelectiveOperands, states: DeviceStates, step: DeviceStep, spec: SelectiveSpec
     ) -> Tensor:
-        operands = x.float(), dt.float(), b.float(), c.float()
-        y = _scanned(step, states, lambda scans: scans.selective_scan(*operands, spec))
-        return y.to(x.dtype)
+        xs, dt, b, c = (operand.float() for operand in x)
+        y = _scanned(step, states, lambda scans: scans.selective_scan(xs, dt, b, c, spec))
+        return y.to(x.x.dtype)
 
     def delta_rule(
         self, qkv: Tensor, gates: Tensor, states: DeviceStates, step: DeviceStep, spec: DeltaSpec

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.head_shape import HeadShape
+    from octavo_engine.backends.torch.operands import NormWeights
     from octavo_engine.backends.torch.text_step import TextStep
     from octavo_engine.ops import AttentionSpec, Pool
 
@@ -31,16 +32,7 @@ class TextKernels(Protocol):
         """q, k and v [T, heads * head_dim], turned and normed; each text by itself."""
 
     def layer_norm(
-        self,
-        x: Tensor,
-        y: Tensor | None,
-        scale: float,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        out_dtype: torch.dtype,
-        *,
-        keeps_sum: bool,
+        self, x: Tensor, y: Tensor | None, scale: float, norm: NormWeights, *, keeps_sum: bool
     ) -> tuple[Tensor | None, Tensor]:
         """(x + scale * y in float32 if it is kept, its norm)."""
 
@@ -64,19 +56,10 @@ class PlainTextKernels:
         return out
 
     def layer_norm(
-        self,
-        x: Tensor,
-        y: Tensor | None,
-        scale: float,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        out_dtype: torch.dtype,
-        *,
-        keeps_sum: bool,
+        self, x: Tensor, y: Tensor | None, scale: float, norm: NormWeights, *, keeps_sum: bool
     ) -> tuple[Tensor | None, Tensor]:
         total = x.float() if y is None else x.float() + scale * y.float()
-        normed = functional.layer_norm(total, total.shape[-1:], weight, bias, eps).to(out_dtype)
+        normed = functional.layer_norm(total, total.shape[-1:], *norm[:3]).to(norm.dtype)
         return (total if keeps_sum and y is not None else None), normed
 
     def pool(self, x: Tensor, step: TextStep, how: Pool) -> Tensor:
@@ -105,20 +88,9 @@ class TritonTextKernels:
         return self._texts.attend(q, k, v, step, spec, slopes=slopes, tile=self._tile)
 
     def layer_norm(
-        self,
-        x: Tensor,
-        y: Tensor | None,
-        scale: float,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        out_dtype: torch.dtype,
-        *,
-        keeps_sum: bool,
+        self, x: Tensor, y: Tensor | None, scale: float, norm: NormWeights, *, keeps_sum: bool
     ) -> tuple[Tensor | None, Tensor]:
-        return self._texts.layer_norm(
-            x, y, scale, weight, bias, eps, out_dtype, keeps_sum=keeps_sum
-        )
+        return self._texts.layer_norm(x, y, scale, norm, keeps_sum=keeps_sum)
 
     def pool(self, x: Tensor, step: TextStep, how: Pool) -> Tensor:
         return self._texts.pool(x, step, how)

@@ -19,6 +19,7 @@ from octavo_engine.backends.torch.cuda_ops import (
     _normed_before,
     has_own_norm,
 )
+from octavo_engine.backends.torch.operands import LayerKV, NormWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +67,7 @@ class TextOps(CudaOps):
         if isinstance(x, Sum) and not x.is_formed:
             first, second, scale = x.x, x.y, x.scale
         total, normed = self._text_kernels.layer_norm(
-            _formed(first), second, scale, weight, bias, eps, self._dtype,
+            _formed(first), second, scale, NormWeights(weight, bias, eps, self._dtype),
             keeps_sum=self._keeps_sums,
         )  # fmt: skip
         if total is not None and isinstance(x, Sum):
@@ -83,7 +84,7 @@ class TextOps(CudaOps):
             qkv, spec = _normed_before(qkv, spec)
         cos_sin = None if spec.rope is None else self._ropes.table(spec.rope)
         k, v = qkv.new_empty((2, len(qkv), 1, spec.num_kv_heads, spec.head_dim)).unbind()
-        q = self._kernels.turn_and_store(qkv, cos_sin, k, v, self._step, spec)
+        q = self._kernels.turn_and_store(qkv, cos_sin, LayerKV(k, v), self._step, spec)
         return self._text_kernels.attend(q, k.flatten(1), v.flatten(1), self._texts, spec)
 
     def pool(self, x: Value, how: Pool) -> Tensor:

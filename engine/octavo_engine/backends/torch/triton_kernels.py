@@ -39,7 +39,13 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep, DrawParams
     from octavo_engine.backends.torch.flashinfer import FlashInferAttention
     from octavo_engine.backends.torch.head_shape import HeadShape
-    from octavo_engine.backends.torch.packed import DeviceExperts, Format
+    from octavo_engine.backends.torch.operands import (
+        ExpertPair,
+        LatentOperands,
+        LayerKV,
+        PageMoves,
+    )
+    from octavo_engine.backends.torch.packed import Format
     from octavo_engine.models.config import ExpertsConfig
     from octavo_engine.models.latent_config import LatentConfig
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, LatentAttentionSpec
@@ -212,14 +218,8 @@ class TritonKernels:
     def glu(self, x: Tensor, activation: Activation) -> Tensor:
         return rows.glu(x, activation)
 
-    def experts(
-        self,
-        x: Tensor,
-        scores: Tensor,
-        gate_up: DeviceExperts,
-        down: DeviceExperts,
-        spec: ExpertsSpec,
-    ) -> Tensor:
+    def experts(self, x: Tensor, scores: Tensor, layers: ExpertPair, spec: ExpertsSpec) -> Tensor:
+        gate_up, down = layers
         weights, chosen = routing.route(scores, spec)
         tiles = routing.cut_tiles(chosen, len(gate_up), batch_invariant=self._batch_invariant)
         num_pairs = chosen.numel()
@@ -231,60 +231,39 @@ class TritonKernels:
         return routing.combine(h, weights, x.dtype, is_weighed=spec.weighs_inputs)
 
     def turn_and_store(
-        self,
-        qkv: Tensor,
-        cos_sin: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        step: DeviceStep,
-        spec: AttentionSpec,
-        *,
-        scales: tuple[Tensor, Tensor] | None = None,
+        self, qkv: Tensor, angles: Tensor | None, kv: LayerKV, step: DeviceStep, spec: AttentionSpec
     ) -> Tensor:
-        return heads.turn_and_store(qkv, cos_sin, k_cache, v_cache, step, spec, scales)
+        return heads.turn_and_store(qkv, angles, kv, step, spec)
 
-    def attend(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        step: DeviceStep,
-        spec: AttentionSpec,
-        *,
-        scales: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: LayerKV, step: DeviceStep, spec: AttentionSpec) -> Tensor:
         if step.width:
-            return few.attend(q, k_cache, v_cache, step, spec)
+            return few.attend(q, kv, step, spec)
         if self._prompts is not None and not step.is_decode:
-            return self._prompts.attend(q, k_cache, v_cache, step, spec)
+            return self._prompts.attend(q, kv, step, spec)
         alibi = self._slopes(spec)
         if step.is_decode and not self._batch_invariant:
-            walk = self._walk_tile if scales is None else self._scaled_walk_tile
-            return decode.attend(
-                q, k_cache, v_cache, step, spec, tile=walk, alibi=alibi, scales=scales
-            )
+            walk = self._walk_tile if kv.scales is None else self._scaled_walk_tile
+            return decode.attend(q, kv, step, spec, tile=walk, alibi=alibi)
         out = torch.empty_like(q)
         runs = [range(len(step.tile_seqs))]
-        gathers = self._gathers and scales is None
+        gathers = self._gathers and kv.scales is None
         long = prompts.find_long(step, spec, self._itemsize) if gathers else []
         if long:
-            prompts.attend(out, q, k_cache, v_cache, step, spec, long)
+            prompts.attend(out, q, kv, step, spec, long)
             runs = prompts.tiles_of_others(step, long, self.tokens_per_tile)
         for tiles in runs:
-            self._attend_tiles(out, q, k_cache, v_cache, step, spec, tiles, alibi, scales)
+            self._attend_tiles(out, q, kv, step, spec, tiles, alibi)
         return out
 
     def _attend_tiles(
         self,
         out: Tensor,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: LayerKV,
         step: DeviceStep,
         spec: AttentionSpec,
         tiles: range,
         alibi: Tensor | None,
-        scales: tuple[Tensor, Tensor] | None,
     ) -> None:
         if self._batch_invariant:
             split_tokens = INVARIANT_SPLIT_TOKENS
@@ -298,9 +277,9 @@ class TritonKernels:
                 num_processors=self._num_processors,
             )
         attention.attend(
-            q, k_cache, v_cache, step, spec,
-            tile=self._tile if scales is None else self._scaled_tile, tiles=tiles, out=out,
-            num_splits=num_splits, split_tokens=split_tokens, alibi=alibi, scales=scales,
+            q, kv, step, spec,
+            tile=self._tile if kv.scales is None else self._scaled_tile, tiles=tiles, out=out,
+            num_splits=num_splits, split_tokens=split_tokens, alibi=alibi,
         )  # fmt: skip
 
     def _slopes(self, spec: AttentionSpec) -> Tensor | None:
@@ -315,30 +294,15 @@ class TritonKernels:
         return known[1]
 
     def latent_attention(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        key_up: Tensor,
-        value_up: Tensor,
-        cos_sin: Tensor,
-        cache: Tensor,
-        step: DeviceStep,
-        spec: LatentAttentionSpec,
+        self, operands: LatentOperands, step: DeviceStep, spec: LatentAttentionSpec
     ) -> Tensor:
         assert self._latent is not None, "the model's config has its sizes"
-        return self._latent.attend(q, kv, key_up, value_up, cos_sin, cache, step, spec)
+        return self._latent.attend(operands, step, spec)
 
     def move_pages(
-        self,
-        staging: Tensor,
-        region: Tensor,
-        block_ids: Tensor,
-        slots: Tensor,
-        first: int,
-        *,
-        is_save: bool,
+        self, staging: Tensor, region: Tensor, moves: PageMoves, *, is_save: bool
     ) -> None:
-        pages.move_pages(staging, region, block_ids, slots, first, is_save=is_save)
+        pages.move_pages(staging, region, moves, is_save=is_save)
 
     def draw(self, logits: Tensor, params: DrawParams) -> Tensor:
         return draw.draw(logits, params)

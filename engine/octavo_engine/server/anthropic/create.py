@@ -17,9 +17,7 @@ from octavo_engine.server.anthropic.bodies import CountTokensRequest, MessagesRe
 from octavo_engine.server.anthropic.request import read_turn
 from octavo_engine.server.generation.prompts import COUNTED
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
-from octavo_engine.server.http.owner import owner_of
-from octavo_engine.server.openai.chat.conversation import rendered
-from octavo_engine.server.openai.chat.pictures import counted_with_pictures, media_kind
+from octavo_engine.server.openai.chat.counting import count_prompt
 from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.routers.item_events import ItemEvents
@@ -66,19 +64,15 @@ async def count_tokens(exchange: Exchange, service: Service) -> None:
         check_task("generate", service.engine.info)
         if turn.chat.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
             turn.chat.tools = None
-        prompt = await rendered(
-            service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
-            trust_template=False, describes_tools=service.model.dialect.describes_tools,
+        count = await count_prompt(
+            exchange, service, turn.chat,
+            describes_tools=service.model.dialect.describes_tools,
             most=COUNTED * service.engine.info.max_model_len,
-            takes=media_kind(service),
         )  # fmt: skip
-        prompt = await counted_with_pictures(
-            service, turn.chat.messages, prompt, owner_of(exchange, service.guard)
-        )
     except RequestError as error:
         turn.rename(error)
         raise
-    await exchange.reply(msgspec.json.encode(shapes.TokenCount(input_tokens=len(prompt.ids))))
+    await exchange.reply(msgspec.json.encode(shapes.TokenCount(input_tokens=count)))
 
 
 def _with_room(prepared: PreparedChat, max_model_len: int) -> tuple[PreparedChat, bool]:

@@ -21,11 +21,14 @@ from octavo_engine.backends.torch.device_step import (
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.batch import SamplingBatch
 from octavo_engine.sampling.rows import new_table
+from tests.engine.backends.driver import Driver, random_tokens, run_alone
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from octavo_engine.backends.torch.device_adapters import DeviceAdapters
+    from tests.engine.backends.driver import LogitsBackend, Request
 
 NUM_BLOCKS = 64
 LIMITS = BackendLimits(max_tokens=128, max_seqs=16, max_logit_rows=24, max_model_len=256)
@@ -71,6 +74,16 @@ def make_step(
         logit_rows=logit_rows.astype(np.int32),
         copies=np.zeros((0, 3), np.int32),
     )
+
+
+def pad(step: BackendStep) -> None:
+    """Makes of a step of one token one with a row of padding behind it."""
+    step.slots = np.array([[*step.slots[0], -1]], np.int32)
+    step.positions = np.array([*step.positions, 0], np.int32)
+    step.token_ids = np.array([*step.token_ids, 0], np.int32)
+    step.seq_starts = np.array([0, 1, 2], np.int32)
+    step.seq_lens = np.array([step.seq_lens[0], 0], np.int32)
+    step.rows = np.array([step.rows[0]] * 2, np.int32)
 
 
 def make_sampling(num_rows: int, **fields: Any) -> SamplingBatch:
@@ -133,3 +146,17 @@ def draw_params(sampling: SamplingBatch, device: torch.device) -> DrawParams:
     buffer = StepBuffer(ROOMY, device)
     buffer.send(buffer.fill(step, sampling, cut_walks(step.seq_lens, 0), sizes))
     return buffer.draw_params(sizes)
+
+
+def alone_and_together(
+    backend: LogitsBackend,
+) -> tuple[list[NDArray[np.float32]], list[Request], Driver]:
+    """Two prompts' logits, each alone; and both, from steps that they share."""
+    prompts = [random_tokens(count, seed=count) for count in (19, 3)]
+    alone = [run_alone(backend, prompt) for prompt in prompts]
+    driver = Driver(backend)
+    requests = [driver.add(row, prompt) for row, prompt in enumerate(prompts)]
+    driver.step([(requests[0], 16)])
+    driver.step([(requests[1], 2), (requests[0], 2)])
+    driver.step([(requests[0], 1), (requests[1], 1)])
+    return alone, requests, driver

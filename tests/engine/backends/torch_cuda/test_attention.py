@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.torch.device_step import cut_tiles
+from octavo_engine.backends.torch.operands import LayerKV
 from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps
@@ -25,7 +26,7 @@ from octavo_engine.backends.torch.triton.heads import turn_and_store
 from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.ops import AttentionSpec, QueryTemperature, Rope
-from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device
+from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device, pad
 
 MIXED = [(0, 3), (37, 1), (13, 9), (0, 1), (30, 4)]
 DECODE = [(40, 1), (0, 1), (100, 1)]
@@ -92,11 +93,12 @@ def run(paged: Paged, tile: Tile, num_splits: int = 1, split_tokens: int = 0) ->
     tokens_per_tile = tile.block_m * spec.num_kv_heads // spec.num_heads
     tiles = cut_tiles(paged.step.seq_starts, tokens_per_tile)
     step = on_device(paged.step, paged.kv.device, tiles)
-    k_cache, v_cache = paged.kv.unbind()
+    k, v = paged.kv.unbind()
+    kv = LayerKV(k, v)
     angles = cos_sin(spec.rope, paged.kv.device)
-    q = turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
+    q = turn_and_store(paged.qkv, angles, kv, step, spec)
     result = attend(
-        q, k_cache, v_cache, step, spec,
+        q, kv, step, spec,
         tile=tile, num_splits=num_splits, split_tokens=split_tokens,
         alibi=slopes(spec, q.device),
     )  # fmt: skip
@@ -237,10 +239,11 @@ def test_the_plain_twin_equals_the_reference(name, device):
     expected = paged.reference()
     kernels = PlainKernels()
     step = on_device(paged.step, device, cut_tiles(paged.step.seq_starts, 16))
-    k_cache, v_cache = paged.kv.unbind()
+    k, v = paged.kv.unbind()
+    kv = LayerKV(k, v)
     angles = cos_sin(spec.rope, device)
-    q = kernels.turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
-    result = kernels.attend(q, k_cache, v_cache, step, spec)
+    q = kernels.turn_and_store(paged.qkv, angles, kv, step, spec)
+    result = kernels.attend(q, kv, step, spec)
     torch.testing.assert_close(result.cpu(), expected, rtol=2e-5, atol=2e-5)
 
 
@@ -248,12 +251,7 @@ def test_a_row_of_padding_writes_nothing_and_reads_nothing(device):
     spec = make_spec()
     paged = Paged([(20, 1)], spec, device)
     expected = paged.reference()
-    paged.step.slots = np.array([[*paged.step.slots[0], -1]], np.int32)
-    paged.step.positions = np.array([*paged.step.positions, 0], np.int32)
-    paged.step.token_ids = np.array([*paged.step.token_ids, 0], np.int32)
-    paged.step.seq_starts = np.array([0, 1, 2], np.int32)
-    paged.step.seq_lens = np.array([21, 0], np.int32)
-    paged.step.rows = np.array([paged.step.rows[0]] * 2, np.int32)
+    pad(paged.step)
     paged.qkv = torch.cat([paged.qkv, paged.qkv])
     for num_splits in (1, 2):
         tile = Tile(block_m=16, block_n=16, num_warps=4, num_stages=1)

@@ -24,6 +24,7 @@ from tests.engine.backends.tolerance import (
 )
 from tests.engine.backends.torch_cuda.opening import open_cuda
 from tests.engine.backends.torch_cuda.recorders import RunAgain
+from tests.engine.backends.torch_cuda.steps import alone_and_together
 from tests.engine.models.tiny import ON_DEVICES, MemoryCheckpoint, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -211,13 +212,7 @@ def test_names_and_sizes_are_told(device):
 )
 def test_batch_invariant_bits_depend_on_nothing_but_the_tokens(name, dtype, device):
     backend = build(name, device, dtype=dtype, kernels="triton", batch_invariant=True)
-    prompts = [random_tokens(count, seed=count) for count in (19, 3)]
-    alone = [run_alone(backend, prompt) for prompt in prompts]
-    driver = Driver(backend)
-    requests = [driver.add(row, prompt) for row, prompt in enumerate(prompts)]
-    driver.step([(requests[0], 16)])
-    driver.step([(requests[1], 2), (requests[0], 2)])
-    driver.step([(requests[0], 1), (requests[1], 1)])
+    alone, requests, _ = alone_and_together(backend)
     for request, truth in zip(requests, alone, strict=True):
         assert np.array_equal(np.array(request.logits), truth)
 

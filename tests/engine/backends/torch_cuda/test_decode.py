@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.torch.device_step import StepTiles, WalkCut, cut_walks
+from octavo_engine.backends.torch.operands import LayerKV
 from octavo_engine.backends.torch.triton import decode
 from octavo_engine.backends.torch.triton.decode import WalkTile
 from octavo_engine.backends.torch.triton.heads import turn_and_store
@@ -39,11 +40,12 @@ def run(paged: Paged, length: int = 1000, tile: WalkTile = TILE):
     spec = paged.spec
     tiles = in_parts(paged.step.seq_lens.tolist(), length)
     step = on_device(paged.step, paged.kv.device, tiles, walks=WalkCut(50, spec.num_heads))
-    k_cache, v_cache = paged.kv.unbind()
+    k, v = paged.kv.unbind()
+    kv = LayerKV(k, v)
     angles = cos_sin(spec.rope, paged.kv.device)
-    q = turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
+    q = turn_and_store(paged.qkv, angles, kv, step, spec)
     alibi = slopes(spec, q.device)
-    result = decode.attend(q, k_cache, v_cache, step, spec, tile=tile, alibi=alibi)
+    result = decode.attend(q, kv, step, spec, tile=tile, alibi=alibi)
     return result.float().cpu(), step.arrivals
 
 

@@ -199,7 +199,7 @@ def test_steps_that_verify_drafts_from_the_text_are_walked_too(device, monkeypat
     attend = backend._kernels.attend
 
     def noting(*args: Any, **options: Any) -> Any:
-        seen.append(args[3].width)
+        seen.append(args[2].width)
         return attend(*args, **options)
 
     monkeypatch.setattr(backend._kernels, "attend", noting)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo_engine.backends.torch import reference
 from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.operands import ExpertPair
 from octavo_engine.backends.torch.packed import (
     FP8,
     BiasedExperts,
@@ -97,11 +98,11 @@ def test_experts_equal_their_plain_twin(num_tokens, renormalise, device):
     spec = ExpertsSpec(top_k=3, renormalise=renormalise, activation="silu")
     x, scores = random(num_tokens, 72).to(device), random(num_tokens, 6, seed=3).to(device)
     gate_up, down = layer(6, 72, 40, device)
-    found = triton(device).experts(x, scores, gate_up, down, spec)
+    found = triton(device).experts(x, scores, ExpertPair(gate_up, down), spec)
     torch.testing.assert_close(
-        found, PLAIN.experts(x, scores, gate_up, down, spec), rtol=2e-5, atol=2e-5
+        found, PLAIN.experts(x, scores, ExpertPair(gate_up, down), spec), rtol=2e-5, atol=2e-5
     )
-    one = PLAIN.experts(x[:1], scores[:1], gate_up, down, spec)[0]
+    one = PLAIN.experts(x[:1], scores[:1], ExpertPair(gate_up, down), spec)[0]
     shares, chosen = choose_experts(scores[:1], spec)
     truth = torch.zeros(72, device=device)
     for share, expert in zip(shares[0], chosen[0], strict=True):
@@ -147,8 +148,8 @@ def test_experts_of_each_choice_equal_their_plain_twin(name, has_bias, device):
     if has_bias:
         gate_up = BiasedExperts(gate_up, random(8, 64, seed=4).to(device))
         down = BiasedExperts(down, random(8, 64, seed=5).to(device))
-    found = triton(device).experts(x * 3, scores, gate_up, down, spec)
-    truth = PLAIN.experts(x * 3, scores, gate_up, down, spec)
+    found = triton(device).experts(x * 3, scores, ExpertPair(gate_up, down), spec)
+    truth = PLAIN.experts(x * 3, scores, ExpertPair(gate_up, down), spec)
     torch.testing.assert_close(found, truth, rtol=5e-5, atol=5e-5)
 
 
@@ -157,9 +158,9 @@ def test_a_row_that_is_no_number_spoils_no_other(device):
     spec = ExpertsSpec(top_k=2, renormalise=True, activation="silu")
     x, scores = random(3, 64).to(device), random(3, 4, seed=3).to(device)
     gate_up, down = layer(4, 64, 32, device)
-    well = triton(device).experts(x, scores, gate_up, down, spec)
+    well = triton(device).experts(x, scores, ExpertPair(gate_up, down), spec)
     x[1], scores[1] = torch.nan, torch.nan
-    found = triton(device).experts(x, scores, gate_up, down, spec)
+    found = triton(device).experts(x, scores, ExpertPair(gate_up, down), spec)
     assert found[1].isnan().all()
     torch.testing.assert_close(found[[0, 2]], well[[0, 2]])
 
@@ -184,7 +185,7 @@ def test_a_mixture_is_a_handful_of_launches(device, monkeypatch):
     ):  # fmt: skip
         monkeypatch.setattr(module, name, Launches(name, seen))
     with Counted():
-        kernels.experts(x, scores, gate_up, down, spec)
+        kernels.experts(x, scores, ExpertPair(gate_up, down), spec)
     assert seen == [
         "route_kernel", "place_kernel", "experts_kernel", "glu_kernel", "experts_kernel",
         "combine_kernel",
@@ -208,9 +209,9 @@ def test_batch_invariant_tokens_have_the_same_bits_in_any_company(device):
     kernels = triton(device, batch_invariant=True)
     x, scores = random(40, 64).to(device), random(40, 4, seed=3).to(device)
     gate_up, down = layer(4, 64, 32, device)
-    together = kernels.experts(x, scores, gate_up, down, spec)
+    together = kernels.experts(x, scores, ExpertPair(gate_up, down), spec)
     for own in (slice(0, 1), slice(30, 40)):
-        alone = kernels.experts(x[own], scores[own], gate_up, down, spec)
+        alone = kernels.experts(x[own], scores[own], ExpertPair(gate_up, down), spec)
         assert torch.equal(alone, together[own])
 
 
@@ -238,7 +239,7 @@ def test_no_tokens(device):
     for kernels in (PLAIN, triton(device)):
         found = kernels.experts(
             torch.empty((0, 64), device=device), torch.empty((0, 4), device=device),
-            gate_up, down, spec,
+            ExpertPair(gate_up, down), spec,
         )  # fmt: skip
         assert found.shape == (0, 64)
 

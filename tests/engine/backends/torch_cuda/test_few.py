@@ -11,6 +11,7 @@ import torch
 
 from octavo_engine.backends.torch.device_step import StepBuffer, WalkCut, cut_walks
 from octavo_engine.backends.torch.few_steps import FewSteps, plan_few
+from octavo_engine.backends.torch.operands import LayerKV
 from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.backends.torch.triton import few
 from octavo_engine.backends.torch.triton.decode import WalkTile
@@ -47,10 +48,11 @@ def run(paged: Paged, length: int = 1000, width: int = 5, tile: WalkTile = TILE)
     step = on_device(
         paged.step, paged.kv.device, tiles, walks=WalkCut(50, spec.num_heads), width=width
     )
-    k_cache, v_cache = paged.kv.unbind()
+    k, v = paged.kv.unbind()
+    kv = LayerKV(k, v)
     angles = cos_sin(spec.rope, paged.kv.device)
-    q = turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec)
-    result = few.attend(q, k_cache, v_cache, step, spec, tile=tile)
+    q = turn_and_store(paged.qkv, angles, kv, step, spec)
+    result = few.attend(q, kv, step, spec, tile=tile)
     return result.float().cpu(), step.arrivals
 
 

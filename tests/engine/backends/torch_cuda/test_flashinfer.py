@@ -13,6 +13,7 @@ import torch
 from octavo_engine.backends.torch.device_step import cut_walks
 from octavo_engine.backends.torch.flashinfer import FlashInferAttention
 from octavo_engine.backends.torch.kernels import choose_kernels
+from octavo_engine.backends.torch.operands import LayerKV
 from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.errors import ConfigError
 from octavo_engine.ops import AttentionSpec
@@ -86,8 +87,8 @@ def test_it_is_told_where_the_tokens_and_blocks_of_each_sequence_are():
     step = of_prompts(make_step([(0, 20), (31, 1), (16, 16), (5, 40)]), CPU)
     q = torch.randn((77, 256), generator=generator)
     for case in (spec(), spec(window=9), spec(soft_cap=3.0)):
-        found = attention.attend(q, k, v, step, case)
-        expected = PlainKernels().attend(q, k, v, step, case)
+        found = attention.attend(q, LayerKV(k, v), step, case)
+        expected = PlainKernels().attend(q, LayerKV(k, v), step, case)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert [(plan.window, plan.cap) for plan in fake.plans] == [(-1, None), (8, None), (-1, 3.0)]
     assert fake.plans[0].last == [4, 16, 16, 13]
@@ -101,7 +102,7 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind():
     for _ in range(2):
         step = of_prompts(make_step([(0, 5)]), CPU)
         for layer in range(3):
-            attention.attend(q, k, v, step, spec(layer))
+            attention.attend(q, LayerKV(k, v), step, spec(layer))
     assert len(fake.plans) == 2
 
 
@@ -126,10 +127,10 @@ def test_prompts_go_to_it_and_single_tokens_do_not(installed, caplog):
     assert "Chose flashinfer for attention: requested, for prompts" in caplog.text
     k = v = torch.ones((NUM_BLOCKS, 16, 2, 64), dtype=torch.float16)
     step = of_prompts(make_step([(0, 5)]), CPU)
-    kernels.attend(torch.ones((5, 256), dtype=torch.float16), k, v, step, spec())
+    kernels.attend(torch.ones((5, 256), dtype=torch.float16), LayerKV(k, v), step, spec())
     assert len(installed.plans) == 1
     single = on_device(make_step([(4, 1)]), CPU, cut_walks(np.array([5], np.int32), 0))
-    out = kernels.attend(torch.ones((1, 256), dtype=torch.float16), k, v, single, spec())
+    out = kernels.attend(torch.ones((1, 256), dtype=torch.float16), LayerKV(k, v), single, spec())
     assert len(installed.plans) == 1
     np.testing.assert_allclose(out.numpy(), 1, rtol=1e-3)
 

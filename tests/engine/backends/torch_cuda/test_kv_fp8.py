@@ -59,7 +59,7 @@ class Paged:
             for position in range(first, context):
                 block = self.step.block_tables[0, self.step.rows[index], position // BLOCK_SIZE]
                 at = position % BLOCK_SIZE
-                for side, cache in enumerate(self.kv.layer(0)):
+                for side, cache in enumerate(self.kv.layer(0)[:2]):
                     row = torch.randn(self.wide.shape[3:], generator=rng) * 3
                     values, own = narrow_rows(row)
                     cache.view(torch.uint8)[block, at] = values.view(torch.uint8).to(device)
@@ -81,7 +81,7 @@ class Paged:
     def widened(self):
         scales = self.kv.scales(0)
         assert scales is not None
-        sides = zip(self.kv.layer(0), scales, strict=True)
+        sides = zip(self.kv.layer(0)[:2], scales, strict=True)
         return torch.stack([widen_blocks(v.cpu(), s.cpu(), torch.float32) for v, s in sides])
 
 
@@ -107,18 +107,15 @@ def by_triton(paged, *, is_decode):
     else:
         per_tile = 16 * spec.num_kv_heads // spec.num_heads
         step = on_device(paged.step, device, cut_tiles(paged.step.seq_starts, per_tile))
-    k_cache, v_cache = paged.kv.layer(0)
-    scales, angles = paged.kv.scales(0), cos_sin(spec.rope, device)
-    q = heads.turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec, scales)
+    kv, angles = paged.kv.layer(0), cos_sin(spec.rope, device)
+    q = heads.turn_and_store(paged.qkv, angles, kv, step, spec)
     if is_decode:
         tile = decode.WalkTile(16, 4, 1)
-        out = decode.attend(
-            q, k_cache, v_cache, step, spec, tile=tile, scales=scales, alibi=slopes_of(spec, q)
-        )
+        out = decode.attend(q, kv, step, spec, tile=tile, alibi=slopes_of(spec, q))
     else:
         out = attention.attend(
-            q, k_cache, v_cache, step, spec, tile=attention.Tile(16, 16, 4, 1), num_splits=1,
-            scales=scales, alibi=slopes_of(spec, q),
+            q, kv, step, spec, tile=attention.Tile(16, 16, 4, 1), num_splits=1,
+            alibi=slopes_of(spec, q),
         )  # fmt: skip
     return out.float().cpu()
 
@@ -126,10 +123,9 @@ def by_triton(paged, *, is_decode):
 def by_plain(paged):
     spec, device = paged.spec, paged.qkv.device
     step = on_device(paged.step, device, cut_tiles(paged.step.seq_starts, 16))
-    k_cache, v_cache = paged.kv.layer(0)
-    scales, angles, kernels = paged.kv.scales(0), cos_sin(spec.rope, device), PlainKernels()
-    q = kernels.turn_and_store(paged.qkv, angles, k_cache, v_cache, step, spec, scales=scales)
-    return kernels.attend(q, k_cache, v_cache, step, spec, scales=scales).float().cpu()
+    kv, angles, kernels = paged.kv.layer(0), cos_sin(spec.rope, device), PlainKernels()
+    q = kernels.turn_and_store(paged.qkv, angles, kv, step, spec)
+    return kernels.attend(q, kv, step, spec).float().cpu()
 
 
 def test_rows_are_scaled_to_the_largest_and_rounded_to_the_nearest():
@@ -161,7 +157,7 @@ def test_triton_stores_what_plain_torch_stores(name, device):
             assert torch.equal(mine.view(torch.int16), other.view(torch.int16))
         else:  # norms and turns round in another order: then a scale may be a unit larger
             torch.testing.assert_close(mine, other, rtol=2**-7, atol=0, equal_nan=True)
-    for mine, other in zip(plain.kv.layer(0), triton.kv.layer(0), strict=True):
+    for mine, other in zip(plain.kv.layer(0)[:2], triton.kv.layer(0)[:2], strict=True):
         mine, other = mine.float(), other.float()
         if name == "plain":
             assert torch.equal(mine.nan_to_num(), other.nan_to_num())
@@ -272,11 +268,11 @@ def test_a_block_takes_a_byte_a_number_and_two_a_row(device):
 def test_a_copied_beginning_takes_its_scales_along(device):
     layout = one_group([KVSpec(2, 16)])
     kv = DeviceKV(layout, num_blocks=4, dtype=E4M3, device=device, has_scales=True)
-    for cache, scales in zip(kv.layer(0), scales_of(kv), strict=True):
+    for cache, scales in zip(kv.layer(0)[:2], scales_of(kv), strict=True):
         cache.view(torch.uint8)[1] = 5
         scales[1] = 2
     kv.copy(np.array([[1, 3, 9]], np.int32))
-    for cache, scales in zip(kv.layer(0), scales_of(kv), strict=True):
+    for cache, scales in zip(kv.layer(0)[:2], scales_of(kv), strict=True):
         assert cache.view(torch.uint8)[3, :, 0, 0].tolist() == [5] * 9 + [0] * 7
         assert scales[3, 1].tolist() == [2.0] * 9 + [0.0] * 7
 

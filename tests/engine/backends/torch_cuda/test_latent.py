@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,6 +11,7 @@ from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.torch.device_step import WalkCut, cut_tiles
 from octavo_engine.backends.torch.latent_kernels import LatentKernels
 from octavo_engine.backends.torch.loader import TorchHeads
+from octavo_engine.backends.torch.operands import LatentOperands
 from octavo_engine.backends.torch.plain_latent import latent_attention
 from octavo_engine.backends.torch.precision import Precision
 from octavo_engine.backends.torch.reference import PagedKV, ReferenceOps
@@ -21,7 +21,7 @@ from octavo_engine.caches import LatentSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.models.latent_config import LatentConfig
 from octavo_engine.ops import LatentAttentionSpec, Rope
-from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device
+from tests.engine.backends.torch_cuda.steps import NUM_BLOCKS, make_step, on_device, pad
 from tests.engine.backends.torch_cuda.test_attention import DECODE, MIXED, cos_sin, inverse_powers
 from tests.engine.backends.torch_cuda.test_decode import LENGTHS, in_parts
 
@@ -160,7 +160,7 @@ def test_the_plain_twin_equals_the_reference(name, device):
     step = on_device(paged.step, device, cut_tiles(paged.step.seq_starts, 16))
     angles = cos_sin(spec.rope, device)
     assert angles is not None
-    result = latent_attention(*paged.operands, angles, paged.cache, step, spec)
+    result = latent_attention(LatentOperands(*paged.operands, angles, paged.cache), step, spec)
     torch.testing.assert_close(result.cpu(), expected, **CLOSE)
     torch.testing.assert_close(
         paged.cache.cpu(), paged.expected_cache, rtol=1e-5, atol=1e-5, equal_nan=True
@@ -214,12 +214,7 @@ def test_padding_reads_nothing_and_writes_nothing(device):
     spec = make_spec(device)
     paged = Latents([(20, 1)], spec, device)
     expected = paged.reference()
-    paged.step.slots = np.array([[*paged.step.slots[0], -1]], np.int32)
-    paged.step.positions = np.array([*paged.step.positions, 0], np.int32)
-    paged.step.token_ids = np.array([*paged.step.token_ids, 0], np.int32)
-    paged.step.seq_starts = np.array([0, 1, 2], np.int32)
-    paged.step.seq_lens = np.array([21, 0], np.int32)
-    paged.step.rows = np.array([paged.step.rows[0]] * 2, np.int32)
+    pad(paged.step)
     q, kv, key_up, value_up = paged.operands
     paged.operands = torch.cat([q, q]), torch.cat([kv, kv]), key_up, value_up
     for tiles in (cut_tiles(paged.step.seq_starts, 2), in_parts([21, 0], 16)):

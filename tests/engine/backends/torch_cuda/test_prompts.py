@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from octavo_engine.backends.torch.device_step import cut_tiles
+from octavo_engine.backends.torch.operands import LayerKV
 from octavo_engine.backends.torch.triton import prompts
 from octavo_engine.backends.torch.triton.heads import turn_and_store
 from octavo_engine.backends.torch.triton_kernels import TritonKernels
@@ -44,11 +45,11 @@ def test_long_prompts_equal_the_reference(sequences, num_heads, device, monkeypa
     kernels = TritonKernels(device, case.kv.dtype, shape)
     tiles = cut_tiles(case.step.seq_starts, kernels.tokens_per_tile)
     step = on_device(case.step, device, tiles)
-    k_cache, v_cache = case.kv
-    q = turn_and_store(case.qkv, None, k_cache, v_cache, step, case.spec)
+    kv = LayerKV(*case.kv)
+    q = turn_and_store(case.qkv, None, kv, step, case.spec)
     long = prompts.find_long(step, case.spec, 2)
     assert [one.place for one in long] == [i for i, (_, n) in enumerate(sequences) if n >= SHORT]
-    found = kernels.attend(q, k_cache, v_cache, step, case.spec)
+    found = kernels.attend(q, kv, step, case.spec)
     error = (found.float().cpu() - expected).abs().max() / expected.abs().max()
     assert error < 1e-2
 

@@ -15,6 +15,7 @@ import torch
 from octavo_engine.backends.backend import StateStep
 from octavo_engine.backends.torch.device_states import DeviceStates
 from octavo_engine.backends.torch.device_step import cut_walks
+from octavo_engine.backends.torch.operands import SelectiveOperands
 from octavo_engine.backends.torch.scans import PlainScans
 from octavo_engine.backends.torch.triton.scans import TritonScans
 from octavo_engine.caches import KVSpec, StateSpec, one_group
@@ -145,13 +146,13 @@ def test_chunks_in_16_bits_are_as_near_as_their_inputs(dtype, device):
 def test_scans_of_mamba1(sequences, saves, device):
     width, size = 100, 12
     rig = Rig(sequences, (3, width), (1, size, width), device, saves_at=saves)
-    x, dt, b, c = rig.columns(width), rig.columns(width), rig.columns(size), rig.columns(size)
+    operands = SelectiveOperands(*(rig.columns(count) for count in (width, width, size, size)))
     spec = SelectiveSpec(
         layer=2, offset=rig.offset, width=width, state_size=size, a_log=rig.tensor(width, size),
         d=rig.tensor(width), dt_bias=rig.tensor(width),
     )  # fmt: skip
     rig.check(
-        lambda kernels, states, step: kernels.selective_scan(x, dt, b, c, states, step, spec),
+        lambda kernels, states, step: kernels.selective_scan(operands, states, step, spec),
         used=slice(rig.offset, None),
     )
 

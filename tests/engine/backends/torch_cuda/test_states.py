@@ -29,6 +29,7 @@ from tests.engine.backends.driver import Driver, random_tokens, run_alone
 from tests.engine.backends.tolerance import BF16_AGAINST_FLOAT32, FLOAT32, error
 from tests.engine.backends.torch_cuda import test_pretended as pretended_engines
 from tests.engine.backends.torch_cuda.recorders import RunAgain
+from tests.engine.backends.torch_cuda.steps import alone_and_together
 from tests.engine.backends.torch_cuda.test_cuda_backend import build
 from tests.engine.core.test_states import Rig
 from tests.engine.models.recurrent import RECURRENT
@@ -74,14 +75,8 @@ def test_bf16_is_as_near_as_bf16_can_be(name, kernels, device):
 )
 def test_batch_invariant_bits_depend_on_nothing_but_the_tokens(name, dtype, device):
     backend = build(name, device, dtype=dtype, kernels="triton", batch_invariant=True)
-    prompts = [random_tokens(count, seed=count) for count in (19, 3)]
-    alone = [run_alone(backend, prompt) for prompt in prompts]
-    driver = Driver(backend)
-    requests = [driver.add(row, prompt) for row, prompt in enumerate(prompts)]
-    driver.step([(requests[0], 16)])
-    driver.step([(requests[1], 2), (requests[0], 2)])
-    driver.step([(requests[0], 1), (requests[1], 1)])
-    hit = driver.add(2, prompts[0], prefix=requests[0])
+    alone, requests, driver = alone_and_together(backend)
+    hit = driver.add(2, requests[0].token_ids, prefix=requests[0])
     assert hit.num_computed == 16
     driver.step([(hit, 3)])
     for request, truth in zip(requests, alone, strict=True):

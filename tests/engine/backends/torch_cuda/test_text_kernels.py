@@ -10,6 +10,7 @@ import torch
 
 from octavo_engine.backends.pooling import make_step
 from octavo_engine.backends.torch.landing import HostMark
+from octavo_engine.backends.torch.operands import NormWeights
 from octavo_engine.backends.torch.text_kernels import PlainTextKernels
 from octavo_engine.backends.torch.text_step import (
     TextBuffer,
@@ -134,8 +135,8 @@ def test_layer_norm(device, columns, adds, weighs, keeps):
     x, y = (torch.randn((7, columns), generator=generator).to(device) + 3 for _ in range(2))
     weight, bias = (torch.randn(columns, generator=generator).to(device) for _ in range(2))
     arguments = (
-        x, y.half() if adds else None, 0.5, weight if weighs else None, bias if weighs else None,
-        1e-5, torch.float32,
+        x, y.half() if adds else None, 0.5,
+        NormWeights(weight if weighs else None, bias if weighs else None, 1e-5, torch.float32),
     )  # fmt: skip
     total, found = kernels.layer_norm(*arguments, keeps_sum=keeps)
     expected_total, expected = PLAIN.layer_norm(*arguments, keeps_sum=keeps)

@@ -10,8 +10,8 @@ import pytest
 
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
-from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.server import running
+from tests.fakes.talking import HERMES, NOW, OSLO, THOUGHT, scripted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,10 +22,6 @@ TOOLS: Any = [
     {"name": "get_weather", "description": "of a city", "input_schema": SCHEMA},
     {"name": "get_time", "input_schema": {"type": "object", "properties": {}}},
 ]
-OSLO = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-THOUGHT = "<think>\nWhich city? Oslo.\n</think>\n\n"
-HERMES = ServerSettings(tool_call_parser="hermes", reasoning_parser="qwen3")
 ASKED: dict[str, Any] = {"model": "fake", "max_tokens": 500, "messages": HI}
 
 
@@ -35,9 +31,8 @@ def saying(
 ) -> Iterator[tuple[Any, Any]]:
     import anthropic  # seconds, which only those pay who use it
 
-    engine = ScriptedEngine(scripts=list(scripts), piece=piece)
     with (
-        running(engine, using) as server,
+        scripted(*scripts, piece=piece, using=using) as server,
         anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client,
     ):
         yield server, client

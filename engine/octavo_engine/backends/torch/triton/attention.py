@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import LayerKV
     from octavo_engine.ops import AttentionSpec
 
 
@@ -412,8 +413,7 @@ def join_kernel(
 
 def attend(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     step: DeviceStep,
     spec: AttentionSpec,
     *,
@@ -423,10 +423,10 @@ def attend(
     alibi: Tensor | None = None,
     tiles: range | None = None,
     out: Tensor | None = None,
-    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """q [T, num_heads * head_dim] over the pages of each sequence. `alibi`: the spec's. Of some
     tiles, if given: then the rows of others in `out` stay as they are."""
+    k_cache, v_cache, scales = kv
     out = torch.empty_like(q) if out is None else out
     tiles = range(len(step.tile_seqs)) if tiles is None else tiles
     num_tiles = len(tiles)

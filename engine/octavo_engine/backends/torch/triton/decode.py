@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import LayerKV
     from octavo_engine.ops import AttentionSpec
 
 JOINED_VALUES = 8192  # of parts' averages that a program adds at once
@@ -213,17 +214,16 @@ def parts_bytes(*, num_parts: int, num_heads: int, head_dim: int) -> int:
 
 def attend(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     step: DeviceStep,
     spec: AttentionSpec,
     *,
     tile: WalkTile,
     alibi: Tensor | None = None,
-    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """q [S, num_heads * head_dim], a token of each sequence, over the sequence's pages. `alibi`:
     the spec's."""
+    k_cache, v_cache, scales = kv
     out = torch.empty_like(q)
     num_tiles = len(step.tile_seqs)
     if num_tiles == 0:

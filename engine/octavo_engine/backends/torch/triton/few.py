@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import LayerKV
     from octavo_engine.ops import AttentionSpec
 
 MOST_ROWS = 128  # tokens times query heads that a program holds
@@ -143,14 +144,14 @@ def few_kernel(
 
 def attend(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     step: DeviceStep,
     spec: AttentionSpec,
     *,
     tile: WalkTile | None = None,
 ) -> Tensor:
     """q [T, num_heads * head_dim], up to `step.width` tokens of each sequence, over its pages."""
+    k_cache, v_cache, _ = kv
     out = torch.empty_like(q)
     num_tiles = len(step.tile_seqs)
     if num_tiles == 0:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import LayerKV
     from octavo_engine.ops import AttentionSpec
 
 
@@ -140,13 +141,12 @@ def turn_and_store_kernel(
 def turn_and_store(
     qkv: Tensor,
     cos_sin: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     step: DeviceStep,
     spec: AttentionSpec,
-    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """q, normed and turned, [T, num_heads * head_dim]; k and v are in the cache afterwards."""
+    k_cache, v_cache, scales = kv
     num_tokens = len(qkv)
     q = qkv.new_empty((num_tokens, spec.num_heads * spec.head_dim))
     if num_tokens == 0:

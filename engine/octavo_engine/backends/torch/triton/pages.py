@@ -10,6 +10,8 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from octavo_engine.backends.torch.operands import PageMoves
+
 WORDS = 2048  # that a program moves at once
 
 
@@ -42,10 +44,9 @@ def move_pages_kernel(
                 tl.store(inside + words, tl.load(outside + words, mask=mask), mask=mask)
 
 
-def move_pages(
-    staging: Tensor, region: Tensor, block_ids: Tensor, slots: Tensor, first: int, *, is_save: bool
-) -> None:
+def move_pages(staging: Tensor, region: Tensor, moves: PageMoves, *, is_save: bool) -> None:
     """Blocks of one region into their slots, or back; int32 all."""
+    block_ids, slots, first = moves
     num_rows, num_blocks, row_words = region.shape
     move_pages_kernel[(len(block_ids), num_rows)](
         staging, region, block_ids, slots, num_blocks, staging.shape[1], first,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import LayerKV
     from octavo_engine.ops import AttentionSpec
 
 MIN_TOKENS = 1024  # of a prompt; fewer are not worth gathering their context
@@ -161,15 +162,14 @@ def prompt_kernel(
 
 
 def gather(cache: Tensor, pages: Tensor, seq_len: int) -> Tensor:
-    """The pages of k_cache or v_cache as [seq_len, kv heads * head_dim]."""
+    """The pages of one of both caches as [seq_len, kv heads * head_dim]."""
     return cache.index_select(0, pages).flatten(0, 1).flatten(1)[:seq_len]
 
 
 def attend(
     out: Tensor,
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     step: DeviceStep,
     spec: AttentionSpec,
     sequences: list[Long],
@@ -180,7 +180,7 @@ def attend(
     for sequence in sequences:
         at = step.table_base + rows[sequence.place] * step.table_width
         pages = step.tables[at : at + -(-sequence.seq_len // BLOCK_SIZE)]
-        k, v = (gather(cache, pages, sequence.seq_len) for cache in (k_cache, v_cache))
+        k, v = (gather(cache, pages, sequence.seq_len) for cache in (kv.k, kv.v))
         block = [BLOCK_N, spec.head_dim]
         group = spec.num_heads // spec.num_kv_heads
         own = slice(sequence.first, sequence.end)

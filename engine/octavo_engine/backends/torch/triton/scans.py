@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.device_states import DeviceStates
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import SelectiveOperands
     from octavo_engine.ops import Activation, ConvSpec, DeltaSpec, SelectiveSpec, SsdSpec
 
 COLUMNS = 1024
@@ -89,16 +90,9 @@ class TritonScans:
         return chunked.ssd_scan(xbc, dt, states, step, spec)
 
     def selective_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        b: Tensor,
-        c: Tensor,
-        states: DeviceStates,
-        step: DeviceStep,
-        spec: SelectiveSpec,
+        self, x: SelectiveOperands, states: DeviceStates, step: DeviceStep, spec: SelectiveSpec
     ) -> Tensor:
-        return state_scans.selective_scan(x, dt, b, c, states, step, spec)
+        return state_scans.selective_scan(x, states, step, spec)
 
     def delta_rule(
         self, qkv: Tensor, gates: Tensor, states: DeviceStates, step: DeviceStep, spec: DeltaSpec

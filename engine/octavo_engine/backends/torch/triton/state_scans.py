@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.device_states import DeviceStates
     from octavo_engine.backends.torch.device_step import DeviceStep
+    from octavo_engine.backends.torch.operands import SelectiveOperands
     from octavo_engine.ops import DeltaSpec, SelectiveSpec, SsdSpec
 
 COLUMNS = 32  # of a head's state, of one program
@@ -241,14 +242,9 @@ def ssd_scan(
 
 
 def selective_scan(
-    x: Tensor,
-    dt: Tensor,
-    b: Tensor,
-    c: Tensor,
-    states: DeviceStates,
-    step: DeviceStep,
-    spec: SelectiveSpec,
+    operands: SelectiveOperands, states: DeviceStates, step: DeviceStep, spec: SelectiveSpec
 ) -> Tensor:
+    x, dt, b, c = operands
     assert step.states is not None
     out = _empty(x, spec.width)
     memory = states.layer(spec.layer)[:, spec.offset :]

@@ -19,6 +19,7 @@ from octavo_engine.backends.torch.triton.attention import LOG2_E
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from octavo_engine.backends.torch.operands import NormWeights
     from octavo_engine.backends.torch.text_step import TextStep
     from octavo_engine.ops import AttentionSpec, Pool
 
@@ -278,19 +279,12 @@ def layer_norm_kernel(
 
 
 def layer_norm(
-    x: Tensor,
-    y: Tensor | None,
-    scale: float,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    out_dtype: torch.dtype,
-    *,
-    keeps_sum: bool,
+    x: Tensor, y: Tensor | None, scale: float, norm: NormWeights, *, keeps_sum: bool
 ) -> tuple[Tensor | None, Tensor]:
     """(x + scale * y in float32 if it is kept, its norm)."""
+    weight, bias, eps, dtype = norm
     num_rows, num_columns = x.shape
-    out = torch.empty_like(x, dtype=out_dtype)
+    out = torch.empty_like(x, dtype=dtype)
     total = None if y is None or not keeps_sum else torch.empty_like(x, dtype=torch.float32)
     if num_rows:
         block = triton.next_power_of_2(num_columns)

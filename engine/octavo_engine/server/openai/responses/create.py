@@ -19,8 +19,7 @@ from octavo_engine.server.generation.structured import note_validity
 from octavo_engine.server.http.errors import HttpError, internal_error, not_supported
 from octavo_engine.server.http.exchange import Exchange  # noqa: TC001  (a route's signature)
 from octavo_engine.server.http.owner import owner_of
-from octavo_engine.server.openai.chat.conversation import rendered
-from octavo_engine.server.openai.chat.pictures import counted_with_pictures, media_kind
+from octavo_engine.server.openai.chat.counting import count_prompt
 from octavo_engine.server.openai.chat.prepare import prepare_chat
 from octavo_engine.server.openai.chat.session import ChatSession
 from octavo_engine.server.openai.responses import shapes
@@ -110,17 +109,11 @@ async def count_input_tokens(exchange: Exchange, service: Service) -> None:
     try:
         service.model.check_name(request.model)
         check_task("generate", service.engine.info)
-        prompt = await rendered(
-            service.engine.tokenizer, turn.chat.conversation, service.settings.limits,
-            trust_template=False, takes=media_kind(service),
-        )  # fmt: skip
-        prompt = await counted_with_pictures(
-            service, turn.chat.messages, prompt, owner_of(exchange, service.guard)
-        )
+        count = await count_prompt(exchange, service, turn.chat)
     except RequestError as error:
         turn.rename(error)
         raise
-    answer = shapes.InputTokens(object="response.input_tokens", input_tokens=len(prompt.ids))
+    answer = shapes.InputTokens(object="response.input_tokens", input_tokens=count)
     await exchange.reply(msgspec.json.encode(answer))
 
 
