@@ -59,14 +59,14 @@ class HttpResponse:
         except (OSError, http.client.HTTPException) as error:
             raise Passing(f"the connection to {_host(self.url)} broke: {_say(error)}") from None
 
-    def text(self) -> bytes:
-        """All of a listing or manifest."""
+    def text(self, *, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+        """All of a listing or manifest, or of what is not larger than `max_bytes`."""
         blocks, size = [], 0
         while block := self.read():
             blocks.append(block)
             size += len(block)
-            if size > MAX_TEXT_BYTES:
-                raise FetchError(FetchReason.FAILED, f"{_host(self.url)} sent an endless listing")
+            if size > max_bytes:
+                raise FetchError(FetchReason.FAILED, f"{_host(self.url)} sent more than it should")
         length = self.headers.get("content-length", "")
         if length.isdigit() and size < int(length):
             raise Passing(f"the connection to {_host(self.url)} broke off")

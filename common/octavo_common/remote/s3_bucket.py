@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from base64 import b64encode
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
@@ -84,6 +86,59 @@ class S3Bucket:
             token = root.findtext(f"{_space(root)}NextContinuationToken") or ""
             if not token:
                 return
+
+    def get(self, key: str, first: int, num_bytes: int) -> bytes:
+        """A part of an object, shorter where that ends before. Raises FetchError, Passing where
+        the connection breaks off."""
+        headers = {"range": f"bytes={first}-{first + num_bytes - 1}"}
+        with self._request("GET", key, headers) as answer:
+            if answer.status == 206:
+                return answer.text(max_bytes=num_bytes)
+            if answer.status == 416:
+                return b""
+            raise self._refusal(answer, key)
+
+    def put(self, key: str, content: bytes) -> None:
+        """A whole object or none: the store compares its digest. Raises FetchError."""
+        headers = {"content-md5": b64encode(hashlib.md5(content).digest()).decode()}
+        with self._request("PUT", key, headers, content) as answer:
+            if answer.status != 200:
+                raise self._refusal(answer, key)
+
+    def delete(self, key: str) -> None:
+        """It may be gone already. Raises FetchError."""
+        with self._request("DELETE", key) as answer:
+            if answer.status not in (200, 204, 404):
+                raise self._refusal(answer, key)
+
+    def _request(
+        self,
+        method: str,
+        key: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> HttpResponse:
+        digest = EMPTY_SHA256 if body is None else hashlib.sha256(body).hexdigest()
+
+        def sign(method: str, url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+            return self._sign(method, url, headers, digest)
+
+        for _ in range(2):
+            answer = self._http.open(
+                self.url(key), headers=headers, sign=sign, method=method, body=body
+            )
+            if not self._has_moved(answer):
+                break
+            answer.close()
+        return answer
+
+    def _refusal(self, answer: HttpResponse, key: str) -> FetchError:
+        return of_status(
+            answer.status, self._name_of(key), hint=self._hint, after_s=answer.retry_after_s
+        )
+
+    def _name_of(self, key: str) -> str:
+        return f"s3://{self.name}/{key}"
 
     def url(self, key: str) -> str:
         return f"{self._base()}/{quote(key, safe='/-_.~')}"
