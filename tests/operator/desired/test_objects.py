@@ -318,6 +318,14 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.kvTiers.hostMemory": _engine("kvTiers", {"hostMemory": "1Gi"}),
     "engine.kvTiers.disk.size": _engine("kvTiers", {"disk": {"size": "1Gi"}}),
     "engine.kvTiers.disk.existingClaim": _engine("kvTiers", {"disk": {"existingClaim": "kv"}}),
+    "engine.kvTiers.shared.size": _engine(
+        "kvTiers", {"shared": {"existingClaim": "kv", "size": "1Gi"}}
+    ),
+    "engine.kvTiers.shared.existingClaim": _engine("kvTiers", {"shared": {"existingClaim": "kv"}}),
+    "engine.kvTiers.shared.uri": _engine("kvTiers", {"shared": {"uri": "s3://kv/a"}}),
+    "engine.kvTiers.shared.secretRef.name": _engine(
+        "kvTiers", {"shared": {"uri": "s3://kv/a", "secretRef": {"name": "keys"}}}
+    ),
     "engine.encryption.secretRef.name": (
         {"engine": {"encryption": {"secretRef": {"name": "a"}}}},
         {"engine": {"encryption": {"secretRef": {"name": "b"}}}},
