@@ -477,6 +477,20 @@ def test_a_pods_own_identity_is_asked_for_where_no_secret_proves_it(
     assert found == reached
 
 
+def test_the_bucket_of_kv_blocks_is_reached_as_one_of_weights():
+    def egress(**shared: Any) -> list[dict[str, Any]]:
+        spec = {"engine": {"kvTiers": {"shared": shared}}}
+        rules: list[dict[str, Any]] = objects(spec)["NetworkPolicy"]["spec"].get("egress", [])
+        return rules
+
+    assert egress(existingClaim="kv") == []
+    with_role = egress(uri="s3://kv/a")
+    assert (
+        with_role == objects({"model": {"uri": "s3://bucket/m"}})["NetworkPolicy"]["spec"]["egress"]
+    )
+    assert egress(uri="s3://kv/a", secretRef={"name": "keys"}) == with_role[:2]
+
+
 def test_gateways_reach_engines_where_they_are_named():
     """With an InferencePool the gateway sends requests to engines itself."""
     gateway = {"namespaceSelector": {"matchLabels": {"a": "gateways"}}}
