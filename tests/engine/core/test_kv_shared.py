@@ -13,6 +13,7 @@ import pytest
 
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig
 from octavo_engine.core import kv_tiers
+from octavo_engine.core.tier_fetch import TierRead
 from octavo_engine.errors import ConfigError
 from octavo_engine.tiers import run_bucket, run_folder, run_store
 from octavo_engine.tiers.price import is_worth_loading
@@ -111,7 +112,7 @@ def test_a_store_slower_than_computing_is_not_read(monkeypatch, place):
     tier.store.flush()
     forget_pool(engine, backend)
     monkeypatch.setattr(kv_tiers, "is_worth_loading", is_worth_loading)
-    tier._trial = kv_tiers.TierRead("shared", tier.meter, [], 0.0)  # it was measured
+    tier._trial = TierRead("shared", tier.meter, [], 0.0)  # it was measured
     tier.meter.replace(1, 3600.0)
     assert ask(engine, backend, prompt) == 100
     assert engine.stats().tiers.refused == 1
