@@ -29,7 +29,8 @@ def split(space: Kubectl, **spec: Any) -> Model:
             "data": {"secret": secret},
         }
     )
-    return Model(space, simulated("split", prefill={"secretRef": {"name": "kv"}}, **spec))
+    prefill = {"secretRef": {"name": "kv"}, **spec.pop("prefill", {})}
+    return Model(space, simulated("split", prefill=prefill, **spec))
 
 
 def side(model: Model, component: str) -> list[dict[str, Any]]:
@@ -79,3 +80,37 @@ def test_both_sides_roll_over_without_a_failed_request(platform: Platform, space
     model.patch(prefill=None)
     model.await_settled(2)
     model.until(lambda: not side(model, "prefill"), "leaving prefill pods", 60)
+
+
+def test_pods_change_sides_without_a_restart_or_a_failed_request(
+    platform: Platform, space: Kubectl
+) -> None:
+    flip = {"targets": {"ttft": "10s", "tpot": "10s"}, "minPrefill": 1, "minDecode": 1}
+    model = split(space, replicas=2, prefill={"replicas": 1, "flip": flip})
+    model.await_settled(2)
+    pods = running_pods(model)
+    with Traffic(platform.base_url, model.name) as traffic:
+        # A limit is enforced at once, whatever the load is: all of them are to answer.
+        model.patch(prefill={"flip": {"minPrefill": 0, "minDecode": 3}})
+        model.until(lambda: num_on_side(model, "decode") == 3, "pods that all answer", 60)
+        traffic.await_answers(10)
+        model.patch(prefill={"flip": {"minPrefill": 2, "minDecode": 1}})
+        model.until(lambda: num_on_side(model, "prefill") == 2, "two pods that compute", 60)
+        traffic.await_answers(10)
+    traffic.assert_unbroken()
+    assert running_pods(model) == pods, "a pod was replaced or restarted"
+    counts = model.status()["prefill"]["flip"]
+    assert (counts["answering"], counts["computing"]) == (1, 2)
+    model.until(lambda: ask(platform, model) > 256, "prompt from the other side", 60)
+
+
+def num_on_side(model: Model, side: str) -> int:
+    return sum(pod["metadata"]["labels"].get("octavo.dev/side") == side for pod in model.pods())
+
+
+def running_pods(model: Model) -> dict[str, int]:
+    """The restarts of each, by UID."""
+    return {
+        pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"]
+        for pod in model.pods()
+    }

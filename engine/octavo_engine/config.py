@@ -400,6 +400,8 @@ class EngineConfig:
     kv_offloading_size: float = 0.0  # GiB of the host's memory for KV blocks beside the pool
     kv_disk_path: str | None = None  # folder for KV blocks that outlive the engine
     kv_disk_size: float = 10.0  # GiB that files in it may take
+    kv_shared_store: str | None = None  # folder or s3://bucket/prefix that engines share
+    kv_shared_size: float = 100.0  # GiB that files in it may take
     encryption_key_file: str | None = None  # keys for files that outlive the engine
     kv_transfer_config: str | None = None  # JSON with the fields of KVTransferConfig
     speculative_config: str | None = None  # JSON with the fields of SpeculationConfig and a method
@@ -486,10 +488,19 @@ class EngineConfig:
         _check(math.isfinite(disk_size) and disk_size > 0,
                "--kv-disk-size must be above 0, in GiB", disk_size)  # fmt: skip
         _check(self.kv_disk_path != "", "--kv-disk-path must name a folder", "an empty path")
-        has_tiers = size > 0 or self.kv_disk_path is not None
+        shared, shared_size = self.kv_shared_store, self.kv_shared_size
+        _check(math.isfinite(shared_size) and shared_size > 0,
+               "--kv-shared-size must be above 0, in GiB", shared_size)  # fmt: skip
+        is_place = shared is None or (shared not in ("", "s3://") and (
+            "://" not in shared or shared.startswith("s3://")))  # fmt: skip
+        _check(is_place, "--kv-shared-store must be a folder or s3://bucket/prefix", shared)
+        is_own_folder = shared is None or shared != self.kv_disk_path
+        _check(is_own_folder, "--kv-shared-store must be another folder than --kv-disk-path",
+               shared)  # fmt: skip
+        has_tiers = size > 0 or self.kv_disk_path is not None or shared is not None
         _check(not has_tiers or self.scheduler.enable_prefix_caching,
-               "--kv-offloading-size and --kv-disk-path need --enable-prefix-caching",
-               False)  # fmt: skip
+               "--kv-offloading-size, --kv-disk-path and --kv-shared-store need "
+               "--enable-prefix-caching", False)  # fmt: skip
         _check(self.kv_transfer is None or self.scheduler.enable_prefix_caching,
                "--kv-transfer-config needs --enable-prefix-caching", False)  # fmt: skip
 
@@ -600,6 +611,7 @@ class EngineConfig:
                f"--device {self.device}")  # fmt: skip
         for flag, is_set in (
             ("--kv-disk-path", self.kv_disk_path is not None),
+            ("--kv-shared-store", self.kv_shared_store is not None),
             ("--kv-events-config", self.kv_events.is_on),
             ("--kv-transfer-config", self.kv_transfer is not None),
         ):
@@ -629,8 +641,8 @@ class EngineConfig:
     @property
     def has_kv_tiers(self) -> bool:
         """Whether KV blocks are copied out of the cache, or into it."""
-        has_own = self.kv_offloading_size > 0 or self.kv_disk_path is not None
-        return has_own or self.kv_transfer_config is not None
+        own = (self.kv_disk_path, self.kv_shared_store, self.kv_transfer_config)
+        return self.kv_offloading_size > 0 or any(each is not None for each in own)
 
     @property
     def kv_transfer(self) -> KVTransferConfig | None:

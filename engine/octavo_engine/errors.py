@@ -20,7 +20,10 @@ from __future__ import annotations
 import errno
 import os
 
-DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+from octavo_common.errors import DISK_FULL as DISK_FULL
+from octavo_common.errors import ModelError as ModelError
+from octavo_common.errors import OctavoError as OctavoError
+
 _OF_THIS_MACHINE = DISK_FULL | frozenset((
     errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
     errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG,
@@ -48,20 +51,12 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-class OctavoError(Exception):
-    """Base of all errors that Octavo raises on purpose."""
-
-
 class ConfigError(OctavoError):
     """The settings cannot work; the message names the flag and the numbers."""
 
 
 class ExtensionMissing(ConfigError, ImportError):
     """The compiled extension is not installed; the message says how to build it."""
-
-
-class ModelError(OctavoError):
-    """The model's files cannot be used; the message names the file, and the tensor if any."""
 
 
 class WorkerLost(OctavoError):

@@ -263,7 +263,8 @@ class MetricFamilies:
         blocks = GaugeMetricFamily(
             names.KV_TIER_BLOCKS, "KV blocks beside the pool.", labels=[*self._labels, "tier"]
         )
-        for tier, count in (("host", tiers.host_blocks), ("disk", tiers.disk_blocks)):
+        counts = (tiers.host_blocks, tiers.disk_blocks, tiers.shared_blocks)
+        for tier, count in zip(("host", "disk", "shared"), counts, strict=True):
             blocks.add_metric([*self._labels.values(), tier], count)
         yield blocks
         counters: list[tuple[str, str, dict[tuple[str, ...], float], str]] = [
@@ -283,6 +284,7 @@ class MetricFamilies:
                 {
                     ("CPU_to_GPU",): tiers.host_load_seconds,
                     ("disk_to_CPU",): tiers.disk_load_seconds,
+                    ("shared_to_CPU",): tiers.shared_load_seconds,
                     ("peer_to_CPU",): tiers.peer_load_seconds,
                 },
                 "transfer_type",
@@ -293,6 +295,7 @@ class MetricFamilies:
                 {
                     ("host",): tiers.host_hit_blocks,
                     ("disk",): tiers.disk_hit_blocks,
+                    ("shared",): tiers.shared_hit_blocks,
                     ("peer",): tiers.peer_hit_blocks,
                 },
                 "tier",

@@ -9,15 +9,15 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 from octavo.bundle.errors import BundleError
 from octavo.fetch.errors import FetchError, FetchReason, Passing, of_status
-from octavo.fetch.http import json_object
 from octavo.fetch.oci import basic_credentials
+from octavo_common.remote.http import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from octavo.bundle.blobs import BlobContent, Descriptor
-    from octavo.fetch.credentials import Credentials
-    from octavo.fetch.http import Body, Http, HttpResponse
+    from octavo_common.remote.credentials import Credentials
+    from octavo_common.remote.http import Body, Http, HttpResponse
 
 _Result = TypeVar("_Result")
 

@@ -183,8 +183,8 @@ def _model(text: str) -> tuple[str, Path]:
 
 def _registry(place: str) -> RegistryClient:
     from octavo.bundle.registry import RegistryClient
-    from octavo.fetch.credentials import Credentials
-    from octavo.fetch.http import Http
+    from octavo_common.remote.credentials import Credentials
+    from octavo_common.remote.http import Http
 
     return RegistryClient(place, Http(stall_s=120), Credentials(os.environ))
 

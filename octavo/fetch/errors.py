@@ -1,23 +1,12 @@
-"""Why a model could not be fetched: a reason the operator knows, and an exit code for scripts."""
+"""What ends a fetch: the errors of its parts, and an exit code for scripts."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-from octavo_engine.errors import DISK_FULL, ModelError
-
-
-class FetchReason(StrEnum):
-    """As conditions show them."""
-
-    UNAUTHORIZED = "ModelUnauthorized"
-    NOT_FOUND = "ModelNotFound"
-    REVISION_NOT_FOUND = "ModelRevisionNotFound"
-    DIGEST_MISMATCH = "ModelDigestMismatch"
-    DISK_FULL = "ModelDiskFull"
-    UNREACHABLE = "ModelUnreachable"
-    FAILED = "ModelFetchFailed"
-
+from octavo_common.errors import DISK_FULL
+from octavo_common.remote.errors import FetchError as FetchError
+from octavo_common.remote.errors import FetchReason as FetchReason
+from octavo_common.remote.errors import Passing as Passing
+from octavo_common.remote.errors import of_status as of_status
 
 EXIT_CODES = {
     FetchReason.FAILED: 1,
@@ -30,22 +19,6 @@ EXIT_CODES = {
 }
 
 
-class FetchError(ModelError):
-    """One sentence with what to do."""
-
-    def __init__(self, reason: FetchReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class Passing(FetchError):
-    """May be well in a moment; tried again until patience ends."""
-
-    def __init__(self, message: str, *, after_s: float | None = None) -> None:
-        super().__init__(FetchReason.UNREACHABLE, message)
-        self.after_s = after_s
-
-
 class Changed(FetchError):
     """The file at the source is not the one that was begun."""
 
@@ -53,24 +26,6 @@ class Changed(FetchError):
         super().__init__(
             FetchReason.FAILED, f"{name} changed at its source while it was fetched; fetch it again"
         )
-
-
-def of_status(
-    status: int, what: str, *, hint: str = "", after_s: float | None = None
-) -> FetchError:
-    """What an HTTP status means. `hint` says which credentials would help."""
-    if status in (401, 403, 407):
-        return FetchError(
-            FetchReason.UNAUTHORIZED,
-            f"{what}: its source answers {status}; {hint or 'check the access'}",
-        )
-    if status in (404, 410):
-        return FetchError(
-            FetchReason.NOT_FOUND, f"{what} does not exist ({status}); check the address"
-        )
-    if status in (408, 425, 429) or status >= 500:
-        return Passing(f"{what}: its source answers {status}; try again later", after_s=after_s)
-    return FetchError(FetchReason.FAILED, f"{what}: its source answers {status}")
 
 
 def of_disk(error: OSError, folder: object) -> FetchError:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.fetch import local, parts
-from octavo.fetch.credentials import Credentials
 from octavo.fetch.download import Downloader
 from octavo.fetch.errors import FetchError, FetchReason, Passing, of_disk
 from octavo.fetch.folder import FolderLock, FolderMark, read_mark, write_mark
-from octavo.fetch.http import Http
 from octavo.fetch.transfer import RANGE_BYTES, Means, TransferPatience
+from octavo_common.remote.credentials import Credentials
+from octavo_common.remote.http import Http
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

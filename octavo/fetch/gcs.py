@@ -10,7 +10,6 @@ from urllib.parse import quote, urlencode
 
 from octavo.fetch.errors import FetchError, FetchReason
 from octavo.fetch.google_auth import GoogleToken
-from octavo.fetch.http import json_object
 from octavo.fetch.source import (
     RemoteFile,
     SourceListing,
@@ -19,12 +18,13 @@ from octavo.fetch.source import (
     is_single,
     parts_of,
 )
+from octavo_common.remote.http import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from octavo.fetch.credentials import Credentials
-    from octavo.fetch.http import Http
+    from octavo_common.remote.credentials import Credentials
+    from octavo_common.remote.http import Http
 
 _ENDPOINT = "https://storage.googleapis.com"
 _HINT = "set GOOGLE_APPLICATION_CREDENTIALS to the key of an account that may read it"

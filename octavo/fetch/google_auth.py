@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from octavo.fetch.errors import FetchError, FetchReason, Passing, of_status
-from octavo.fetch.http import Http, json_object
+from octavo_common.remote.http import Http, json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo.fetch.credentials import Credentials
+    from octavo_common.remote.credentials import Credentials
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _TOKEN_URI = "https://oauth2.googleapis.com/token"

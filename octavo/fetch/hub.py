@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from octavo.fetch.errors import FetchError, FetchReason, of_status
-from octavo.fetch.http import json_object
 from octavo.fetch.source import RemoteFile, SourceListing, choose, parts_of
+from octavo_common.remote.http import json_object
 from octavo_engine.errors import ModelError
 from octavo_engine.weights.hub import parse_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo.fetch.credentials import Credentials
-    from octavo.fetch.http import Http
+    from octavo_common.remote.credentials import Credentials
+    from octavo_common.remote.http import Http
 
 _ENDPOINT = "https://huggingface.co"
 _HINT = "set HF_TOKEN to a token that may read it"

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from octavo.fetch.errors import FetchError, FetchReason, of_status
-from octavo.fetch.http import json_object
 from octavo.fetch.source import RemoteFile, SourceListing, choose
+from octavo_common.remote.http import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo.fetch.credentials import Credentials
-    from octavo.fetch.http import Http, HttpResponse
+    from octavo_common.remote.credentials import Credentials
+    from octavo_common.remote.http import Http, HttpResponse
 
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
     from pathlib import Path
 
-    from octavo.fetch.http import Sign
+    from octavo_common.remote.http import Sign
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+ -]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -16,10 +16,10 @@ from octavo.fetch.parts import Journal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo.fetch.http import Http, HttpResponse
     from octavo.fetch.parts import FileParts
     from octavo.fetch.progress import FetchProgress
     from octavo.fetch.source import RemoteFile
+    from octavo_common.remote.http import Http, HttpResponse
 
 RANGE_BYTES = 32 * 2**20
 _ENCRYPTION = "x-amz-server-side-encryption"

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from octavo.fetch.errors import FetchError, FetchReason, of_status
-from octavo.fetch.http import json_object
 from octavo.fetch.source import RemoteFile, SourceListing, is_single
+from octavo_common.remote.http import json_object
 from octavo_engine.weights.gguf_parts import all_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo.fetch.credentials import Credentials
-    from octavo.fetch.http import Http
+    from octavo_common.remote.credentials import Credentials
+    from octavo_common.remote.http import Http
 
 _HINT = "set HTTP_BEARER_TOKEN to a token that may read it"
 _OPTIONAL = (

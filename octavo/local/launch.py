@@ -90,7 +90,9 @@ def launch_of(
         path = str(models / model_folder(model))
         fetch = tuple(fetch_arguments(model, path))
     folder = models.with_name("kv") / deployment.namespace / deployment.name
-    options = {**engine_options(deployment, model=path, kv_disk_path=str(folder)), **options}
+    shared = folder.with_name("shared") / deployment.engine.kv_tiers.shared_claim
+    paths = {"kv_disk_path": str(folder), "kv_shared_path": str(shared)}
+    options = {**engine_options(deployment, model=path, **paths), **options}
     if deployment.group is not None:
         options |= _of_all_pods(options, deployment.group.size)
     arguments = tuple(extra_arguments(deployment))

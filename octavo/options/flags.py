@@ -128,6 +128,10 @@ ENGINE_FLAGS = (
     Flag("kv_offloading_size", "GiB of the host's memory for KV blocks that left the KV cache"),
     Flag("kv_disk_path", "folder for KV blocks, found again after a restart; see docs/kv-tiers.md"),
     Flag("kv_disk_size", "GiB that the files in --kv-disk-path may take"),
+    Flag("kv_shared_store",
+         "folder on a volume, or s3://bucket/prefix, of KV blocks that several engines share; "
+         "see docs/kv-tiers.md"),
+    Flag("kv_shared_size", "GiB that the files in --kv-shared-store may take"),
     Flag("encryption_key_file",
          "keys to encrypt files in --kv-disk-path and --files-dir; see docs/encryption.md"),
     Flag("kv_transfer_config",

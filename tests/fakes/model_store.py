@@ -106,6 +106,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._serve()
 
+    def do_PUT(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
     def _serve(self) -> None:
         self.close_connection = True
         parts = urlsplit(self.path)

@@ -279,6 +279,42 @@ CASES = [
         "must be the name of a claim",
     ),
     Case(
+        "shared stores of KV blocks",
+        engine(kvTiers={"shared": {"existingClaim": "kv"}}),
+        engine(kvTiers={"shared": {}}),
+        "must be set, and not both",
+    ),
+    Case(
+        "either a claim or a bucket",
+        engine(kvTiers={"shared": {"uri": "s3://kv/a.b", "secretRef": {"name": "keys"}}}),
+        engine(kvTiers={"shared": {"uri": "s3://kv/a.b", "existingClaim": "kv"}}),
+        "must be set, and not both",
+    ),
+    Case(
+        "buckets of KV blocks",
+        engine(kvTiers={"shared": {"uri": "s3://kv", "size": "1Ti"}}),
+        engine(kvTiers={"shared": {"uri": "gs://kv"}}),
+        "must be like s3://bucket/prefix",
+    ),
+    Case(
+        "keys for a bucket only",
+        engine(kvTiers={"shared": {"uri": "s3://kv", "secretRef": {"name": "keys"}}}),
+        engine(kvTiers={"shared": {"existingClaim": "kv", "secretRef": {"name": "keys"}}}),
+        "secretRef needs uri",
+    ),
+    Case(
+        "names of Secrets of buckets",
+        engine(kvTiers={"shared": {"uri": "s3://kv", "secretRef": {"name": "keys"}}}),
+        engine(kvTiers={"shared": {"uri": "s3://kv", "secretRef": {"name": "Keys"}}}),
+        "must be the name of a Secret",
+    ),
+    Case(
+        "a shared store of one core",
+        engine(kvTiers={"shared": {"existingClaim": "kv"}}, dataParallelSize=1),
+        engine(kvTiers={"shared": {"existingClaim": "kv"}}, dataParallelSize=2),
+        "needs dataParallelSize: 1",
+    ),
+    Case(
         "keys of encryption",
         engine(encryption={"secretRef": {"name": "disk-keys"}}),
         engine(encryption={"secretRef": {"name": "Disk"}}),

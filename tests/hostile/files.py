@@ -394,23 +394,26 @@ def _decoder(folder: Path) -> Opened:
 def _tier_file(folder: Path) -> Opened:
     import numpy as np
 
-    from octavo_engine.tiers.disk_format import (
+    from octavo_engine.tiers.page import NAME_BYTES
+    from octavo_engine.tiers.run_folder import LocalFolder
+    from octavo_engine.tiers.run_format import (
         KEY_BYTES,
         TierFileError,
         read_header,
         read_page,
         write_run,
     )
-    from octavo_engine.tiers.page import NAME_BYTES
 
-    key, path = bytes(KEY_BYTES), folder / "run"
+    key = bytes(KEY_BYTES)
+    runs = LocalFolder(folder, key)
+    path = folder / key.hex() / "run"
     file = io.BytesIO()
     names = [bytes([i]) * NAME_BYTES for i in range(3)]
     write_run(file, key, names, [np.full(256, i, np.uint8) for i in range(3)])
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        with path.open("rb") as opened:
+        with runs.open(path.name) as opened:
             for place in read_header(opened, key, 256).places.values():
                 assert read_page(opened, place, 256).nbytes == 256
 

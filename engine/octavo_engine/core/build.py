@@ -28,8 +28,8 @@ from octavo_engine.core.identity import architecture_of, format_of, identify, im
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
-from octavo_engine.core.kv_tiers import build_digest, make_tiers
 from octavo_engine.core.kv_transfer import kv_identity, use_transfer
+from octavo_engine.core.make_tiers import build_digest, make_tiers
 from octavo_engine.core.media.spec import check_picture_overrides
 from octavo_engine.core.memory import free_memory
 from octavo_engine.core.state_capacity import MAX_EMPTY_BLOCKS, StateCapacity, settle_states
@@ -139,16 +139,11 @@ def build_engine(
         capacity = _capacity(config, backend, identity.own_max_model_len)
         cache_key = _cache_key(identity, backend)
         engine = _assemble(
-            config,
-            backend,
-            capacity,
-            cache_key,
-            now,
-            lambda: load_model_tokenizer(config, files),
-            identity.eos_token_ids,
-        )
+            config, backend, capacity, cache_key, now,
+            lambda: load_model_tokenizer(config, files), identity.eos_token_ids,
+        )  # fmt: skip
         engine.warm_up()
-        kv_source = _use_tiers(config, backend, engine, identity, cache_key, now)
+        kv_source, kv_store = _use_tiers(config, backend, engine, identity, cache_key, now)
         if config.kv_events.is_on:
             engine.tell_kv_events(KVEventRecorder(), KVEventPublisher(config.kv_events))
     except BaseException:
@@ -174,6 +169,7 @@ def build_engine(
         tasks=("generate",) if identity.speech is None else ("transcribe",),
         speech=identity.speech,
         kv_source=kv_source,
+        kv_store=kv_store,
     )
     logger.info(
         "Loaded %s on %s in %.1f s: %s, %s",
@@ -194,16 +190,19 @@ def _use_tiers(
     identity: ModelIdentity,
     cache_key: bytes,
     now: Callable[[], float],
-) -> KVSource | None:
-    """Hold KV blocks beside the pool, as the settings say. Returns where others get them."""
+) -> tuple[KVSource | None, str]:
+    """Hold KV blocks beside the pool, as the settings say. Returns where others get them, and the
+    id of the store that engines share."""
     tiers = make_tiers(config, backend, engine.scheduler, cache_key, now)
     if tiers is None:
-        return None
+        return None, ""
     engine.use_tiers(tiers)
+    store_id = next((tier.store_id for tier in tiers.stored if tier.store_id), "")
     if config.kv_transfer is None:
-        return None
+        return None, store_id
     facts = kv_identity(identity.parts, backend, build_digest(backend))
-    return use_transfer(config.kv_transfer, tiers, facts, backend.kv_bytes_per_block)
+    source = use_transfer(config.kv_transfer, tiers, facts, backend.kv_bytes_per_block)
+    return source, store_id
 
 
 def _build_backend(

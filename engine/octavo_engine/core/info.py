@@ -51,6 +51,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     similarity: str = "cosine"  # that its makers compare embeddings by
     speech: SpeechInfo | None = None
     kv_source: KVSource | None = None  # where its KV blocks are served to other engines
+    kv_store: str = ""  # id of the store of KV blocks that it shares; empty: none
     cache_key: bytes  # digest of all that makes one KV block differ from another model's
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import MovesKV
     from octavo_engine.kv.manager import KVManager
-    from octavo_engine.tiers.disk_store import DiskStore
     from octavo_engine.tiers.host_store import HostStore
     from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.run_store import RunStore
 
 MAX_COPIED_BYTES = 32 << 20  # between two steps
 MAX_FOLLOWED_BYTES = 64 << 20  # of one prompt that is being computed, after a step
@@ -31,7 +31,7 @@ class OwnBlocks:
         *,
         page_bytes: int,
         host: HostStore | None = None,
-        disk: DiskStore | None = None,
+        disk: RunStore | None = None,
         wake: Callable[[], None],
         will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
     ) -> None:

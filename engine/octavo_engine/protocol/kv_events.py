@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 MEDIUM = "GPU"  # vLLM's word for the memory that the model computes in, also where that is no GPU
 HOST_MEDIUM = "CPU"  # its word for the host's memory beside that
 DISK_MEDIUM = "DISK"
-TIER_MEDIA = (HOST_MEDIUM, DISK_MEDIUM)  # slower than MEDIUM, the quickest first
+SHARED_MEDIUM = "SHARED_STORAGE"  # of files that several engines read and write
+TIER_MEDIA = (HOST_MEDIUM, DISK_MEDIUM, SHARED_MEDIUM)  # slower than MEDIUM, the quickest first
 FULL_ATTENTION = "full_attention"
 END_OF_REPLAY = b"\xff" * 8
 

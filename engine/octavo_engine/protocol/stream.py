@@ -60,6 +60,7 @@ class Hello:
     # the adapter's name where that is missing here.
     adapter_digests: dict[str, str] = field(default_factory=dict)
     tiers: list[str] = field(default_factory=list)  # media whose keys it reports, quickest first
+    kv_store: str = ""  # the same for all engines that read one shared store; empty: it has none
 
 
 @dataclass(frozen=True, slots=True)

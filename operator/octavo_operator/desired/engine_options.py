@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from octavo_operator.spec import LLMDeployment
 
 KV_DISK_MOUNT = "/var/lib/octavo/kv"
+KV_SHARED_MOUNT = "/var/lib/octavo/kv-shared"
 
 Option = str | int | float | bool | list[str]
 
 
 def engine_options(
-    deployment: LLMDeployment, *, model: str, kv_disk_path: str = KV_DISK_MOUNT
+    deployment: LLMDeployment,
+    *,
+    model: str,
+    kv_disk_path: str = KV_DISK_MOUNT,
+    kv_shared_path: str = KV_SHARED_MOUNT,
 ) -> dict[str, Option]:
     """Keys of the engine's configuration file. What the spec leaves open is left to the engine.
 
-    `model` is where the weights are, and `kv_disk_path` where KV blocks may lie, as seen by the
-    engine.
+    `model` is where the weights are, and the two paths where KV blocks may lie, as seen by the
+    engine: its own, and those of a claim that engines share.
     """
     engine = deployment.engine
     options: dict[str, Option] = {
@@ -53,6 +58,9 @@ def engine_options(
     if tiers.disk_size is not None:
         options["kv-disk-path"] = kv_disk_path
         options["kv-disk-size"] = _gib(tiers.disk_size)
+    if tiers.shared_size is not None:
+        options["kv-shared-store"] = tiers.shared_uri or kv_shared_path
+        options["kv-shared-size"] = _gib(tiers.shared_size)
     processes = {
         "tensor-parallel-size": engine.tensor_parallel_size,
         "pipeline-parallel-size": engine.pipeline_parallel_size,

@@ -1,5 +1,7 @@
 """The NetworkPolicy: routers and monitoring reach engines; engines reach their weights' source.
 
+They reach the bucket of their KV blocks by the same rule.
+
 Pods that answer also reach the KV blocks of prefill pods, and of each other where they change
 sides; nobody else does. The pods of a group
 reach each other by a policy of their own: see group.py.
@@ -21,8 +23,10 @@ from octavo_operator.desired.probes import PORT_NAME
 from octavo_operator.objects import labels, names
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from octavo_operator.settings import OperatorSettings
-    from octavo_operator.spec import LLMDeployment, ModelSpec
+    from octavo_operator.spec import LLMDeployment
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"  # the API server sets it
 # Where clouds hand out the credentials of their machines, besides what is link-local: Azure,
@@ -56,8 +60,13 @@ def network_policy(deployment: LLMDeployment, settings: OperatorSettings) -> dic
     ]
     ingress = [{"from": callers, "ports": [{"port": PORT_NAME, "protocol": "TCP"}]}]
     egress: list[dict[str, Any]] = []  # else none: weights are there already
-    if deployment.model.is_fetched and deployment.device != "sim":
-        egress += _to_the_source(deployment.model)
+    model, tiers = deployment.model, deployment.engine.kv_tiers
+    sources = []  # by scheme, and whether a Secret has the credentials
+    if model.is_fetched and deployment.device != "sim":
+        sources.append((model.scheme, bool(model.secret)))
+    if tiers.shared_uri:
+        sources.append(("s3", bool(tiers.shared_secret)))
+    egress += _to_sources(sources)
     if deployment.prefill is not None:
         fetching = {"matchLabels": labels.engines(deployment.name)}
         serving = {"matchLabels": labels.engines(deployment.name, PREFILL_COMPONENT)}
@@ -77,11 +86,14 @@ def network_policy(deployment: LLMDeployment, settings: OperatorSettings) -> dic
     return {**child(deployment, "networking.k8s.io/v1", "NetworkPolicy", name), "spec": spec}
 
 
-def _to_the_source(model: ModelSpec) -> list[dict[str, Any]]:
+def _to_sources(sources: Sequence[tuple[str, bool]]) -> list[dict[str, Any]]:
     """Names, and any host but the machines' own services: a policy knows no host names."""
+    if not sources:
+        return []
     dns = [{"port": port, "protocol": kind} for port in DNS_PORTS for kind in ("UDP", "TCP")]
     anywhere = [{"ipBlock": {"cidr": cidr, "except": but}} for cidr, but in NOT_ANYWHERE.items()]
-    identities = () if model.secret else IDENTITIES.get(model.scheme, ())
+    schemes = dict.fromkeys(scheme for scheme, has_secret in sources if not has_secret)
+    identities = [each for scheme in schemes for each in IDENTITIES.get(scheme, ())]
     return [
         {"ports": dns},
         {"to": anywhere},

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.endpoints import ENGINE_PORT
 from octavo_engine.protocol.kubernetes import POD_UID_ENV, REVISION_LABEL, ROUTABLE_CONDITION
-from octavo_operator.desired import encryption, engine_access, group, kv_disk, kv_transfer
+from octavo_operator.desired import (
+    encryption,
+    engine_access,
+    group,
+    kv_disk,
+    kv_shared,
+    kv_transfer,
+)
 from octavo_operator.desired.config_map import CONFIG_FILE
 from octavo_operator.desired.engine_options import extra_arguments
 from octavo_operator.desired.merge import overlay
@@ -70,6 +77,7 @@ def _base(deployment: LLMDeployment, settings: OperatorSettings, revision: str) 
             {"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
             *parts.volumes,
             *kv_disk.volumes(deployment),
+            *kv_shared.volumes(deployment),
             *kv_transfer.volumes(deployment),
             *group.volumes(deployment),
             *encryption.volumes(deployment),
@@ -129,6 +137,7 @@ def _engine(
             {"name": POD_UID_ENV, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
             # Compilers and hubs keep caches at home; the root file system is read-only.
             {"name": "HOME", "value": "/tmp"},
+            *kv_shared.variables(deployment),
             *kv_transfer.variables(deployment),
             *group.variables(deployment),
             *engine_access.variables(deployment, settings),
@@ -148,6 +157,7 @@ def _engine(
             {"name": "tmp", "mountPath": "/tmp"},
             *mounts,
             *kv_disk.mounts(deployment),
+            *kv_shared.mounts(deployment),
             *kv_transfer.mounts(deployment),
             *group.mounts(deployment),
             *encryption.mounts(deployment),

@@ -348,9 +348,10 @@ def _check_supported(deployment: LLMDeployment) -> None:
             "needs device: cpu, torch or sim, tensorParallelSize: 1, pipelineParallelSize: 1, "
             "prefixCaching and no group; leave it out",
         )
-    if engine.kv_tiers.disk_size is not None and engine.data_parallel_size > 1:
+    if engine.kv_tiers.has_files and engine.data_parallel_size > 1:
+        name = "shared" if engine.kv_tiers.disk_size is None else "disk"
         raise _unsupported(
-            "spec.engine.kvTiers.disk",
+            f"spec.engine.kvTiers.{name}",
             "needs dataParallelSize: 1; leave it out, or use more replicas in its place",
         )
 

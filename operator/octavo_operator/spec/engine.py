@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from octavo_engine.protocol.vllm_options import UNSUPPORTED_OPTIONS, refusal
@@ -55,7 +55,9 @@ RESERVED_ARGS: Mapping[str, str] = {
     "config": "the operator",
     "api-key": "a Secret through spec.engine.env, as OCTAVO_API_KEY",
 }
-TIER_ARGS = ("kv-offloading-size", "kv-disk-path", "kv-disk-size")  # of spec.engine.kvTiers
+TIER_ARGS = (  # of spec.engine.kvTiers
+    "kv-offloading-size", "kv-disk-path", "kv-disk-size", "kv-shared-store", "kv-shared-size",
+)  # fmt: skip
 DATA_ARG = "data-parallel-size"  # of spec.engine.dataParallelSize, which came after it
 ENCRYPTION_ARG = "encryption-key-file"  # of spec.engine.encryption
 EXPERTS_ARG = "enable-expert-parallel"  # of spec.engine.expertParallel, likewise
@@ -83,10 +85,18 @@ class KVTiersSpec:
     host_memory: str | None = None  # a quantity; None: none
     disk_size: str | None = None  # None: no folder on disk
     disk_claim: str = ""  # "": the folder ends with the pod
+    shared_size: str | None = None  # None: no store that engines share
+    shared_claim: str = ""  # it is a folder on this one
+    shared_uri: str = ""  # or a bucket
+    shared_secret: str = ""  # with keys for that; "": the ServiceAccount's own
 
     @property
     def is_empty(self) -> bool:
-        return self.host_memory is None and self.disk_size is None
+        return self.host_memory is None and not self.has_files
+
+    @property
+    def has_files(self) -> bool:
+        return self.disk_size is not None or self.shared_size is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +231,9 @@ def _read_encryption(fields: FieldReader) -> str:
     return name
 
 
+_BUCKET_URI = r"s3://[A-Za-z0-9][A-Za-z0-9._-]{1,254}(/[A-Za-z0-9._/-]*)?"
+
+
 def _read_tiers(fields: FieldReader) -> KVTiersSpec:
     disk = fields.optional("disk")
     tiers = KVTiersSpec(
@@ -234,6 +247,36 @@ def _read_tiers(fields: FieldReader) -> KVTiersSpec:
     )
     if disk is not None:
         disk.end()
+    shared = fields.optional("shared")
+    if shared is not None:
+        tiers = _read_shared(shared, tiers)
+    fields.end()
+    return tiers
+
+
+def _read_shared(fields: FieldReader, tiers: KVTiersSpec) -> KVTiersSpec:
+    reference = fields.optional("secretRef")
+    secret = ""
+    if reference is not None:
+        secret = reference.required_text(
+            "name", longest=253, pattern=OBJECT_NAME, form="the name of a Secret"
+        )
+        reference.end()
+    tiers = replace(
+        tiers,
+        shared_size=fields.maybe_quantity("size") or "100Gi",
+        shared_claim=fields.text(
+            "existingClaim", longest=253, pattern=f"({OBJECT_NAME})?", form="the name of a claim"
+        ),
+        shared_uri=fields.text(
+            "uri", longest=1024, pattern=f"({_BUCKET_URI})?", form="like s3://bucket/prefix"
+        ),
+        shared_secret=secret,
+    )
+    if bool(tiers.shared_claim) == bool(tiers.shared_uri):
+        raise fields.fail("existingClaim", "or uri must be set, and not both")
+    if secret and not tiers.shared_uri:
+        raise fields.fail("secretRef", "needs uri; leave it out")
     fields.end()
     return tiers
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.protocol.state import ModelState
 from octavo_engine.protocol.stream import Delta, Draining, Hello, Snapshot
 from octavo_router.errors import Unreachable
-from octavo_router.residency.tier_slots import TierSlots
+from octavo_router.residency.tier_slots import SharedSlots, TierSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,9 +47,11 @@ class Follower:
         set_state: StateSink,
         on_changed: Callable[[Endpoint], None],
         now: Callable[[], float],
+        shared: SharedSlots | None = None,
     ) -> None:
+        """`shared`: of the stores that engines share."""
         self._endpoint = endpoint
-        self._index = index
+        self._index, self._shared = index, shared or SharedSlots(index)
         self._counts = counts
         self._set_state = set_state
         self._on_changed = on_changed
@@ -106,7 +108,7 @@ class Follower:
             raise Stranger(f"pod {hello.pod_uid} answers at {spec.address.authority}")
         self._hello = hello
         self.forget()
-        self._use_tiers(hello.tiers)
+        self._use_tiers(hello.tiers, hello.kv_store)
         before = _profile(endpoint)
         endpoint.kind = "octavo"
         endpoint.epoch = hello.epoch
@@ -157,12 +159,14 @@ class Follower:
             self._take_adapters(frozenset(delta.adapters), delta.adapter_digests)
         endpoint.load_at = self.last_frame_at
 
-    def _use_tiers(self, media: list[str]) -> None:
+    def _use_tiers(self, media: list[str], store: str) -> None:
         """Slots for the memories that it reports on; before its snapshot."""
-        endpoint = self._endpoint
-        if endpoint.tiers is not None:
-            endpoint.tiers.close()
-        endpoint.tiers = TierSlots(self._index, media) if media else None
+        endpoint, before = self._endpoint, self._endpoint.tiers
+        endpoint.tiers = None
+        if media:
+            endpoint.tiers = TierSlots(self._index, media, store=store, shared=self._shared)
+        if before is not None:  # now: a store that was its own until here is held once at least
+            before.close()
 
     def _apply(self, stored: bytes, evicted: bytes, tiers: dict[str, bytes]) -> None:
         endpoint = self._endpoint

@@ -1,4 +1,4 @@
-"""Route keys that a server holds in host memory or on disk, by the blocks they come from.
+"""Route keys that a server holds in slower memories, by the blocks they come from.
 
 Events of these media name blocks without their tokens, so a block counts if an event of the
 device's memory said its tokens before. All others are left out: too few hits, never wrong ones.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-MEDIA: Final = ("CPU", "DISK")  # the quickest first
+MEDIA: Final = ("CPU", "DISK", "SHARED_STORAGE")  # the quickest first
 MAX_TIER_BLOCKS = 1_000_000
 
 

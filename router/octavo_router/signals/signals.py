@@ -8,6 +8,7 @@ import random
 import time
 from typing import TYPE_CHECKING
 
+from octavo_router.residency.tier_slots import SharedSlots
 from octavo_router.signals.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Signals:
         rng: random.Random | None = None,
     ) -> None:
         self._registry = registry
-        self._index = index
+        self._index, self._shared = index, SharedSlots(index)
         self._metrics = metrics
         self._settings = settings
         self._deadlines = deadlines
@@ -113,6 +114,7 @@ class Signals:
             now=self._now,
             rng=self._rng,
             deadlines=self._deadlines,
+            shared=self._shared,
         )
         self._subscriptions[endpoint] = subscription
         self._states[endpoint] = endpoint.state

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from octavo_router.http.deadlines import DeadlineTick
     from octavo_router.http.fetch import FetchResponse
     from octavo_router.metrics import SignalCounts
+    from octavo_router.residency.tier_slots import SharedSlots
     from octavo_router.signals.interfaces import ResidencySink, States
     from octavo_router.signals.settings import SignalSettings
 
@@ -67,6 +68,7 @@ class Subscription:
         now: Callable[[], float],
         rng: Random,
         deadlines: DeadlineTick,
+        shared: SharedSlots,
     ) -> None:
         self.endpoint = endpoint
         self.has_tried = asyncio.Event()  # the first attempt came to something
@@ -87,6 +89,7 @@ class Subscription:
             set_state=self._set_state,
             on_changed=states.changed,
             now=now,
+            shared=shared,
         )
         self._plain = PlainFollower(
             endpoint,

@@ -179,9 +179,9 @@ def test_a_store_that_never_answers_costs_a_computation(monkeypatch, tmp_path):
     prompt = make_prompt(80)
     ask(engine, backend, prompt)
     forget_pool(engine, backend)
-    disk = engine._tiers.disk
+    disk = engine._tiers.stored[0].store
     disk.flush()
-    monkeypatch.setattr(disk, "fetch", lambda names, done: None)
+    monkeypatch.setattr(disk, "fetch", lambda names, done, **_: None)
     started_at = time.monotonic()
     assert ask(engine, backend, prompt) == 80
     assert time.monotonic() - started_at < 5
@@ -208,12 +208,12 @@ def test_a_disk_that_seems_too_slow_is_read_once_to_know_better(monkeypatch, tmp
     prompt = make_prompt(80)
     ask(engine, backend, prompt)
     tiers = engine._tiers
-    tiers.disk.flush()
+    tiers.stored[0].store.flush()
     forget_pool(engine, backend)
-    tiers._disk_meter.replace(1, 3600.0)
+    tiers.stored[0].meter.replace(1, 3600.0)
     assert ask(engine, backend, prompt) == 80
     until = time.monotonic() + 5
-    while tiers._trial.ended_at is None:
+    while tiers.stored[0]._trial.ended_at is None:
         assert time.monotonic() < until
         time.sleep(0.001)
     forget_pool(engine, backend)
@@ -228,10 +228,10 @@ def test_an_aborted_request_leaves_its_fetch_behind(monkeypatch, tmp_path):
     ask(engine, backend, prompt)
     forget_pool(engine, backend)
     held = []
-    disk = engine._tiers.disk
+    disk = engine._tiers.stored[0].store
     disk.flush()
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "fetch", lambda *args: held.append(args))
+        patched.setattr(disk, "fetch", lambda *args, **_: held.append(args))
         request = make_request(prompt, max_tokens=2, temperature=0.0)
         engine.add(request)
         engine.step()
@@ -328,7 +328,7 @@ from tests.engine.core.test_kv_tiers import ask, make_engine
 from tests.fakes.requests import make_prompt
 engine, backend = make_engine(kv_disk_path=sys.argv[1])
 ask(engine, backend, make_prompt(100))
-engine._tiers.disk.flush()
+engine._tiers.stored[0].store.flush()
 print("written", flush=True)
 for number in range(1, 100000):
     ask(engine, backend, make_prompt(200, first=number))

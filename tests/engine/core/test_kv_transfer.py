@@ -124,7 +124,7 @@ def test_engines_of_the_settings_are_looked_up_for_each_prompt(tmp_path):
     prompt = make_prompt(100)
     ask(first, first_backend, prompt)
     first.reset_prefix_cache()  # what is on disk is served too
-    first._tiers.disk.flush()
+    first._tiers.stored[0].store.flush()
     with running(first):
         assert ask(second, backend, prompt) == 4
         assert ask(second, backend, make_prompt(40, first=9)) == 40

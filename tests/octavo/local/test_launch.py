@@ -59,6 +59,11 @@ def test_blocks_on_disk_lie_in_a_folder_of_the_deployment():
     assert (found["kv-disk-path"], found["kv-disk-size"]) == (f"/kv/default/{name}", 2.0)
 
 
+def test_a_shared_store_is_a_folder_of_its_claim():
+    found = launch(deployment(engine={"kvTiers": {"shared": {"existingClaim": "c"}}})).options
+    assert (found["kv-shared-store"], found["kv-shared-size"]) == ("/kv/default/shared/c", 100.0)
+
+
 def test_replicas_share_cores_and_memory():
     share = ThreadShare(num_threads=2, replicas=4)
     assert reported(deployment(), share)["num-threads"] == 2

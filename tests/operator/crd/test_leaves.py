@@ -39,6 +39,8 @@ BASE: dict[str, Any] = {"model": {"uri": "hf://org/name"}, "replicas": 4}
 KEY_REF = {"name": "a", "key": "b"}
 # What has to stand beside a leaf for it to mean something; of a leaf's the longest counts.
 AROUND: dict[str, dict[str, Any]] = {
+    "engine.kvTiers.shared.size": {"engine": {"kvTiers": {"shared": {"existingClaim": "kv"}}}},
+    "engine.kvTiers.shared.secretRef": {"engine": {"kvTiers": {"shared": {"uri": "s3://kv"}}}},
     "engine.env": {"engine": {"env": [{"name": "A", "value": "1"}]}},
     "engine.tensorParallelSize": {"engine": {"executor": "mp"}},
     "engine.expertParallel": {"engine": {"executor": "mp", "tensorParallelSize": 2}},
@@ -110,6 +112,10 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "engine.kvTiers.hostMemory": (PODS, "1Gi", "2Gi"),
     "engine.kvTiers.disk.size": (PODS, "1Gi", "2Gi"),
     "engine.kvTiers.disk.existingClaim": (PODS, "a", "b"),
+    "engine.kvTiers.shared.size": (PODS, "1Gi", "2Gi"),
+    "engine.kvTiers.shared.existingClaim": (PODS, "a", "b"),
+    "engine.kvTiers.shared.uri": (PODS, "s3://kv/a", "s3://kv/b"),
+    "engine.kvTiers.shared.secretRef.name": (PODS, "a", "b"),
     "engine.encryption.secretRef.name": (PODS, "a", "b"),
     "engine.prefixCaching": (PODS, True, False),
     "engine.tensorParallelSize": (PODS, 1, 2),

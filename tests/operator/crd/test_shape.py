@@ -172,7 +172,11 @@ EVERYTHING = {
                 {"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}},
                 {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}},
             ],
-            "kvTiers": {"hostMemory": "1Gi", "disk": {"size": "1Gi"}},
+            "kvTiers": {
+                "hostMemory": "1Gi",
+                "disk": {"size": "1Gi"},
+                "shared": {"uri": "s3://kv", "secretRef": {"name": "kv-keys"}},
+            },
             "encryption": {"secretRef": {"name": "keys"}},
         },
         "prefill": {

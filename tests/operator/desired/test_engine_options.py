@@ -147,6 +147,13 @@ def test_tiers_arrive_in_gib():
     assert engine.kv_disk_path == "/var/lib/octavo/kv"
     engine, _ = read(config_text(make_deployment({"engine": {"kvTiers": {"disk": {}}}})))
     assert (engine.kv_offloading_size, engine.kv_disk_size) == (0.0, 10.0)
+    shared: dict[str, Any] = {"existingClaim": "kv", "size": "1Ti"}
+    engine, _ = read(config_text(make_deployment({"engine": {"kvTiers": {"shared": shared}}})))
+    assert engine.kv_shared_store == "/var/lib/octavo/kv-shared"
+    assert (engine.kv_shared_size, engine.kv_disk_path) == (1024.0, None)
+    shared = {"uri": "s3://kv/a"}
+    engine, _ = read(config_text(make_deployment({"engine": {"kvTiers": {"shared": shared}}})))
+    assert (engine.kv_shared_store, engine.kv_shared_size) == ("s3://kv/a", 100.0)
 
 
 def test_the_pods_of_a_group_are_stages_and_so_are_processes_on_a_laptop():

@@ -318,6 +318,14 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.kvTiers.hostMemory": _engine("kvTiers", {"hostMemory": "1Gi"}),
     "engine.kvTiers.disk.size": _engine("kvTiers", {"disk": {"size": "1Gi"}}),
     "engine.kvTiers.disk.existingClaim": _engine("kvTiers", {"disk": {"existingClaim": "kv"}}),
+    "engine.kvTiers.shared.size": _engine(
+        "kvTiers", {"shared": {"existingClaim": "kv", "size": "1Gi"}}
+    ),
+    "engine.kvTiers.shared.existingClaim": _engine("kvTiers", {"shared": {"existingClaim": "kv"}}),
+    "engine.kvTiers.shared.uri": _engine("kvTiers", {"shared": {"uri": "s3://kv/a"}}),
+    "engine.kvTiers.shared.secretRef.name": _engine(
+        "kvTiers", {"shared": {"uri": "s3://kv/a", "secretRef": {"name": "keys"}}}
+    ),
     "engine.encryption.secretRef.name": (
         {"engine": {"encryption": {"secretRef": {"name": "a"}}}},
         {"engine": {"encryption": {"secretRef": {"name": "b"}}}},
@@ -467,6 +475,20 @@ def test_a_pods_own_identity_is_asked_for_where_no_secret_proves_it(
     rules = objects({"model": model})["NetworkPolicy"]["spec"]["egress"][2:]
     found = {f"{r['to'][0]['ipBlock']['cidr']}:{r['ports'][0]['port']}" for r in rules}
     assert found == reached
+
+
+def test_the_bucket_of_kv_blocks_is_reached_as_one_of_weights():
+    def egress(**shared: Any) -> list[dict[str, Any]]:
+        spec = {"engine": {"kvTiers": {"shared": shared}}}
+        rules: list[dict[str, Any]] = objects(spec)["NetworkPolicy"]["spec"].get("egress", [])
+        return rules
+
+    assert egress(existingClaim="kv") == []
+    with_role = egress(uri="s3://kv/a")
+    assert (
+        with_role == objects({"model": {"uri": "s3://bucket/m"}})["NetworkPolicy"]["spec"]["egress"]
+    )
+    assert egress(uri="s3://kv/a", secretRef={"name": "keys"}) == with_role[:2]
 
 
 def test_gateways_reach_engines_where_they_are_named():

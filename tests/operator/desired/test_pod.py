@@ -394,7 +394,29 @@ def test_blocks_on_disk_have_a_folder_that_ends_with_the_pod_or_a_claim():
         assert "kv" not in {each["name"] for each in pod(spec)["volumes"]}
 
 
-@pytest.mark.parametrize("name", ["kv-offloading-size", "kv-disk-path", "kv-disk-size"])
+def test_a_shared_store_is_a_claim_or_a_bucket_with_its_keys():
+    def parts(shared: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        spec = {"engine": {"kvTiers": {"shared": shared}}}
+        volumes = {each["name"]: each for each in pod(spec)["volumes"]}
+        mounts = {each["name"]: each["mountPath"] for each in engine(spec)["volumeMounts"]}
+        return volumes, mounts, {each["name"]: each.get("value") for each in engine(spec)["env"]}
+
+    volumes, mounts, variables = parts({"existingClaim": "kv"})
+    assert volumes["kv-shared"]["persistentVolumeClaim"] == {"claimName": "kv"}
+    assert mounts["kv-shared"] == "/var/lib/octavo/kv-shared"
+    assert "OCTAVO_CREDENTIALS" not in variables
+    volumes, mounts, variables = parts({"uri": "s3://kv/a", "secretRef": {"name": "keys"}})
+    assert "kv-shared" not in volumes
+    assert volumes["kv-shared-keys"]["secret"]["secretName"] == "keys"
+    assert variables["OCTAVO_CREDENTIALS"] == mounts["kv-shared-keys"]
+    volumes, _, variables = parts({"uri": "s3://kv"})
+    assert "kv-shared-keys" not in volumes and "OCTAVO_CREDENTIALS" not in variables
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kv-offloading-size", "kv-disk-path", "kv-disk-size", "kv-shared-store", "kv-shared-size"],
+)
 def test_tiers_are_set_by_fields_or_by_arguments(name: str):
     args = {"args": {name: "1"}}
     engine({"engine": args})

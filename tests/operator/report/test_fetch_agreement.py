@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo.commands import fetch as command
-from octavo.fetch.credentials import VARIABLE
 from octavo.fetch.errors import FetchError
 from octavo.fetch.errors import FetchReason as FetchReason
+from octavo_common.remote.credentials import VARIABLE
 from octavo_operator.desired.weights import fetch_arguments, weights
 from octavo_operator.reasons import Reason
 from octavo_operator.report.faults import FETCH_REASONS, pod_faults

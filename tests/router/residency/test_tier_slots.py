@@ -6,7 +6,7 @@ import pytest
 
 from octavo_engine.protocol.kv_events import TIER_MEDIA
 from octavo_router.residency.index import PyResidencyIndex
-from octavo_router.residency.tier_slots import SAVED_PERCENT, TierSlots
+from octavo_router.residency.tier_slots import SAVED_PERCENT, SharedSlots, TierSlots
 from tests.fakes.engine_stream import pack_evicted, pack_stored
 
 CHAIN = list(range(1001, 1011))  # ten keys of 16 tokens each
@@ -18,10 +18,16 @@ def entries(*numbers: int) -> bytes:
 
 
 class Engine:
-    def __init__(self, *media: str) -> None:
-        self.index = PyResidencyIndex()
+    def __init__(
+        self,
+        *media: str,
+        store: str = "",
+        shared: SharedSlots | None = None,
+        index: PyResidencyIndex | None = None,
+    ) -> None:
+        self.index = index or PyResidencyIndex()
         self.slot = self.index.add_slot()
-        self.tiers = TierSlots(self.index, media)
+        self.tiers = TierSlots(self.index, media, store=store, shared=shared)
 
     def report(self, stored: bytes = b"", evicted: bytes = b"", **tiers: bytes) -> None:
         self.index.apply(self.slot, stored, evicted)
@@ -67,3 +73,44 @@ def test_slots_are_given_back(media):
     assert all(engine.index.num_keys(slot) == 0 for slot in engine.tiers.slots)
     engine.tiers.close()
     assert engine.index.add_slot() == 1
+
+
+SHARED = "SHARED_STORAGE"
+PRICE = SAVED_PERCENT[SHARED]
+
+
+class Stores:
+    """Engines, some of which share a store."""
+
+    def __init__(self) -> None:
+        self.index = PyResidencyIndex()
+        self.shared = SharedSlots(self.index)
+
+    def engine(self, *media: str, store: str) -> Engine:
+        return Engine(*media, store=store, shared=self.shared, index=self.index)
+
+
+def test_what_one_engine_computed_counts_for_all_that_share_its_store():
+    stores = Stores()
+    one, other = (stores.engine(SHARED, store="a") for _ in range(2))
+    stranger = stores.engine(SHARED, store="b")
+    one.report(entries(*range(10)))
+    assert (one.saved(), other.saved(), stranger.saved()) == (160, 160 * PRICE // 100, 0)
+    other.report(entries(*range(4)))  # it was sent there, and has computed a part
+    assert other.saved() == 64 + 96 * PRICE // 100
+    one.report(evicted=pack_evicted(*CHAIN), **{SHARED: entries(*range(10))})
+    assert one.saved() == 160 * PRICE // 100
+    one.report(evicted=pack_evicted(*CHAIN[4:]))  # the store has lost it
+    assert (one.saved(), other.saved()) == (64 * PRICE // 100, 64)
+
+
+def test_a_store_outlives_engines_and_is_forgotten_with_the_last():
+    stores = Stores()
+    one, other = (stores.engine("CPU", SHARED, store="a") for _ in range(2))
+    one.report(entries(*range(10)))
+    one.index.clear(one.slot)
+    one.tiers.clear()
+    one.tiers.close()
+    assert other.saved() == 160 * PRICE // 100
+    other.tiers.close()
+    assert stores.engine("CPU", SHARED, store="a").saved() == 0

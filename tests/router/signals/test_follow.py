@@ -188,3 +188,19 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(cuts, garbage):
     except Unreachable:
         return
     assert reader.feed(b"") == []
+
+
+def test_a_stream_that_begins_anew_keeps_what_the_shared_store_holds():
+    rig = Rig()
+    hello = Hello("e1", "m", ["m"], tiers=["SHARED_STORAGE"], kv_store="a")
+    rig.take(hello, Snapshot(pack_stored((7, 16)), last=True))
+    tiers = rig.endpoint.tiers
+    assert tiers is not None and rig.index.num_keys(tiers.slots[0]) == 1
+    rig.follower.begin()
+    rig.take(hello, WHOLE)
+    tiers = rig.endpoint.tiers
+    assert tiers is not None and rig.index.num_keys(tiers.slots[0]) == 1 and rig.num_keys == 0
+    rig.follower.begin()
+    rig.take(Hello("e1", "m", ["m"], tiers=["SHARED_STORAGE"], kv_store="b"), WHOLE)
+    tiers = rig.endpoint.tiers
+    assert tiers is not None and rig.index.num_keys(tiers.slots[0]) == 0

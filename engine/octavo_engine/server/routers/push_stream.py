@@ -16,7 +16,7 @@ import msgspec
 
 from octavo_engine import __version__
 from octavo_engine.config import BLOCK_SIZE, join_address
-from octavo_engine.protocol.kv_events import DISK_MEDIUM, HOST_MEDIUM, TIER_MEDIA
+from octavo_engine.protocol.kv_events import DISK_MEDIUM, HOST_MEDIUM, SHARED_MEDIUM, TIER_MEDIA
 from octavo_engine.protocol.stream import (
     DELTA,
     DRAINING,
@@ -183,6 +183,7 @@ class SubscriberHub:
             kv_address=_address(info.kv_source),
             kv_follows=transfer is not None,
             tiers=_tiers(engine.config),
+            kv_store=info.kv_store,
             pod_uid=self._pod_uid,
         )
         subscriber.put(frame(HELLO, hello))
@@ -331,6 +332,7 @@ def _tiers(config: EngineConfig) -> list[str]:
     is_used = {
         HOST_MEDIUM: bool(config.kv_offloading_size),
         DISK_MEDIUM: config.kv_disk_path is not None,
+        SHARED_MEDIUM: config.kv_shared_store is not None,
     }
     return [medium for medium in TIER_MEDIA if is_used[medium]]
 

@@ -28,7 +28,7 @@ from octavo_engine.backends.torch.plain import PlainKernels
 from octavo_engine.backends.torch.triton_kernels import TritonKernels
 from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
-from octavo_engine.core import kv_tiers
+from octavo_engine.core import kv_tiers, make_tiers
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.process import wire
 from octavo_engine.errors import ConfigError
@@ -479,7 +479,7 @@ def test_memory_for_copies_is_counted_before_kv_gets_its_share(pretended):
 
 def test_another_build_or_device_has_blocks_of_its_own(device, monkeypatch):
     backend = build(device)
-    key = kv_tiers.disk_key(b"model", backend)
-    assert key == kv_tiers.disk_key(b"model", build(device))
+    key = make_tiers.disk_key(b"model", backend)
+    assert key == make_tiers.disk_key(b"model", build(device))
     monkeypatch.setattr(CudaBackend, "isa", "another")
-    assert key != kv_tiers.disk_key(b"model", backend)
+    assert key != make_tiers.disk_key(b"model", backend)

@@ -68,12 +68,12 @@ def test_blocks_in_host_memory_are_reported_until_they_are_dropped():
 def test_blocks_on_disk_are_reported_once_they_are_written(tmp_path):
     engine, backend, consumer = following(kv_disk_path=str(tmp_path))
     ask(engine, backend, make_prompt(100))
-    assert engine._tiers.disk.flush()
+    assert engine._tiers.stored[0].store.flush()
     engine.report([])
     assert consumer.held["DISK"] == consumer.held["GPU"]
     for file in tmp_path.glob("*/*.kv"):
         file.unlink()
-    engine._tiers.disk._scan()
+    engine._tiers.stored[0].store._scan()
     engine.report([])
     assert consumer.held["DISK"] == set()
     engine.close()

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from octavo.fetch.sigv4 import AwsKey, signed_headers
+from octavo_common.remote.sigv4 import AwsKey, signed_headers
 
 SUITE = AwsKey("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 SUITE_AT = datetime(2015, 8, 30, 12, 36, tzinfo=UTC)

@@ -1,4 +1,5 @@
-"""The files of the disk tier: a run of KV blocks behind a header that names and checks each.
+"""Files of KV blocks, on disk and in a shared store: a run of them behind a header that names and
+checks each.
 
     magic | number of blocks | checksum of the header's rest | bytes of a page | key of the engine
     names of all blocks | checksums of all pages | pages, end to end
@@ -12,10 +13,9 @@ Encrypted, with `--encryption-key-file`, names are secret too, since they are di
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from octavo_engine.tiers.page import NAME_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import BinaryIO
+
+    from numpy.typing import NDArray
 
     from octavo_engine.encryption import EncryptionKeys, FileCipher
     from octavo_engine.tiers.page import BlockName, Page
@@ -43,6 +45,15 @@ class TierFileError(ValueError):
 
 class NoKeyForFile(Exception):
     """A file is in order as far as can be seen, and encrypted by a key that is not ours."""
+
+
+class RunBytes(Protocol):
+    """A file's content, wherever it lies."""
+
+    num_bytes: int
+
+    def read_into(self, target: NDArray[np.uint8], offset: int) -> None:
+        """Fill it. Raises OSError, and TierFileError where the file ends before."""
 
 
 class BlockPlace(NamedTuple):
@@ -83,20 +94,17 @@ def write_run(
 
 
 def read_header(
-    file: BinaryIO, key: bytes, page_bytes: int, encryption: EncryptionKeys | None = None
+    file: RunBytes, key: bytes, page_bytes: int, encryption: EncryptionKeys | None = None
 ) -> RunHeader:
-    """Raises TierFileError unless all of it is there and of this engine, and NoKeyForFile."""
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        raise TierFileError("the header is cut off")
+    """Raises OSError, TierFileError unless all of it is there and of this engine, and
+    NoKeyForFile."""
+    head = _read(file, 0, _HEAD.size)
     magic, count, checksum = _HEAD.unpack(head)
     if magic not in (_MAGIC, _SEALED_MAGIC) or not 1 <= count <= _MAX_BLOCKS:
         raise TierFileError("it is no file of KV blocks of this version")
     is_sealed = magic == _SEALED_MAGIC
     size = _REST.size + count * NAME_BYTES + (HEAD_BYTES + TAG_BYTES if is_sealed else 4 * count)
-    body = file.read(size)
-    if len(body) < size:
-        raise TierFileError("the header is cut off")
+    body = _read(file, _HEAD.size, size)
     if zlib.crc32(body) != checksum:
         raise TierFileError("the header is damaged")
     cipher = None
@@ -107,7 +115,7 @@ def read_header(
     if _REST.unpack_from(body) != (page_bytes, key):
         raise TierFileError("it belongs to another model or build")
     first, step = _HEAD.size + size, page_bytes + (TAG_BYTES if is_sealed else 0)
-    if os.fstat(file.fileno()).st_size != first + count * step:
+    if file.num_bytes != first + count * step:
         raise TierFileError("blocks are cut off")
     names_end = _REST.size + count * NAME_BYTES
     checks = range(1, count + 1) if is_sealed else struct.unpack_from(f"<{count}I", body, names_end)
@@ -119,27 +127,35 @@ def read_header(
 
 
 def read_page(
-    file: BinaryIO, place: BlockPlace, page_bytes: int, cipher: FileCipher | None = None
+    file: RunBytes, place: BlockPlace, page_bytes: int, cipher: FileCipher | None = None
 ) -> Page:
-    """One block's bytes. Raises TierFileError if they are not what was written."""
+    """One block's bytes. Raises OSError, and TierFileError if they are not what was written."""
     page = np.empty(page_bytes, np.uint8)
     if cipher is not None:
         sealed = np.empty(page_bytes + TAG_BYTES, np.uint8)
-        _read_whole(file, sealed, place.offset)
+        file.read_into(sealed, place.offset)
         try:
             cipher.open_into(page.data, place.check, sealed.data)  # which checks it
         except DamagedPiece as error:
             raise TierFileError(f"a block cannot be decrypted: {error}") from None
         return page
-    _read_whole(file, page, place.offset)
+    file.read_into(page, place.offset)
     if zlib.crc32(page.data) != place.check:
         raise TierFileError("the checksum of a block is wrong")
     return page
 
 
-def _read_whole(file: BinaryIO, target: Page, offset: int) -> None:
-    if os.preadv(file.fileno(), [target.data], offset) != target.nbytes:
-        raise TierFileError("blocks are cut off")
+def stored_bytes(page_bytes: int, cipher: FileCipher | None) -> int:
+    """What a page takes in its file."""
+    return page_bytes if cipher is None else page_bytes + TAG_BYTES
+
+
+def _read(file: RunBytes, offset: int, num_bytes: int) -> bytes:
+    if offset + num_bytes > file.num_bytes:
+        raise TierFileError("the header is cut off")
+    target = np.empty(num_bytes, np.uint8)
+    file.read_into(target, offset)
+    return target.tobytes()
 
 
 def _open_body(

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from octavo.fetch.errors import FetchError, FetchReason, of_status
-from octavo.fetch.http import Http, json_object
-from octavo.fetch.sigv4 import AwsKey
+from octavo_common.remote.errors import FetchError, FetchReason, of_status
+from octavo_common.remote.http import Http, json_object
+from octavo_common.remote.sigv4 import AwsKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from octavo.fetch.credentials import Credentials
+    from octavo_common.remote.credentials import Credentials
 
 _EARLY_S = 300.0  # before they expire
 _SESSION = "octavo-fetch"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import json
 import os
 import socket
 import ssl
@@ -16,9 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-import msgspec
-
-from octavo.fetch.errors import FetchError, FetchReason, Passing, of_status
+from octavo_common.remote.errors import FetchError, FetchReason, Passing, of_status
 
 # (method, URL, headers) → the headers that prove who asks. For the first origin only.
 Sign = Callable[[str, str, Mapping[str, str]], Mapping[str, str]]
@@ -60,14 +59,14 @@ class HttpResponse:
         except (OSError, http.client.HTTPException) as error:
             raise Passing(f"the connection to {_host(self.url)} broke: {_say(error)}") from None
 
-    def text(self) -> bytes:
-        """All of a listing or manifest."""
+    def text(self, *, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+        """All of a listing or manifest, or of what is not larger than `max_bytes`."""
         blocks, size = [], 0
         while block := self.read():
             blocks.append(block)
             size += len(block)
-            if size > MAX_TEXT_BYTES:
-                raise FetchError(FetchReason.FAILED, f"{_host(self.url)} sent an endless listing")
+            if size > max_bytes:
+                raise FetchError(FetchReason.FAILED, f"{_host(self.url)} sent more than it should")
         length = self.headers.get("content-length", "")
         if length.isdigit() and size < int(length):
             raise Passing(f"the connection to {_host(self.url)} broke off")
@@ -108,7 +107,7 @@ class Http:
         origin = _origin(urlsplit(url))
         for _ in range(MAX_REDIRECTS + 1):
             parts = _check(url)
-            sent = {"accept-encoding": "identity", "user-agent": "octavo-fetch", **(headers or {})}
+            sent = {"accept-encoding": "identity", "user-agent": "octavo", **(headers or {})}
             if sign is not None and _origin(parts) == origin:
                 sent |= sign(method, url, sent)
             answer = self._send(method, url, parts, sent, body)
@@ -222,13 +221,13 @@ class Http:
         if (mapped or peer).is_link_local:
             raise FetchError(
                 FetchReason.FAILED,
-                f"{_host(url)} is a link-local address; no model is fetched there",
+                f"{_host(url)} is a link-local address; nothing is fetched there",
             )
 
 
 def json_object(content: bytes, what: str) -> dict[str, Any]:
     try:
-        fields = msgspec.json.decode(content)
+        fields = json.loads(content)
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from octavo_engine.encryption import EncryptionKeys
-from octavo_engine.tiers import disk_store
-from octavo_engine.tiers.disk_store import DiskStore
+from octavo_engine.tiers import run_folder, run_store
+from octavo_engine.tiers.run_folder import LocalFolder
+from octavo_engine.tiers.run_store import RunStore
 
 KEY = b"k" * 16
 PAGE = 4096
@@ -33,7 +34,10 @@ def opened(tmp_path, request):
     stores = []
 
     def open_store(*, key=KEY, max_bytes=1 << 20, folder=tmp_path, encryption=request.param):
-        store = DiskStore(folder, key, page_bytes=PAGE, max_bytes=max_bytes, encryption=encryption)
+        store = RunStore(
+            LocalFolder(folder, key), key,
+            page_bytes=PAGE, max_bytes=max_bytes, encryption=encryption,
+        )  # fmt: skip
         stores.append(store)
         return store
 
@@ -112,7 +116,7 @@ def test_an_error_while_writing_costs_the_blocks_only(opened, monkeypatch, caplo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk_store, "write_run", full)
+        patched.setattr(run_store, "write_run", full)
         reports: list[tuple[bytes, bool]] = []
         store.listeners.append(lambda name, is_there: reports.append((name, is_there)))
         fill(store, 1)
@@ -123,7 +127,7 @@ def test_an_error_while_writing_costs_the_blocks_only(opened, monkeypatch, caplo
 
 
 def test_files_of_another_engine_are_found(opened, monkeypatch):
-    monkeypatch.setattr(disk_store, "RESCAN_S", 0.02)
+    monkeypatch.setattr(run_folder, "RESCAN_S", 0.02)
     one, other = opened(), opened()
     fill(one, 5)
     end = time.monotonic() + 10
@@ -133,7 +137,7 @@ def test_files_of_another_engine_are_found(opened, monkeypatch):
 
 
 def test_what_does_not_fit_into_the_queue_is_not_saved(opened, monkeypatch):
-    monkeypatch.setattr(disk_store, "MAX_PENDING_BYTES", 0)
+    monkeypatch.setattr(run_store, "MAX_PENDING_BYTES", 0)
     store = opened()
     store.put(name(1), page(1))
     assert name(1) not in store and store.num_unsaved == 1

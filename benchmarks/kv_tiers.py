@@ -1,0 +1,112 @@
+"""Time to first token of a long prompt from host memory, from disk and from a store that engines
+share, beside computing it; and what a tier costs where nothing is found in it.
+
+    python -m benchmarks.kv_tiers [--tokens 4000] [--rounds 3] [--pairs 6]
+
+One engine for each tier; before a prompt comes again its KV cache is emptied. The shared store is a
+folder, read by an engine that did not write it. Answers from a tier must have the text of computed
+ones. The cost is that of two engines in turns, of which one saves all it computes to disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.kv_transfer import ANSWER_TOKENS, MODEL, first_token
+from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port, warn_if_busy
+
+SETTLE_S = 8.0  # in which what was computed is written, and found by others
+
+
+def start(name: str, longest: int, folder: Path, flags: list[str]) -> Server:
+    port = free_port()
+    command = [
+        sys.executable, "-m", "octavo.cli", "serve", MODEL, "--device", "cpu", "--port", str(port),
+        "--max-model-len", str(longest), "--kv-cache-memory-bytes", "200MiB", *flags,
+    ]  # fmt: skip
+    return Server.start(command, port=port, log=folder / f"{name}.log")
+
+
+def body_of(chance: random.Random, num_tokens: int) -> dict[str, Any]:
+    prompt = [chance.randrange(1000, 40000) for _ in range(num_tokens)]
+    return {"model": MODEL, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+
+
+def compare(
+    name: str, writer: Server, reader: Server, args: argparse.Namespace, chance: random.Random
+) -> None:
+    bodies = [body_of(chance, args.tokens) for _ in range(args.rounds)]
+    computed = []
+    for body in bodies:
+        computed.append(first_token(writer.url, body))
+        httpx.post(f"{writer.url}/reset_prefix_cache", timeout=60).raise_for_status()
+    time.sleep(SETTLE_S)
+    loaded = []
+    for body in bodies:
+        loaded.append(first_token(reader.url, body))
+        httpx.post(f"{reader.url}/reset_prefix_cache", timeout=60).raise_for_status()
+    if [each.text for each in computed] != [each.text for each in loaded]:
+        raise SystemExit(f"{name}: two answers to one prompt")
+    slow = statistics.median(each.seconds for each in computed)
+    quick = statistics.median(each.seconds for each in loaded)
+    print(
+        f"{name:7} loaded {quick * 1e3:6.0f} ms   computed {slow * 1e3:6.0f} ms: "
+        f"{slow / quick:.1f} times"
+    )
+
+
+def cost(plain: Server, saving: Server, args: argparse.Namespace, chance: random.Random) -> None:
+    """Of prompts that never come again, in pairs whose order alternates."""
+    ratios = []
+    for pair in range(args.pairs):
+        body = body_of(chance, args.tokens)
+        order = [plain, saving] if pair % 2 else [saving, plain]
+        seconds = {id(server): first_token(server.url, body).seconds for server in order}
+        ratios.append(seconds[id(saving)] / seconds[id(plain)])
+    percents = sorted((ratio - 1) * 100 for ratio in ratios)
+    print(
+        f"without hits a prompt takes {statistics.median(percents):+.1f} % with a disk "
+        f"({percents[0]:+.1f} to {percents[-1]:+.1f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=3, help="prompts of each tier")
+    parser.add_argument("--pairs", type=int, default=6, help="of the cost without hits")
+    args = parser.parse_args()
+    os.environ["OCTAVO_DEV_MODE"] = "1"  # for /reset_prefix_cache
+    end_cleanly_on_sigterm()
+    warn_if_busy()
+    chance = random.Random(1)
+    longest = args.tokens + ANSWER_TOKENS + 1
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+        def serve(name: str, *flags: str) -> Server:
+            return stack.enter_context(start(name, longest, folder, list(flags)))
+
+        shared = ("--kv-shared-store", str(folder / "shared"))
+        host = serve("host", "--kv-offloading-size", "2")
+        disk = serve("disk", "--kv-disk-path", str(folder / "disk"))
+        writer, reader, plain = serve("writer", *shared), serve("reader", *shared), serve("plain")
+        compare("host", host, host, args, chance)
+        compare("disk", disk, disk, args, chance)
+        compare("shared", writer, reader, args, chance)
+        cost(plain, disk, args, chance)
+
+
+if __name__ == "__main__":
+    main()

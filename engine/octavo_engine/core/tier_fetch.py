@@ -1,0 +1,93 @@
+"""KV blocks on their way to a sequence: what is read, where from and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from octavo_engine.backends.backend import PageCopy
+    from octavo_engine.kv.restore import BlockTurn
+    from octavo_engine.state.sequence import Sequence
+    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.price import TierMeter
+    from octavo_engine.tiers.run_store import RunStore
+
+TRIED_BYTES = 8 << 20  # that are read once of a store which seems too slow
+
+
+@dataclass(slots=True)
+class TierRead:
+    """Blocks that a thread reads from one tier."""
+
+    tier: str  # disk, shared or peer
+    meter: TierMeter
+    names: list[BlockName]
+    started_at: float  # by the reading thread, where others are read first
+    pages: dict[BlockName, Page] = field(default_factory=dict)  # grows, by the reading thread
+    ended_at: float | None = None  # set last, by the reading thread
+    is_followed: bool = False  # another engine is computing them
+    num_seen: int = 0  # of a followed read's pages, when its patience began
+    is_wanted: bool = True  # false: the thread need not go on
+
+
+@dataclass(slots=True)
+class TierFetch:
+    """Blocks on their way to a sequence."""
+
+    sequence: Sequence
+    turns: list[BlockTurn]
+    pages: dict[BlockName, Page]  # those that are there
+    give_up_at: float
+    patience_s: float
+    reads: list[TierRead] = field(default_factory=list)
+    rest: list[tuple[BlockTurn, Page]] | None = None  # to be placed, once all is read
+    copy: PageCopy | None = None  # of the first of them
+
+
+class StoredTier:
+    """Files of blocks as a tier: on disk, or in a store that engines share."""
+
+    def __init__(
+        self, name: str, medium: str, store: RunStore, meter: TierMeter, *, store_id: str = ""
+    ) -> None:
+        """`meter` begins with what is assumed before anything was read. `store_id`: the same for
+        all engines that share it."""
+        self.store_id = store_id
+        self.name, self.medium, self.store, self.meter = name, medium, store, meter
+        self._trial: TierRead | None = None  # once
+
+    def read(self, read: TierRead, now: Callable[[], float], woken: Callable[[], None]) -> None:
+        """Begin with it."""
+
+        def done(pages: list[Page | None]) -> None:
+            there = zip(read.names, pages, strict=True)
+            read.pages.update((name, page) for name, page in there if page is not None)
+            read.ended_at = now()
+            woken()
+
+        self.store.fetch(read.names, done, is_wanted=lambda: read.is_wanted)
+
+    def begin_trial(
+        self,
+        names: list[BlockName],
+        page_bytes: int,
+        now: Callable[[], float],
+        woken: Callable[[], None],
+    ) -> None:
+        """What was assumed spoke against it: read a little, to know better."""
+        if self._trial is None:
+            most = max(1, TRIED_BYTES // page_bytes)
+            self._trial = TierRead(self.name, self.meter, names[:most], now())
+            self.read(self._trial, now, woken)
+
+    def end_trial(self, page_bytes: int) -> None:
+        """Take in how long it took, once it is over."""
+        trial = self._trial
+        if trial is None or trial.ended_at is None or not trial.pages:
+            return
+        seconds = trial.ended_at - trial.started_at
+        trial.meter.replace(len(trial.pages) * page_bytes, seconds)
+        trial.pages = {}
