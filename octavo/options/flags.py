@@ -104,6 +104,10 @@ ENGINE_FLAGS = (
          "experts as a whole; see docs/parallelism.md"),
     Flag("expert_metrics",
          "count in /metrics how often each expert of each layer is chosen: a line for each"),
+    Flag("enable_eplb",
+         "move experts between the ranks that have them, so that all have about as much to do"),
+    Flag("eplb_config",
+         'when experts move: JSON with vLLM\'s fields, such as {"num_redundant_experts": 8}'),
     Flag("pipeline_parallel_size",
          "processes that hold some layers each on a CPU, with the same bits; see "
          "docs/parallelism.md"),
