@@ -80,6 +80,10 @@ class SimConfig:
     kv_blocks: int = 4096  # size of the pool
     vocab_size: int = 512
     time_scale: float = 1.0  # < 1 runs faster than real time
+    # Of several ranks: how much longer than all on average the slowest one takes, and what a step
+    # takes beside that, or from stage to stage, for waiting and sending.
+    rank_skew: float = 0.0
+    exchange_ms: float = 0.0
     task: SimTask = "generate"  # what the model that is simulated does
 
 
@@ -567,6 +571,7 @@ class EngineConfig:
         _check(self.cpu_tp == "off" or self.device in ("auto", "cpu"),
                "--cpu-tp auto is for --device cpu only; leave it out here",
                f"--device {self.device}")  # fmt: skip
+        self._check_simulated_ranks()
         self._check_expert_parallelism()
         _ = self.eplb
         self._check_data_parallelism()
@@ -576,9 +581,6 @@ class EngineConfig:
         _check(not self.expert_metrics or self.device in ("auto", "cpu"),
                "--expert-metrics counts on --device cpu only; leave it out here",
                f"--device {self.device}")  # fmt: skip
-        _check(not self.expert_metrics or self.pipeline_parallel_size == 1,
-               "--expert-metrics counts in one process, and each stage has layers of its own: it "
-               "needs --pipeline-parallel-size 1", self.pipeline_parallel_size)  # fmt: skip
         _check(not self.enable_eplb or self.enable_expert_parallel,
                "--enable-eplb moves whole experts between ranks: it needs "
                "--enable-expert-parallel", None)  # fmt: skip
@@ -618,9 +620,22 @@ class EngineConfig:
         backend = self.distributed_executor_backend
         _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
                f"use mp, or {flag} 1", f"{flag} {size}")  # fmt: skip
-        _check(size == 1 or self.device in ("auto", "cpu"),
+        _check(size == 1 or self.device in ("auto", "cpu", "sim"),
                f"{flag} {size} is computed by --device cpu only; it must be 1 here",
                f"--device {self.device}")  # fmt: skip
+
+    def _check_simulated_ranks(self) -> None:
+        skew, exchange = self.sim.rank_skew, self.sim.exchange_ms
+        most = self.num_ranks - 1 if self.num_ranks > 1 else math.inf  # one waits for nobody
+        _check(math.isfinite(skew) and 0 <= skew <= most,
+               f"--sim-rank-skew must be from 0 to {most}, where one of "
+               f"{self.num_ranks} ranks does everything", skew)  # fmt: skip
+        _check(math.isfinite(exchange) and exchange >= 0,
+               "--sim-exchange-ms must be at least 0", exchange)  # fmt: skip
+        _check(self.device != "sim" or (self.nnodes == 1
+               and self.distributed_executor_backend in ("auto", "mp", "uni")),
+               "--device sim simulates ranks of one host; leave --nnodes and "
+               "--distributed-executor-backend out", f"--nnodes {self.nnodes}")  # fmt: skip
 
     def _check_pictures(self) -> None:
         """Raises ConfigError for what is wrong whatever the model."""

@@ -171,6 +171,12 @@ ENGINE_FLAGS = (
     Flag("sim.kv_blocks", "simulator: size of the KV pool", "sim-kv-blocks"),
     Flag("sim.vocab_size", "simulator: tokens in the vocabulary", "sim-vocab-size"),
     Flag("sim.time_scale", "simulator: below 1 runs faster than real time", "sim-time-scale"),
+    Flag("sim.rank_skew",
+         "simulator: how much longer than all ranks on average the slowest takes, e.g. 0.2",
+         "sim-rank-skew"),
+    Flag("sim.exchange_ms",
+         "simulator: time that ranks wait for each other in a step, or between two stages",
+         "sim-exchange-ms"),
     Flag("sim.task", "simulator: what its model does", "sim-task"),
 )  # fmt: skip
 # Settled by the engine from other settings: no flag of their own.

@@ -33,7 +33,7 @@ FORMATS = [
 
 
 class Shuffler:
-    """In place of a balancer: after each step every slot gets some expert, the same on all ranks."""
+    """In place of a balancer: after each step every slot gets some expert, the same everywhere."""
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
@@ -87,7 +87,9 @@ def test_answers_keep_their_bits_wherever_experts_are(name: str, size: int, redu
     ranks.close()
 
 
-@pytest.mark.parametrize("options", FORMATS, ids=lambda options: " ".join(map(str, options.values())))
+@pytest.mark.parametrize(
+    "options", FORMATS, ids=lambda options: " ".join(map(str, options.values()))
+)
 def test_formats_and_threads(options: dict[str, Any]) -> None:
     model = tiny_model("gpt-oss")
     eplb = EplbConfig(num_redundant_experts=2)
@@ -168,7 +170,7 @@ class Half:
 
 
 def test_experts_larger_than_the_room_for_what_moves() -> None:
-    """They go in pieces, of all that change places in turn: none is lost where two are exchanged."""
+    """They go in pieces, one of each at a time: none is lost where two are exchanged."""
     file = os.memfd_create("octavo-test")
     halves = [Half(rank, file) for rank in range(2)]
     assert 4 * halves[0].weights[0][0].nbytes > 8 << 20

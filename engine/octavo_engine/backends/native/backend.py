@@ -443,15 +443,13 @@ class NativeBackend:
         counts = np.array(self._compiled.program.slot_tokens()).sum(axis=0)
         rank, size = self._expert_shard
         return [
-            int(counts[own.start : own.stop].sum())
-            if self._peers is None or number == rank
-            else 0
+            int(counts[own.start : own.stop].sum()) if self._peers is None or number == rank else 0
             for number, own in enumerate(slot_ranges(len(counts), size))
         ]
 
     def expert_layer_tokens(self) -> list[list[int]]:
         """Of each layer, for how many rows each of its experts was chosen so far; of `peers` only
-        the experts that were this one's at first. Empty of layers, and of models, that have none."""
+        the experts that were its own at first. Empty of layers, and of models, that have none."""
         if self._compiled is None:
             return []
         mixtures = self._compiled.program.expert_tokens()

@@ -124,7 +124,8 @@ class NativeLoader:
     def experts(
         self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> NativeExperts:
-        self._note_layer(names[0][0])
+        if not self._is_absent([f"{name}.weight" for name in names[0]]):
+            self._note_layer(names[0][0])
         halves = sum(out_features) // len(out_features)
         if len(out_features) == 2 and halves % PANEL_ROWS:
             raise ModelError(
@@ -144,7 +145,7 @@ class NativeLoader:
         return NativeExperts(packed, 0, len(names), len(names), whole_bias)
 
     def _note_layer(self, name: str) -> None:
-        """That it has experts; it takes their two matrices one after the other."""
+        """That it has experts here; it takes their two matrices one after the other."""
         found = _LAYER.search(name)
         layer = int(found[1]) if found else len(self.expert_layers)
         if layer not in self.expert_layers:
