@@ -154,7 +154,10 @@ class Half:
         team = _native.Team(1, "")
         self.ranks = _native.Ranks(rank, 2, 1, file, 30.0)
         own = slice(2 * rank, 2 * rank + 2)
-        self.weights = [[pack(team, w, "f32") for w in all_[own]] for all_ in (GATE_UP, DOWN)]
+        gate_up, down = (
+            tuple(pack(team, w, "f32") for w in whole[own]) for whole in (GATE_UP, DOWN)
+        )
+        self.weights = (gate_up, down)
         sizes = [COLS, EXPERTS, COLS, TOP_K * COLS, TOP_K * WIDTH, TOP_K * COLS]
         offsets = np.cumsum([0, *(4 * 4 * size for size in sizes)])
         self.program = _native.Program(team, int(offsets[-1]), 4, 4, ranks=self.ranks)
@@ -163,7 +166,7 @@ class Half:
             for offset, size in zip(offsets, sizes, strict=False)
         )
         self.program.moe(
-            dst, src, scores, gathered, hidden, results, *map(tuple, self.weights),
+            dst, src, scores, gathered, hidden, results, gate_up, down,
             top_k=TOP_K, renormalise=True, activation="silu", first_slot=2 * rank, num_slots=4,
             num_experts=4,
         )  # fmt: skip

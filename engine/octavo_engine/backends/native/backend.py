@@ -179,6 +179,12 @@ class NativeBackend:
 
     laps: Laps | None = None  # while steps are recorded
     _audio: NativeAudio | None = None
+    _lockstep: Lockstep | None = None  # with peers
+    _balancer: ExpertBalancer | None = None  # with `eplb`
+    _compiled: CompiledProgram | None = None
+    _compiled_draft: CompiledProgram | None = None
+    _kv: _native.KVCache | None = None
+    _states: _native.StateCache | None = None
     _aligned_heads: tuple[tuple[int, int], ...] = ()
 
     def __init__(
@@ -223,9 +229,7 @@ class NativeBackend:
         assert place is None or is_fused, "a rank has the halves of a gated layer together"
         self.ranks = None if place is None else _ranks_at(place, team)
         self._peers = None if peers is None else _ranks_at(peers, team)
-        self._lockstep: Lockstep | None = None  # with them
         self._eplb = None if self._expert_shard is None else eplb
-        self._balancer: ExpertBalancer | None = None
         self._adapters = _adapter_slots(adapters, dtype)
         self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
         loader = NativeLoader(
@@ -250,10 +254,6 @@ class NativeBackend:
             team, model, dtype, max_model_len, draft, heads, draft_head
         )
         self.media: MediaEncoder | None = None
-        self._compiled: CompiledProgram | None = None
-        self._compiled_draft: CompiledProgram | None = None
-        self._kv: _native.KVCache | None = None
-        self._states: _native.StateCache | None = None
         self._num_blocks = self._num_slots = 0
 
     @property

@@ -18,7 +18,7 @@ from tests.fakes.requests import make_request
 STEP_S = 0.008  # of one process, whatever is in it
 
 
-def config_of(sim: dict[str, Any] | None = None, **sizes: int) -> EngineConfig:
+def config_of(sim: dict[str, Any] | None = None, **sizes: Any) -> EngineConfig:
     costs = {"step_base_ms": 1e3 * STEP_S, "decode_token_ms": 0.0, "prefill_token_ms": 0.0}
     return EngineConfig(
         device="sim", model="sim", max_model_len=256, sim=SimConfig(**costs | (sim or {})),
@@ -61,7 +61,7 @@ def test_the_first_stage_has_most_to_do() -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 4}, {"pipeline_parallel_size": 4}])
-def test_answers_are_those_of_one_process(sizes: dict[str, int]) -> None:
+def test_answers_are_those_of_one_process(sizes: dict[str, Any]) -> None:
     assert answers_of(config_of(**sizes), 9)[0] == answers_of(config_of(), 9)[0]
 
 
@@ -94,7 +94,7 @@ def test_stages_gain_by_steps_under_way_and_a_single_stream_gains_nothing() -> N
     ],
 )
 def test_what_cannot_be_simulated_is_refused(
-    sim: dict[str, Any], sizes: dict[str, int], message: str
+    sim: dict[str, Any], sizes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(sim, **sizes)
