@@ -557,17 +557,19 @@ void bind_program(nb::module_& module) {
         .def(
             "moe",
             [](Program& self, int dst, int src, int scores, int gathered, int hidden, int results,
-               const std::vector<const Packed*>& gate_up, const std::vector<const Packed*>& down,
-               int64_t top_k, bool renormalise, const std::string& activation, bool is_sigmoid,
-               int64_t num_groups, int64_t top_groups, int64_t best_of_group, float scale,
+               const std::vector<Packed*>& gate_up, const std::vector<Packed*>& down, int64_t top_k,
+               bool renormalise, const std::string& activation, bool is_sigmoid, int64_t num_groups,
+               int64_t top_groups, int64_t best_of_group, float scale,
                const std::optional<Floats>& routing_bias, const std::optional<Floats>& gate_up_bias,
-               const std::optional<Floats>& down_bias, bool weighs_inputs, int64_t first_expert,
-               std::optional<int64_t> num_experts) {
+               const std::optional<Floats>& down_bias, bool weighs_inputs, int64_t first_slot,
+               std::optional<int64_t> num_slots, std::optional<int64_t> num_experts) {
+                const int64_t all = num_slots.value_or(static_cast<int64_t>(gate_up.size()));
                 self.moe({dst, src, scores, gathered, hidden, results},
                          {.gate_up = gate_up,
                           .down = down,
-                          .first_expert = first_expert,
-                          .num_experts = num_experts.value_or(static_cast<int64_t>(gate_up.size())),
+                          .first_slot = first_slot,
+                          .num_slots = all,
+                          .num_experts = num_experts.value_or(all),
                           .top_k = top_k,
                           .renormalise = renormalise,
                           .activation = parse_activation(activation),
@@ -584,9 +586,13 @@ void bind_program(nb::module_& module) {
             arg("routing_bias").noconvert().none() = nb::none(),
             arg("gate_up_bias").noconvert().none() = nb::none(),
             arg("down_bias").noconvert().none() = nb::none(), arg("weighs_inputs") = false,
-            arg("first_expert") = 0, arg("num_experts").none() = nb::none(), nb::keep_alive<1, 8>(),
-            nb::keep_alive<1, 9>())
+            arg("first_slot") = 0, arg("num_slots").none() = nb::none(),
+            arg("num_experts").none() = nb::none(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
         .def("expert_tokens", &Program::expert_tokens)
+        .def("slot_tokens", &Program::slot_tokens)
+        .def("move_experts",
+             nb::overload_cast<const std::vector<std::vector<int32_t>>&>(&Program::move_experts),
+             arg("layouts"), nb::call_guard<nb::gil_scoped_release>())
         .def("run_empty", &Program::run_empty, nb::call_guard<nb::gil_scoped_release>())
         .def(
             "glu",

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
+
+#include "common/check.h"
 
 namespace octavo {
 
@@ -90,14 +93,42 @@ void route_one(const Routing& routing, const float* scores, int32_t* experts, fl
 
 float exp_of(float x) { return static_cast<float>(std::exp(static_cast<double>(x))); }
 
-void Pairs::make_room(int64_t num_pairs, int64_t num_experts) {
+ExpertSlots::ExpertSlots(std::vector<int32_t> experts, int64_t num_experts)
+    : experts_(std::move(experts)), starts_(static_cast<size_t>(num_experts) + 1) {
+    check(size() <= kMaxSlots, "experts: ", size(), " slots; there may be ", kMaxSlots, " at most");
+    for (const int32_t expert : experts_) {
+        check(expert >= 0 && expert < num_experts, "experts: a slot has expert ", expert, " of ",
+              num_experts);
+        ++starts_[static_cast<size_t>(expert) + 1];
+    }
+    for (size_t e = 1; e < starts_.size(); ++e) {
+        check(starts_[e] > 0, "experts: no slot has expert ", e - 1);
+        starts_[e] += starts_[e - 1];
+    }
+    slots_.resize(experts_.size());
+    std::vector<int32_t> next = starts_;
+    for (size_t slot = 0; slot < experts_.size(); ++slot) {
+        slots_[static_cast<size_t>(next[static_cast<size_t>(experts_[slot])]++)] =
+            static_cast<int32_t>(slot);
+    }
+}
+
+ExpertSlots first_slots(int64_t num_slots, int64_t num_experts) {
+    std::vector<int32_t> experts(static_cast<size_t>(num_slots));
+    for (size_t slot = 0; slot < experts.size(); ++slot) {
+        experts[slot] = static_cast<int32_t>(static_cast<int64_t>(slot) % num_experts);
+    }
+    return {std::move(experts), num_experts};
+}
+
+void Pairs::make_room(int64_t num_pairs, int64_t num_slots) {
     const auto size = std::max(experts.size(), static_cast<size_t>(num_pairs));
     experts.resize(size);
     weights.resize(size);
     places.resize(size);
     tokens.resize(size);
     factors.resize(size);
-    starts.resize(std::max(starts.size(), static_cast<size_t>(num_experts) + 1));
+    starts.resize(std::max(starts.size(), static_cast<size_t>(num_slots) + 1));
 }
 
 void route(const Routing& routing, Pairs& pairs, int64_t begin, int64_t end) {
@@ -108,19 +139,19 @@ void route(const Routing& routing, Pairs& pairs, int64_t begin, int64_t end) {
     }
 }
 
-void place(const Routing& routing, Pairs& pairs, int64_t num_tokens) {
+void place(const Routing& routing, const ExpertSlots& slots, Pairs& pairs, int64_t num_tokens) {
     const int64_t num_pairs = num_tokens * routing.top_k;
     int32_t* starts = pairs.starts.data();
-    std::fill_n(starts, routing.num_experts + 1, 0);
+    std::fill_n(starts, slots.size() + 1, 0);
     for (int64_t pair = 0; pair < num_pairs; ++pair) {
-        ++starts[pairs.experts[static_cast<size_t>(pair)] + 1];
+        ++starts[slots.slot_of(pairs.experts[static_cast<size_t>(pair)], pair / routing.top_k) + 1];
     }
-    for (int64_t e = 1; e <= routing.num_experts; ++e) {
-        starts[e] += starts[e - 1];
+    for (int64_t slot = 1; slot <= slots.size(); ++slot) {
+        starts[slot] += starts[slot - 1];
     }
     for (int64_t pair = 0; pair < num_pairs; ++pair) {
         const auto index = static_cast<size_t>(pair);
-        const int32_t place = starts[pairs.experts[index]]++;
+        const int32_t place = starts[slots.slot_of(pairs.experts[index], pair / routing.top_k)]++;
         pairs.places[index] = place;
         pairs.tokens[static_cast<size_t>(place)] = static_cast<int32_t>(pair / routing.top_k);
         if (routing.options.weighs_inputs) {
@@ -128,8 +159,8 @@ void place(const Routing& routing, Pairs& pairs, int64_t num_tokens) {
             pairs.weights[index] = 1.0F;
         }
     }
-    // Each entry has moved on to the next expert's start: back by one.
-    std::copy_backward(starts, starts + routing.num_experts, starts + routing.num_experts + 1);
+    // Each entry has moved on to the next slot's start: back by one.
+    std::copy_backward(starts, starts + slots.size(), starts + slots.size() + 1);
     starts[0] = 0;
 }
 

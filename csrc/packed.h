@@ -47,6 +47,8 @@ class Packed {
     bool is_cut() const { return cut_.total_rows != rows(); }
     std::string name() const;  // of its packings
     int64_t num_bytes() const { return memory_.size(); }
+    // All of it, as another matrix of the same name and shape may have it too.
+    std::span<std::byte> bytes() { return {memory_.data(), static_cast<size_t>(memory_.size())}; }
     const cpu::Panels& panels() const { return layout_; }
 
     // Packs `num_rows` stored rows, in `data` one behind the other, as rows first_row …; row i of

@@ -416,7 +416,7 @@ void Program::check_overlap(const char* name, const Buffer& dst, const Buffer& s
           " overlaps what it reads at ", src.matrix.data - arena_.data());
 }
 
-const float* Program::keep(std::span<const float> values, size_t padded) {
+float* Program::keep(std::span<const float> values, size_t padded) {
     std::vector<float>& kept = constants_.emplace_back(values.begin(), values.end());
     kept.resize(padded, 0.0F);
     return kept.data();

@@ -73,16 +73,17 @@ struct CrossOptions {
 };
 
 struct MoeOptions {
-    std::vector<const Packed*> gate_up;  // of each own expert
-    std::vector<const Packed*> down;
-    int64_t first_expert;  // of the own ones, which are in a row; a rank may have some of them
-    int64_t num_experts;   // of all ranks together
+    std::vector<Packed*> gate_up;  // of the expert in each own slot; see move_experts
+    std::vector<Packed*> down;
+    int64_t first_slot;   // of the own ones, which are in a row; a rank may have some of them
+    int64_t num_slots;    // of all ranks together
+    int64_t num_experts;  // no more than there are slots; see first_slots
     int64_t top_k;
     bool renormalise;  // weights are shares among the chosen experts, not among all
     cpu::Activation activation;
     RoutingOptions routing = {};
     std::span<const float> routing_bias = {};  // [experts], or empty
-    // Of all own experts side by side, or empty; copied.
+    // Of all own slots side by side, or empty; copied.
     std::span<const float> gate_up_bias = {};
     std::span<const float> down_bias = {};
 };
@@ -186,6 +187,12 @@ class Program {
     void moe(const MoeBuffers& buffers, const MoeOptions& options);
     // Of each mixture: how many rows each expert was chosen for so far, on any rank.
     std::vector<std::vector<int64_t>> expert_tokens() const { return expert_tokens_; }
+    // The same by slot.
+    std::vector<std::vector<int64_t>> slot_tokens() const { return slot_tokens_; }
+    // From now on the slots of each mixture have these experts: their weights are copied from rank
+    // to rank. All ranks or peers call it between the same steps. Throws ValueError where an expert
+    // has no slot, and RuntimeError when another rank has failed.
+    void move_experts(const std::vector<std::vector<int32_t>>& layouts);
     void glu(int dst, int src, cpu::Activation activation);
     void activation(int dst, int src, cpu::Activation activation);
     void add(int dst, int x, int y, float scale);
@@ -248,11 +255,12 @@ class Program {
         bool is_cut;
     };
     struct Experts {
-        std::vector<cpu::Panels> weights;  // of the own ones
-        int64_t first_expert;
+        std::vector<cpu::Panels> weights;  // by own slot
+        int64_t first_slot;
         int64_t first_column;
         bool is_own;  // other ranks have other experts, or other columns of these
-        std::vector<const float*> biases;  // of each; or empty
+        std::vector<std::span<float>> biases;     // of each; or empty
+        std::vector<std::span<std::byte>> bytes;  // of each weight
     };
     // What peers show each other at a mixture of experts: who has how many tokens, their rows and
     // the experts that they chose; and what came of them. All mixtures of a program share it.
@@ -336,6 +344,7 @@ class Program {
         cpu::Matrix src, gathered, hidden, results;  // a row for each token; then for each pair
         cpu::Matrix dst;
         Routing routing;
+        ExpertSlots slots;
         Experts gate_up, down;
         cpu::Activation activation;
         size_t number;  // among the mixtures
@@ -367,7 +376,7 @@ class Program {
     cpu::NormArgs norm_args(const char* name, int dst, int src, std::span<const float> weight,
                             float eps, int add, float add_scale);
     void add_head_norms(const AttentionOptions& options, cpu::AttentionArgs& args);
-    const float* keep(std::span<const float> values, size_t padded);
+    float* keep(std::span<const float> values, size_t padded);
     void row_op(const char* name, int dst, int src, const cpu::RowOpArgs& args);
     void quantize(const Buffer& src, const cpu::LinearArgs& args);
     void adapt(const Buffer& to, const Buffer& src, const Packed& weight,
@@ -410,7 +419,7 @@ class Program {
     cpu::LinearArgs of_experts(const cpu::Panels& weight, const cpu::Matrix& src,
                                const cpu::Matrix& dst, cpu::Activation activation) const;
     void quantize_pairs(const cpu::LinearArgs& args, Range rows);
-    Experts experts_of(const MoeOptions& options, const std::vector<const Packed*>& weights,
+    Experts experts_of(const MoeOptions& options, const std::vector<Packed*>& weights,
                        std::span<const float> biases);
     void for_each_expert(const Experts& experts, const Pairs& pairs, const cpu::Matrix& src,
                          const cpu::Matrix& dst, cpu::Activation activation, bool shares_rows,
@@ -420,6 +429,7 @@ class Program {
     void show_tokens(const Moe& moe, Range tokens);
     void place_all(const Moe& moe);
     void count(const Moe& moe, const Pairs& pairs);
+    void move_experts(Moe& moe, const ExpertSlots& to, Ranks& group);
 
     // program_cross.cpp
     void check_cross(const char* name, const CrossOptions& options);
@@ -509,6 +519,8 @@ class Program {
     Pairs pairs_;                                      // of the mixture of experts under way
     std::vector<Pairs> own_pairs_;                     // by worker: the same, of few tokens
     std::vector<std::vector<int64_t>> expert_tokens_;  // by mixture and expert: rows so far
+    std::vector<std::vector<int64_t>> slot_tokens_;    // by mixture and slot
+    Memory moved_;                                     // pieces of experts on their way
 
     std::vector<AttentionPlan> plans_;
     std::atomic<int64_t> next_part_[2] = {};  // of this instruction and the next, in turns

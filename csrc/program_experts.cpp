@@ -9,7 +9,10 @@
 // Peers have tokens of their own. Each shows its tokens and the experts that they chose; all place
 // the tokens of all, one rank's behind another's, and an expert's owner gathers its rows from
 // there.
+//
+// Which expert is in which slot, and so on which rank, may change between steps: move_experts.
 #include <algorithm>
+#include <cstring>
 
 #include "common/check.h"
 #include "program.h"
@@ -19,6 +22,10 @@ namespace octavo {
 using cpu::Matrix;
 
 namespace {
+
+// For pieces of experts that move; a piece of each of kMaxSlots must be 64 bytes at least.
+constexpr int64_t kMovedBytes = int64_t{8} << 20;
+static_assert(kMovedBytes / kMaxSlots >= 64);
 
 Dtype wanted(const Packed& weight) {
     return weight.panels().packing() == cpu::Packing::BF16 ? Dtype::BF16 : Dtype::F32;
@@ -68,12 +75,14 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     const int64_t k = options.top_k;
     check(num_own >= 1 && options.down.size() == options.gate_up.size(), "moe: ", num_own,
           " gate_up and ", options.down.size(), " down; there must be as many of both");
-    check(num_experts <= kMaxExperts && options.first_expert >= 0 &&
-              num_own <= num_experts - options.first_expert,
-          "moe: ", num_own, " experts from ", options.first_expert, " on, of ", num_experts,
+    check(num_experts <= kMaxExperts && options.first_slot >= 0 &&
+              num_own <= options.num_slots - options.first_slot,
+          "moe: ", num_own, " experts from ", options.first_slot, " on, of ", options.num_slots,
           "; there may be ", kMaxExperts, " at most");
-    check(num_own == num_experts || ranks_ != nullptr || peers_ != nullptr, "moe: ", num_own,
-          " of ", num_experts, " experts, and no other ranks");
+    check(options.num_slots >= num_experts, "moe: ", options.num_slots, " slots for ", num_experts,
+          " experts");
+    check(num_own == options.num_slots || ranks_ != nullptr || peers_ != nullptr, "moe: ", num_own,
+          " of ", options.num_slots, " experts, and no other ranks");
     check(k >= 1 && k <= std::min(num_experts, kMaxTopK), "moe: top_k is ", k, " of ", num_experts,
           " experts; at most ", kMaxTopK);
     check(options.activation != cpu::Activation::None, "moe needs an activation");
@@ -119,15 +128,17 @@ void Program::moe(const MoeBuffers& at_index, const MoeOptions& options) {
     instruction.hidden = {hidden.matrix.data, width, hidden.matrix.dtype};
     instruction.results = {results.matrix.data, cols, Dtype::F32};
     instruction.activation = options.activation;
+    instruction.slots = first_slots(options.num_slots, num_experts);
     instruction.gate_up = experts_of(options, options.gate_up, options.gate_up_bias);
     instruction.down = experts_of(options, options.down, options.down_bias);
-    pairs_.make_room(max_tokens_ * k, num_experts);
+    pairs_.make_room(max_tokens_ * k, options.num_slots);
     own_pairs_.resize(static_cast<size_t>(team_.num_threads()));
     for (Pairs& pairs : own_pairs_) {
-        pairs.make_room(kOwnRows * k, num_experts);
+        pairs.make_room(kOwnRows * k, options.num_slots);
     }
     instruction.number = expert_tokens_.size();
     expert_tokens_.emplace_back(num_experts, 0);
+    slot_tokens_.emplace_back(options.num_slots, 0);
     instruction.dst = dst.matrix;
     instruction.routing = {reinterpret_cast<const float*>(scores.matrix.data), num_experts, k,
                            options.renormalise, checked_routing(options)};
@@ -163,7 +174,7 @@ const Pairs& Program::route_tokens(const Moe& moe, int64_t num_tokens, int worke
         team_.barrier();
     }
     if (is_few || worker == 0) {
-        place(moe.routing, pairs, num_tokens);
+        place(moe.routing, moe.slots, pairs, num_tokens);
     }
     if (worker == 0) {
         count(moe, pairs);
@@ -240,7 +251,7 @@ void Program::make_exchange(const Moe& moe) {
     }
     check(exchange.top_k == top_k && exchange.cols == cols, "moe: ", top_k, " experts of ", cols,
           " columns; peers exchange ", exchange.top_k, " of ", exchange.cols);
-    exchange.pairs.make_room(num_pairs, moe.routing.num_experts);
+    exchange.pairs.make_room(num_pairs, moe.slots.size());
     const auto reserve = [&](Memory& memory, const Matrix& matrix) {
         const int64_t num_bytes = num_pairs * (matrix.row(1) - matrix.row(0));
         if (memory.size() < num_bytes) {
@@ -285,7 +296,7 @@ void Program::place_all(const Moe& moe) {
         exchange.first_token = rank == peers_->rank() ? num_tokens : exchange.first_token;
         num_tokens += count;
     }
-    place(moe.routing, exchange.pairs, num_tokens);
+    place(moe.routing, moe.slots, exchange.pairs, num_tokens);
     for (int64_t pair = 0; pair < num_tokens * top_k; ++pair) {
         int32_t& token = exchange.pairs.tokens[static_cast<size_t>(pair)];
         token = exchange.of[static_cast<size_t>(token)];
@@ -294,9 +305,11 @@ void Program::place_all(const Moe& moe) {
 }
 
 void Program::count(const Moe& moe, const Pairs& pairs) {
-    std::vector<int64_t>& tokens = expert_tokens_[moe.number];
-    for (size_t e = 0; e < tokens.size(); ++e) {
-        tokens[e] += pairs.starts[e + 1] - pairs.starts[e];
+    std::vector<int64_t>& by_slot = slot_tokens_[moe.number];
+    for (size_t slot = 0; slot < by_slot.size(); ++slot) {
+        const int64_t rows = pairs.starts[slot + 1] - pairs.starts[slot];
+        by_slot[slot] += rows;
+        expert_tokens_[moe.number][static_cast<size_t>(moe.slots.expert_in(slot))] += rows;
     }
 }
 
@@ -315,10 +328,10 @@ void Program::run_exchange(const Moe& moe, int64_t num_tokens, int worker) {
     }
     team_.barrier();
 
-    const int64_t first_expert = moe.gate_up.first_expert;
+    const int64_t first_slot = moe.gate_up.first_slot;
     const int64_t num_own = static_cast<int64_t>(moe.gate_up.weights.size());
-    const int64_t begin = pairs.starts[static_cast<size_t>(first_expert)];
-    const int64_t count = pairs.starts[static_cast<size_t>(first_expert + num_own)] - begin;
+    const int64_t begin = pairs.starts[static_cast<size_t>(first_slot)];
+    const int64_t count = pairs.starts[static_cast<size_t>(first_slot + num_own)] - begin;
     Range rows = split(count, worker, team_.num_threads());
     rows = {begin + rows.begin, begin + rows.end};
     const Matrix gathered{exchange.gathered.data(), moe.gathered.cols, moe.gathered.dtype};
@@ -383,34 +396,113 @@ void Program::quantize_pairs(const cpu::LinearArgs& args, Range rows) {
     team_.kernels().quantize_rows(args, rows.begin, rows.end, quantized_.data());
 }
 
-Program::Experts Program::experts_of(const MoeOptions& options,
-                                     const std::vector<const Packed*>& weights,
+Program::Experts Program::experts_of(const MoeOptions& options, const std::vector<Packed*>& weights,
                                      std::span<const float> biases) {
-    const bool are_some = static_cast<int64_t>(weights.size()) < options.num_experts;
+    const bool are_some = static_cast<int64_t>(weights.size()) < options.num_slots;
     Experts experts{.weights = {},
-                    .first_expert = options.first_expert,
+                    .first_slot = options.first_slot,
                     .first_column = weights.front()->cut().first_row,
                     .is_own = are_some || weights.front()->is_cut(),
-                    .biases = {}};
+                    .biases = {},
+                    .bytes = {}};
     const auto rows = static_cast<size_t>(weights.front()->rows());
     check(biases.empty() || biases.size() == weights.size() * rows, "moe: biases have ",
           biases.size(), " values for ", weights.size(), " experts of ", rows, " rows");
     const auto padded = static_cast<size_t>(weights.front()->panels().count() * cpu::kPanelRows);
     for (size_t e = 0; e < weights.size() && !biases.empty(); ++e) {
-        experts.biases.push_back(keep(biases.subspan(e * rows, rows), padded));
+        experts.biases.emplace_back(keep(biases.subspan(e * rows, rows), padded), padded);
     }
-    for (const Packed* weight : weights) {
+    for (Packed* weight : weights) {
         experts.weights.push_back(weight->panels());
+        experts.bytes.push_back(weight->bytes());
     }
     return experts;
 }
 
-// One product for each own expert that has rows. `shares_rows`: they have been quantised.
+void Program::move_experts(const std::vector<std::vector<int32_t>>& layouts) {
+    Ranks* group = ranks_ == nullptr ? peers_ : ranks_;
+    check(group != nullptr, "move_experts: there are no other ranks");
+    check(layouts.size() == expert_tokens_.size(), "move_experts: slots of ", layouts.size(),
+          " mixtures; there are ", expert_tokens_.size());
+    std::vector<ExpertSlots> slots;
+    for (size_t number = 0; number < layouts.size(); ++number) {
+        check(layouts[number].size() == slot_tokens_[number].size(),
+              "move_experts: ", layouts[number].size(), " slots; there are ",
+              slot_tokens_[number].size());
+        slots.emplace_back(layouts[number], static_cast<int64_t>(expert_tokens_[number].size()));
+    }
+    if (moved_.size() == 0) {
+        moved_ = group->share(kMovedBytes);
+    }
+    for (Instruction& instruction : instructions_) {
+        if (auto* moe = std::get_if<Moe>(&instruction.args)) {
+            move_experts(*moe, slots[moe->number], *group);
+        }
+    }
+    check_ranks();
+}
+
+// A piece of each expert that moves is laid down where all see it, before any slot is written; then
+// the next piece. So slots may be exchanged in whatever way, with room for some pieces only.
+void Program::move_experts(Moe& moe, const ExpertSlots& to, Ranks& group) {
+    struct Move {
+        int64_t from, to;  // among the own slots, if they are there
+    };
+    std::vector<Move> moves;
+    const int64_t first = moe.gate_up.first_slot;
+    for (int64_t slot = 0; slot < to.size(); ++slot) {
+        const int32_t expert = to.expert_in(static_cast<size_t>(slot));
+        if (moe.slots.expert_in(static_cast<size_t>(slot)) != expert) {
+            moves.push_back({moe.slots.slot_of(expert, slot) - first, slot - first});
+        }
+    }
+    if (moves.empty()) {
+        return;
+    }
+    const auto num_own = static_cast<int64_t>(moe.gate_up.weights.size());
+    const size_t piece = static_cast<size_t>(kMovedBytes) / moves.size() / 64 * 64;
+    const auto move = [&](std::span<const std::span<std::byte>> slots, int worker) {
+        const auto copies = [&](bool is_out, size_t offset) {
+            const size_t count = std::min(piece, slots[0].size() - offset);
+            for (auto i = static_cast<size_t>(worker); i < moves.size();
+                 i += static_cast<size_t>(team_.num_threads())) {
+                const int64_t slot = is_out ? moves[i].from : moves[i].to;
+                if (slot < 0 || slot >= num_own) {
+                    continue;
+                }
+                std::byte* own = slots[static_cast<size_t>(slot)].data() + offset;
+                std::byte* shown = moved_.data() + i * piece;
+                std::memcpy(is_out ? shown : own, is_out ? own : shown, count);
+            }
+            return group.barrier();
+        };
+        for (size_t offset = 0; offset < slots[0].size(); offset += piece) {
+            if (!copies(true, offset) || !copies(false, offset)) {
+                return;
+            }
+        }
+    };
+    team_.run([&](int worker) {
+        for (const Experts* experts : {&moe.gate_up, &moe.down}) {
+            move(experts->bytes, worker);
+            if (!experts->biases.empty()) {
+                std::vector<std::span<std::byte>> biases;
+                for (const std::span<float> bias : experts->biases) {
+                    biases.push_back(std::as_writable_bytes(bias));
+                }
+                move(biases, worker);
+            }
+        }
+    });
+    moe.slots = to;
+}
+
+// One product for each own slot whose expert has rows. `shares_rows`: they have been quantised.
 void Program::for_each_expert(const Experts& experts, const Pairs& pairs, const Matrix& src,
                               const Matrix& dst, cpu::Activation activation, bool shares_rows,
                               int worker) {
     const Share share = experts.is_own ? own(worker) : all(worker);
-    const int32_t* starts = pairs.starts.data() + experts.first_expert;
+    const int32_t* starts = pairs.starts.data() + experts.first_slot;
     for (size_t e = 0; e < experts.weights.size(); ++e) {
         const int64_t first = starts[e];
         const int64_t count = starts[e + 1] - first;
@@ -421,7 +513,7 @@ void Program::for_each_expert(const Experts& experts, const Pairs& pairs, const 
                                           {dst.row(first), dst.cols, dst.dtype}, activation);
         args.num_rows = count;
         args.first_column = experts.first_column;
-        args.bias = experts.biases.empty() ? nullptr : experts.biases[e];
+        args.bias = experts.biases.empty() ? nullptr : experts.biases[e].data();
         if (shares_rows) {
             args.quantized = quantized_.data() + first * team_.kernels().quantized_row_bytes(args);
         }

@@ -387,7 +387,8 @@ class Program:
         gate_up_bias: NDArray[np.float32] | None = None,
         down_bias: NDArray[np.float32] | None = None,
         weighs_inputs: bool = False,
-        first_expert: int = 0,
+        first_slot: int = 0,
+        num_slots: int | None = None,
         num_experts: int | None = None,
     ) -> None:
         """dst = the sum over each row's top_k experts by scores (one column an expert) of weight *
@@ -397,13 +398,20 @@ class Program:
         gathered, hidden and results are room for a row for each expert of each row: top_k times the
         columns of src, of an expert's width, and of dst.
 
-        A rank may have some experts in a row, from `first_expert` on, of `num_experts` that all
-        ranks have together."""
+        A rank may have some slots in a row, from `first_slot` on, of `num_slots` that all ranks
+        have together. At first they have `num_experts` in their order, and then the first of these
+        again; see move_experts."""
     def run_empty(self) -> None:
         """With peers: this rank's experts' part of a step in which it has no tokens. Raises
         RuntimeError where a rank has failed."""
     def expert_tokens(self) -> list[list[int]]:
         """Of each mixture, how many rows each expert was chosen for so far, on any rank."""
+    def slot_tokens(self) -> list[list[int]]:
+        """Of each mixture, how many rows were computed in each slot so far, on any rank."""
+    def move_experts(self, layouts: list[list[int]]) -> None:
+        """From now on the slots of each mixture have these experts. All ranks or peers call it
+        between the same steps. Raises ValueError where an expert has no slot, and RuntimeError
+        where a rank has failed."""
     def columns(self, dst: int, src: int, first: int) -> None:
         """dst = src's columns from `first` on, as many as dst has."""
     def join(self, dst: int, x: int, y: int) -> None:

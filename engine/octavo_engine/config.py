@@ -80,6 +80,10 @@ class SimConfig:
     kv_blocks: int = 4096  # size of the pool
     vocab_size: int = 512
     time_scale: float = 1.0  # < 1 runs faster than real time
+    # Of several ranks: how much longer than all on average the slowest one takes, and what a step
+    # takes beside that, or from stage to stage, for waiting and sending.
+    rank_skew: float = 0.0
+    exchange_ms: float = 0.0
     task: SimTask = "generate"  # what the model that is simulated does
 
 
@@ -119,6 +123,41 @@ class KVEventsConfig:
     @property
     def is_on(self) -> bool:
         return self.enable_kv_cache_events and self.publisher == "zmq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EplbConfig:
+    """When experts move between the ranks that have them, under vLLM's names."""
+
+    window_size: int = 1000  # steps whose rows count
+    step_interval: int = 3000  # steps from one move to the next
+    num_redundant_experts: int = 0  # of each layer, on all ranks together
+    log_balancedness: bool = False  # at each move
+
+    @classmethod
+    def parse(cls, text: str) -> EplbConfig:
+        """From JSON. Raises ConfigError that names the field."""
+        flag = "--eplb-config"
+        given = _json_object(flag, text)
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name, value in given.items():
+            if name not in known:
+                raise ConfigError(f"{flag} has an unknown field {name}; known: {', '.join(known)}")
+            if type(value) is not type(getattr(cls(), name)):
+                raise ConfigError(f"{flag}: {name} has the wrong type; got {value!r:.60}")
+            least = 0 if name == "num_redundant_experts" else 1
+            _check(isinstance(value, bool) or least <= value <= 1_000_000,
+                   f"{flag}: {name} must be from {least} to 1000000", value)  # fmt: skip
+        config = cls(**given)
+        _check(config.window_size <= config.step_interval,
+               f"{flag}: window_size must not be above step_interval",
+               f"{config.window_size} and {config.step_interval}")  # fmt: skip
+        return config
+
+    @property
+    def first_step_of_window(self) -> int:
+        """After how many steps of an interval its window begins."""
+        return (self.step_interval - self.window_size) % self.step_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,6 +422,8 @@ class EngineConfig:
     # Of those, each has some experts as a whole instead of some rows of every expert.
     enable_expert_parallel: bool = False
     expert_metrics: bool = False  # counts of each expert of each layer
+    enable_eplb: bool = False  # they move between ranks, by what each has to do
+    eplb_config: str | None = None  # JSON with the fields of EplbConfig
     pipeline_parallel_size: int = 1  # processes that have some layers each, one after another
     pipeline_layer_partition: str | None = None  # layers of each; default: equal work
     nnodes: int = 1  # hosts of one engine, a stage on each
@@ -541,7 +582,9 @@ class EngineConfig:
         _check(self.cpu_tp == "off" or self.device in ("auto", "cpu"),
                "--cpu-tp auto is for --device cpu only; leave it out here",
                f"--device {self.device}")  # fmt: skip
+        self._check_simulated_ranks()
         self._check_expert_parallelism()
+        _ = self.eplb
         self._check_data_parallelism()
         self._check_nodes()
 
@@ -549,9 +592,9 @@ class EngineConfig:
         _check(not self.expert_metrics or self.device in ("auto", "cpu"),
                "--expert-metrics counts on --device cpu only; leave it out here",
                f"--device {self.device}")  # fmt: skip
-        _check(not self.expert_metrics or self.pipeline_parallel_size == 1,
-               "--expert-metrics counts in one process, and each stage has layers of its own: it "
-               "needs --pipeline-parallel-size 1", self.pipeline_parallel_size)  # fmt: skip
+        _check(not self.enable_eplb or self.enable_expert_parallel,
+               "--enable-eplb moves whole experts between ranks: it needs "
+               "--enable-expert-parallel", None)  # fmt: skip
         if not self.enable_expert_parallel:
             return
         flag = "--enable-expert-parallel"
@@ -588,9 +631,22 @@ class EngineConfig:
         backend = self.distributed_executor_backend
         _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
                f"use mp, or {flag} 1", f"{flag} {size}")  # fmt: skip
-        _check(size == 1 or self.device in ("auto", "cpu"),
+        _check(size == 1 or self.device in ("auto", "cpu", "sim"),
                f"{flag} {size} is computed by --device cpu only; it must be 1 here",
                f"--device {self.device}")  # fmt: skip
+
+    def _check_simulated_ranks(self) -> None:
+        skew, exchange = self.sim.rank_skew, self.sim.exchange_ms
+        most = self.num_ranks - 1 if self.num_ranks > 1 else math.inf  # one waits for nobody
+        _check(math.isfinite(skew) and 0 <= skew <= most,
+               f"--sim-rank-skew must be from 0 to {most}, where one of "
+               f"{self.num_ranks} ranks does everything", skew)  # fmt: skip
+        _check(math.isfinite(exchange) and exchange >= 0,
+               "--sim-exchange-ms must be at least 0", exchange)  # fmt: skip
+        _check(self.device != "sim" or (self.nnodes == 1
+               and self.distributed_executor_backend in ("auto", "mp", "uni")),
+               "--device sim simulates ranks of one host; leave --nnodes and "
+               "--distributed-executor-backend out", f"--nnodes {self.nnodes}")  # fmt: skip
 
     def _check_pictures(self) -> None:
         """Raises ConfigError for what is wrong whatever the model."""
@@ -649,6 +705,14 @@ class EngineConfig:
         """None: KV blocks stay in this engine."""
         text = self.kv_transfer_config
         return None if text is None else KVTransferConfig.parse(text)
+
+    @property
+    def eplb(self) -> EplbConfig | None:
+        """None: experts stay where they were loaded."""
+        config = None if self.eplb_config is None else EplbConfig.parse(self.eplb_config)
+        if not self.enable_eplb:
+            return None
+        return config or EplbConfig()
 
     @property
     def speculation(self) -> SpeculationConfig | None:

@@ -104,6 +104,10 @@ ENGINE_FLAGS = (
          "experts as a whole; see docs/parallelism.md"),
     Flag("expert_metrics",
          "count in /metrics how often each expert of each layer is chosen: a line for each"),
+    Flag("enable_eplb",
+         "move experts between the ranks that have them, so that all have about as much to do"),
+    Flag("eplb_config",
+         'when experts move: JSON with vLLM\'s fields, such as {"num_redundant_experts": 8}'),
     Flag("pipeline_parallel_size",
          "processes that hold some layers each on a CPU, with the same bits; see "
          "docs/parallelism.md"),
@@ -171,6 +175,12 @@ ENGINE_FLAGS = (
     Flag("sim.kv_blocks", "simulator: size of the KV pool", "sim-kv-blocks"),
     Flag("sim.vocab_size", "simulator: tokens in the vocabulary", "sim-vocab-size"),
     Flag("sim.time_scale", "simulator: below 1 runs faster than real time", "sim-time-scale"),
+    Flag("sim.rank_skew",
+         "simulator: how much longer than all ranks on average the slowest takes, e.g. 0.2",
+         "sim-rank-skew"),
+    Flag("sim.exchange_ms",
+         "simulator: time that ranks wait for each other in a step, or between two stages",
+         "sim-exchange-ms"),
     Flag("sim.task", "simulator: what its model does", "sim-task"),
 )  # fmt: skip
 # Settled by the engine from other settings: no flag of their own.

@@ -6,6 +6,7 @@ import pytest
 
 from octavo_engine.config import (
     EngineConfig,
+    EplbConfig,
     SchedulerConfig,
     SpeculationConfig,
     parse_media_limits,
@@ -178,3 +179,46 @@ def test_the_cache_of_pictures_has_a_size(size):
 def test_processor_settings_are_an_object():
     with pytest.raises(ConfigError, match="--mm-processor-kwargs must be a JSON object"):
         EngineConfig(mm_processor_kwargs="4")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "--eplb-config must be a JSON object"),
+        ('{"window": 3}', "--eplb-config has an unknown field window; known: window_size, step_in"),
+        ('{"window_size": "3"}', "--eplb-config: window_size has the wrong type; got '3'"),
+        ('{"window_size": true}', "--eplb-config: window_size has the wrong type; got True"),
+        ('{"log_balancedness": 1}', "--eplb-config: log_balancedness has the wrong type; got 1"),
+        ('{"step_interval": 0}', "--eplb-config: step_interval must be from 1 to 1000000; got 0"),
+        (
+            '{"num_redundant_experts": -1}',
+            "--eplb-config: num_redundant_experts must be from 0 to 1000000; got -1",
+        ),
+        (
+            '{"window_size": 50, "step_interval": 20}',
+            "--eplb-config: window_size must not be above step_interval; got 50 and 20",
+        ),
+    ],
+)
+def test_when_experts_may_move(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(eplb_config=text)
+    assert message in str(caught.value)
+
+
+def test_experts_move_only_if_ranks_have_them_as_a_whole() -> None:
+    with pytest.raises(ConfigError, match="it needs --enable-expert-parallel"):
+        EngineConfig(enable_eplb=True)
+    fields = '{"window_size": 7, "step_interval": 9}'
+    config = EngineConfig(enable_expert_parallel=True, enable_eplb=True, eplb_config=fields)
+    assert config.eplb == EplbConfig(window_size=7, step_interval=9)
+    assert config.replace(eplb_config=None).eplb == EplbConfig()
+    assert config.replace(enable_eplb=False).eplb is None
+
+
+@pytest.mark.parametrize(
+    ("window", "interval", "begins"), [(1, 1, 0), (1000, 3000, 2000), (5, 5, 0), (1, 4, 3)]
+)
+def test_where_a_window_begins(window: int, interval: int, begins: int) -> None:
+    config = EplbConfig(window_size=window, step_interval=interval)
+    assert config.first_step_of_window == begins

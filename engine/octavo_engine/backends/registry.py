@@ -44,8 +44,9 @@ def build_backend(
     model = check_device(config, files, None if peers is None else peers.shard.size)
     if config.device == "sim":
         from octavo_engine.backends.sim.backend import SimBackend
+        from octavo_engine.backends.sim.stages import SimStages
 
-        return SimBackend(config)
+        return SimStages(config) if config.pipeline_parallel_size > 1 else SimBackend(config)
     assert files is not None, "checked above"
     if model is None:
         return _build_transformers(config, files)
@@ -181,6 +182,12 @@ def _check_experts(config: EngineConfig, model: ModelConfig, num_cores: int | No
             f"--enable-expert-parallel has {count} experts for {size} ranks; lower "
             f"{flag} to {count}, or leave it out"
         )
+    most = count * (size - 1)
+    if size > 1 and config.eplb is not None and config.eplb.num_redundant_experts > most:
+        raise ConfigError(
+            f"--eplb-config: num_redundant_experts must be at most {most}, with which each of "
+            f"{size} ranks has all {count} experts; got {config.eplb.num_redundant_experts}"
+        )
 
 
 def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:
@@ -234,6 +241,7 @@ def _build_native(
         place=place,
         spreads_experts=config.enable_expert_parallel,
         peers=peers,
+        eplb=config.eplb,
         stage=stage,
         draft=open_draft(config, model),
         heads=open_heads(config, model),

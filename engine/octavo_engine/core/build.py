@@ -211,10 +211,10 @@ def _build_backend(
     progress: Callable[[int, int], None] | None,
     peers: RankPlace | None,
 ) -> Backend:
-    if config.num_ranks > 1:
+    if config.num_ranks > 1 and config.device != "sim":  # which computes for all of them
         from octavo_engine.executor.leader import start_ranks
 
-        assert files is not None, "only the simulator has none, and it is one process"
+        assert files is not None, "only the simulator has none"
         return start_ranks(config, files, progress)
     from octavo_engine.backends.registry import build_backend
 

@@ -29,6 +29,7 @@ class Command(IntEnum):
     RESTORE_KV = 4
     PLACE_ADAPTER = 5  # a slot and an adapter's number as int32
     FORGET_ADAPTERS = 6  # their numbers as int32
+    COUNT_EXPERTS = 7  # a number as int32, which comes back with the counts over the socket
 
     def message(self, body: bytes = b"") -> bytes:
         return bytes((self,)) + body

@@ -258,7 +258,7 @@ class PipelineLeader(LeadingBackend):
 
     def __init__(self, backend: NativeBackend, processes: RankProcesses) -> None:
         self._rows: StageRows | None = None
-        self._num_launched = self._num_taken = 0
+        self._num_launched = self._num_taken = self._num_counts = 0
         # What slots get before the launched step of that number is finished here.
         self._to_place: deque[tuple[int, int, _native.PackedAdapter | None]] = deque()
         super().__init__(backend, processes)
@@ -304,6 +304,16 @@ class PipelineLeader(LeadingBackend):
         if self.laps is not None:
             self.laps.mark("stages")
         return self._backend.execute(step, sampling)
+
+    def expert_layer_tokens(self) -> list[list[int]]:
+        """Of all stages. While steps are under way the others' may be a moment old: to wait until
+        they come to the question would leave this one without work."""
+        self._num_counts += 1
+        self._tell(Command.COUNT_EXPERTS, np.int32(self._num_counts).tobytes())
+        counts = self._processes.stage_counts
+        if self._num_taken == self._num_launched or not counts.are_complete:
+            self._wait(lambda: counts.arrived(self._num_counts, LOOK_S))
+        return counts.with_own(self._backend.expert_layer_tokens())
 
     def _place_own(self, slot: int, packed: _native.PackedAdapter | None) -> None:
         """Steps that were launched before are still to be finished with what the slot has."""

@@ -1,5 +1,5 @@
-"""What rank 0 and the other ranks say to each other over a socket: while they start, and when an
-adapter is loaded.
+"""What rank 0 and the other ranks say to each other over a socket: while they start, when an
+adapter is loaded, and what stages count.
 
 Steps do not go this way: see `leader`.
 """
@@ -69,6 +69,14 @@ class AdapterPacked(msgspec.Struct, tag=True, frozen=True):
     error: str = ""
 
 
+class ExpertCounts(msgspec.Struct, tag=True, frozen=True):
+    """From a rank: for how many rows each expert of its layers was chosen so far, when it came to
+    the command of that number; nothing of layers that it does not have."""
+
+    number: int
+    layers: list[list[int]]
+
+
 class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
     """From a rank that ends now. `kind` is the class of an OctavoError, or any other error's."""
 
@@ -77,7 +85,9 @@ class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker: TypeAlias = StartWorker | PrepareWorker | PackAdapter
-FromWorker: TypeAlias = WorkerLoaded | WorkerPrepared | WorkerAlive | AdapterPacked | WorkerFailed
+FromWorker: TypeAlias = (
+    WorkerLoaded | WorkerPrepared | WorkerAlive | AdapterPacked | ExpertCounts | WorkerFailed
+)
 
 M = TypeVar("M")
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from octavo_common.logs import format_in_use
 from octavo_engine.errors import ConfigError, ModelError, OctavoError, WorkerLost
 from octavo_engine.executor import messages
+from octavo_engine.executor.stage_counts import StageCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +59,7 @@ class RankProcesses:
             os.memfd_create("octavo-rows") for _ in range(1, config.pipeline_parallel_size)
         ]
         self._heard = [0] * size
+        self.stage_counts = StageCounts(size)
         self.processes: list[RankHandle] = []
         self.lost: WorkerLost | None = None
         self.on_lost: Callable[[int, WorkerLost], None] | None = None
@@ -181,7 +183,9 @@ class RankProcesses:
                     self._lose(rank, f"was killed, since it sent {error}")
                     continue
                 self._heard[ranks[ready]] += 1
-                if not isinstance(reply, messages.WorkerAlive):
+                if isinstance(reply, messages.ExpertCounts):
+                    self.stage_counts.put(ranks[ready], reply)
+                elif not isinstance(reply, messages.WorkerAlive):
                     self._replies.put(reply)
 
     def _lose(self, rank: int, how: str = "") -> None:

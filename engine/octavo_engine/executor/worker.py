@@ -122,6 +122,9 @@ class RankWorker:
                 adapters.place(body)
             case Command.FORGET_ADAPTERS:
                 adapters.forget(body)
+            case Command.COUNT_EXPERTS:
+                (number,) = np.frombuffer(body, np.int32).tolist()
+                self._send(messages.ExpertCounts(number, backend.expert_layer_tokens()))
 
     def _compute(self, backend: NativeBackend, step: BackendStep) -> None:
         rows = None

@@ -49,7 +49,8 @@ _FLOAT32_STATES = "recurrent states are held in float32; leave it out"
 _NO_MEDIA = "--limit-mm-per-prompt is the most pictures of a prompt; leave it out"
 _OWN_FILES = "give pictures as data: URLs, PIL images, bytes or pathlib.Path; leave it out"
 _ONE_ADDRESS = "all cores of --data-parallel-size are behind one address here; leave it out"
-_FIXED_EXPERTS = "experts stay with the rank that loaded them; leave it out"
+_FIXED_EXPERTS = "experts are loaded in their order; --enable-eplb moves them; leave it out"
+_ONE_BALANCER = "--enable-eplb and --eplb-config set how experts move between ranks"
 _NO_NODES = "a context is computed by one process, or by its layers' stages; leave it out"
 _NO_BALANCERS = "`octavo router` balances between engines, and watches them; leave it out"
 _NO_OFFLOAD = "weights are not offloaded; --quantization int8 or int4 makes them smaller"
@@ -231,13 +232,11 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "disable-nccl-for-dp-synchronization": _switch("ranks do not use NCCL; leave it out", "true",
                                                    "false"),
     "expert-placement-strategy": _value(_FIXED_EXPERTS, "linear"),
-    "num-redundant-experts": _value(_FIXED_EXPERTS, "0"),
-    "eplb-window-size": _value(_FIXED_EXPERTS, *ANY),
-    "eplb-step-interval": _value(_FIXED_EXPERTS, *ANY),
-    "eplb-log-balancedness": _switch(_FIXED_EXPERTS),
-    "enable-elastic-ep": _switch(_FIXED_EXPERTS),
-    "enable-eplb": _switch(_FIXED_EXPERTS),
-    "eplb-config": _value(_FIXED_EXPERTS, "{}"),
+    "num-redundant-experts": _value(_ONE_BALANCER, "0"),
+    "eplb-window-size": _value(_ONE_BALANCER),
+    "eplb-step-interval": _value(_ONE_BALANCER),
+    "eplb-log-balancedness": _switch(_ONE_BALANCER),
+    "enable-elastic-ep": _switch("the number of ranks is set at the start; leave it out"),
     "all2all-backend": _value("ranks of --enable-expert-parallel share memory; leave it out"),
     "enable-dbo": _switch(_WHOLE_BATCHES),
     "ubatch-size": _value(_WHOLE_BATCHES, "0", "1"),

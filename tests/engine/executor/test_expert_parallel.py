@@ -80,6 +80,42 @@ def test_answers_are_those_of_one_process(name: str, tmp_path: Path) -> None:
         assert layers == [True, False, True]  # one of its layers is an MLP
 
 
+EPLB = '{"window_size": 2, "step_interval": 3, "num_redundant_experts": 2}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 3), (2, 2)], ids=["ranks", "cores", "both"])
+def test_answers_stay_the_same_while_experts_move(sizes: tuple[int, int], tmp_path: Path) -> None:
+    config = config_of(tmp_path, "qwen3-moe", enable_eplb=True, eplb_config=EPLB, num_threads=4)
+    engine, _ = build_engine(config)  # with nowhere to move them
+    add_requests(engine)
+    expected = answers_of(engine)
+    engine.close()
+    ranks, cores = sizes
+    changed = config.replace(tensor_parallel_size=ranks, data_parallel_size=cores)
+    several = CoreGroup.build(changed)[0] if cores > 1 else build_engine(changed)[0]
+    add_requests(several)
+    assert answers_of(several) == expected
+    several.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_stages_count_the_experts_of_their_layers(size: int, tmp_path: Path) -> None:
+    """One of the three layers has none."""
+    config = config_of(tmp_path, "qwen3-moe", enable_expert_parallel=False, expert_metrics=True)
+    found = []
+    for stages in (1, size):
+        engine, _ = build_engine(config.replace(pipeline_parallel_size=stages))
+        add_requests(engine)
+        answers = answers_of(engine)
+        found.append((answers, engine.stats().expert_layer_tokens))
+        assert [bool(layer) for layer in found[-1][1]] == [True, False, True]
+        assert not any(engine.stats().expert_rank_tokens), "none has experts of its own"
+        engine.close()
+    assert found[1] == found[0]
+
+
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     engine, _ = build_engine(config_of(tmp_path, "qwen3-moe", tensor_parallel_size=3))

@@ -55,9 +55,9 @@ def test_faults_that_leaving_one_out_would_cause_are_not_reported(capsys, argv, 
 
 
 def test_flags_of_vllm_that_are_not_supported(capsys):
-    err = refused(capsys, "serve", "m", "--swap-space", "4", "--enable-eplb", "--block-size", "16")
+    err = refused(capsys, "serve", "m", "--swap-space", "4", "--enable-dbo", "--block-size", "16")
     assert err.startswith("octavo: 2 settings cannot be used: (1) --swap-space is not supported: ")
-    assert "; (2) --enable-eplb is not supported: " in err
+    assert "; (2) --enable-dbo is not supported: " in err
 
 
 def test_variables_and_keys_of_the_file(capsys, monkeypatch, tmp_path):

@@ -18,6 +18,8 @@ from octavo_engine.backends.native.audio import NativeAudio, feature_shape, slot
 from octavo_engine.backends.native.compiled import compile_forward
 from octavo_engine.backends.native.draft_head import NativeDraftHead
 from octavo_engine.backends.native.emit import CachePlaces
+from octavo_engine.backends.native.expert_balance import slot_ranges
+from octavo_engine.backends.native.expert_balancer import ExpertBalancer
 from octavo_engine.backends.native.facts import timed
 from octavo_engine.backends.native.heads import NativeHeadSet
 from octavo_engine.backends.native.kv_format import (
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.backends.native.stages import StageCut, StagePlace
     from octavo_engine.caches import CacheLayout
-    from octavo_engine.config import KVCacheDType, Quantization
+    from octavo_engine.config import EplbConfig, KVCacheDType, Quantization
     from octavo_engine.errors import WorkerLost
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.vision_config import MediaConfig
@@ -170,12 +172,19 @@ class NativeBackend:
     With a `place` it is one of several ranks, each with its part of the weights and of the KV
     heads, and with `spreads_experts` some of the experts; all must be prepared for the same, and
     compute the same steps together. With `peers` it is one of several cores with requests of their
-    own, which have some of the experts each. With a `stage` it has some layers and their caches;
+    own, which have some of the experts each. With `eplb` these move between steps, so that all
+    have about as much to do. With a `stage` it has some layers and their caches;
     what it computes of a step is the next stage's input.
     """
 
     laps: Laps | None = None  # while steps are recorded
     _audio: NativeAudio | None = None
+    _lockstep: Lockstep | None = None  # with peers
+    _balancer: ExpertBalancer | None = None  # with `eplb`
+    _compiled: CompiledProgram | None = None
+    _compiled_draft: CompiledProgram | None = None
+    _kv: _native.KVCache | None = None
+    _states: _native.StateCache | None = None
     _aligned_heads: tuple[tuple[int, int], ...] = ()
 
     def __init__(
@@ -197,6 +206,7 @@ class NativeBackend:
         place: RankPlace | None = None,
         spreads_experts: bool = False,
         peers: RankPlace | None = None,
+        eplb: EplbConfig | None = None,
         stage: StagePlace | None = None,
         draft: DraftPart | None = None,
         heads: HeadsPart | None = None,
@@ -219,7 +229,7 @@ class NativeBackend:
         assert place is None or is_fused, "a rank has the halves of a gated layer together"
         self.ranks = None if place is None else _ranks_at(place, team)
         self._peers = None if peers is None else _ranks_at(peers, team)
-        self._lockstep: Lockstep | None = None  # with them
+        self._eplb = None if self._expert_shard is None else eplb
         self._adapters = _adapter_slots(adapters, dtype)
         self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
         loader = NativeLoader(
@@ -230,6 +240,7 @@ class NativeBackend:
             quantization=quantization,
             shard=shard,
             expert_shard=self._expert_shard,
+            redundant_experts=0 if self._eplb is None else self._eplb.num_redundant_experts,
             adapters=self._adapters,
             only=None if self._cut is None else self._cut.names,
         )
@@ -243,10 +254,6 @@ class NativeBackend:
             team, model, dtype, max_model_len, draft, heads, draft_head
         )
         self.media: MediaEncoder | None = None
-        self._compiled: CompiledProgram | None = None
-        self._compiled_draft: CompiledProgram | None = None
-        self._kv: _native.KVCache | None = None
-        self._states: _native.StateCache | None = None
         self._num_blocks = self._num_slots = 0
 
     @property
@@ -316,9 +323,18 @@ class NativeBackend:
                 f"{limits.max_tokens} tokens; lower --kv-cache-memory-bytes or "
                 "--max-num-batched-tokens"
             ) from error
+        program = self._compiled.program
+        if self._eplb is not None and self._expert_shard is not None:
+            self._balancer = ExpertBalancer(self._eplb, program, self._expert_shard)
         if self._peers is not None:
-            self._lockstep = Lockstep(self._peers, self._compiled.program.run_empty)
+            self._lockstep = Lockstep(self._peers, self._run_empty)
             self._lockstep.start()
+
+    def _run_empty(self) -> None:
+        assert self._compiled is not None, "prepare() comes first"
+        self._compiled.program.run_empty()
+        if self._balancer is not None:
+            self._balancer.after_step()
 
     def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
         if self._lockstep is not None:
@@ -411,6 +427,8 @@ class NativeBackend:
                 seen_to=step.seen_to,
                 rope_positions=step.rope_positions,
             )
+            if self._balancer is not None:
+                self._balancer.after_step()
         if self.laps is not None and times is not None:
             self.laps.inside += timed(ops, times, len(step.token_ids), len(step.logit_rows))
         is_last = self._cut is None or self._cut.place.is_last
@@ -422,17 +440,16 @@ class NativeBackend:
         own."""
         if self._compiled is None or self._expert_shard is None:
             return []
-        counts = np.array(self._compiled.program.expert_tokens()).sum(axis=0)
+        counts = np.array(self._compiled.program.slot_tokens()).sum(axis=0)
+        rank, size = self._expert_shard
         return [
-            int(counts[slice(*split(len(counts), shard))].sum())
-            if self._peers is None or shard == self._expert_shard
-            else 0
-            for shard in self._expert_shard.all()
+            int(counts[own.start : own.stop].sum()) if self._peers is None or number == rank else 0
+            for number, own in enumerate(slot_ranges(len(counts), size))
         ]
 
     def expert_layer_tokens(self) -> list[list[int]]:
         """Of each layer, for how many rows each of its experts was chosen so far; of `peers` only
-        this one's experts. Empty of layers, and of models, that have none."""
+        the experts that were its own at first. Empty of layers, and of models, that have none."""
         if self._compiled is None:
             return []
         mixtures = self._compiled.program.expert_tokens()

@@ -192,6 +192,7 @@ def _emit_moe(program: _native.Program, moe: g.Moe, buffers: Mapping[g.Value, in
         moe.down.bias,
         moe.spec.weighs_inputs,
         moe.gate_up.first,
+        moe.gate_up.slots,
         moe.gate_up.total,
     )
 

@@ -61,7 +61,8 @@ class NativeExperts(NamedTuple):
     """Packed weights of one shape and packing: of all experts, or of those that a rank has."""
 
     weights: tuple[_native.Packed, ...]
-    first: int  # the number of the first one that is here; others follow it
+    first: int  # the slot of the first one that is here; others follow it
+    slots: int  # of all ranks; more than there are experts where some are held several times
     total: int  # experts that there are
     bias: NDArray[np.float32] | None = None  # of those that are here, side by side
 

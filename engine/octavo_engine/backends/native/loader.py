@@ -13,6 +13,7 @@ from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.latent_heads import latent_names, take_latent_heads
 from octavo_engine.backends.ledger import WeightLedger
+from octavo_engine.backends.native.expert_balance import first_slots
 from octavo_engine.backends.native.graph import (
     LinearAdapters,
     NativeExperts,
@@ -46,7 +47,8 @@ _GATED = (".gate_proj", ".gate_up_proj", ".w1")
 class NativeLoader:
     """The Loader of the native backend: matrices packed as `choose_packings` says, and of each only
     the rows of this rank's shard. With `expert_shard` it has those experts as a whole instead of
-    some rows of each. With `only`, matrices of other names are absent."""
+    some rows of each, and of all ranks together so many `redundant_experts` beside them. With
+    `only`, matrices of other names are absent."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class NativeLoader:
         quantization: Quantization = "auto",
         shard: Shard | None = None,
         expert_shard: Shard | None = None,
+        redundant_experts: int = 0,
         adapters: _native.AdapterSlots | None = None,
         only: Collection[str] | None = None,
     ) -> None:
@@ -68,6 +71,7 @@ class NativeLoader:
         self._quantization = quantization
         self._shard = shard or Shard()
         self._expert_shard = expert_shard
+        self._redundant_experts = redundant_experts
         self._has_integers = False
         self._adapters = adapters
         self.sites: list[AdapterSite] = []  # of the adapters
@@ -120,7 +124,8 @@ class NativeLoader:
     def experts(
         self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
     ) -> NativeExperts:
-        self._note_layer(names[0][0])
+        if not self._is_absent([f"{name}.weight" for name in names[0]]):
+            self._note_layer(names[0][0])
         halves = sum(out_features) // len(out_features)
         if len(out_features) == 2 and halves % PANEL_ROWS:
             raise ModelError(
@@ -137,10 +142,10 @@ class NativeLoader:
         _check_alike(names[0][0], {weight.dtype for weight in packed})
         biases = [self._bias(own, out_features) for own in names] if bias else None
         whole_bias = None if biases is None else np.concatenate(biases)
-        return NativeExperts(packed, 0, len(names), whole_bias)
+        return NativeExperts(packed, 0, len(names), len(names), whole_bias)
 
     def _note_layer(self, name: str) -> None:
-        """That it has experts; it takes their two matrices one after the other."""
+        """That it has experts here; it takes their two matrices one after the other."""
         found = _LAYER.search(name)
         layer = int(found[1]) if found else len(self.expert_layers)
         if layer not in self.expert_layers:
@@ -152,24 +157,27 @@ class NativeLoader:
         """Those of this rank. Of the first one of all, which another rank may have, all ranks see
         how it is stored: what they compute together is in one form."""
         assert self._expert_shard is not None
-        first, end = split(len(names), self._expert_shard)
+        slots = first_slots(len(names) + self._redundant_experts, len(names))
+        first, end = split(len(slots), self._expert_shard)
         packed, biases, forms = [], [], set()
         for number, own in enumerate(names):
-            weights = [f"{name}.weight" for name in own]
-            if first <= number < end:
-                packed.append(self._pack(weights, sizes, columns, is_vocabulary=False, whole=True))
-                forms.add(packed[-1].dtype)
-                if bias:
-                    biases.append(self._whole_bias(own, sizes))
+            if number in slots[first:end]:
                 continue
+            weights = [f"{name}.weight" for name in own]
             if number == 0 and (parts := self._stored(weights, sizes, columns)) is not None:
                 forms.add("+".join(form for form, _ in groupby(self._packings(parts, sizes))))
             for name in (*weights, *(f"{name}.bias" for name in own if bias)):
                 self._ledger.leave(name)
+        for expert in slots[first:end]:
+            weights = [f"{name}.weight" for name in names[expert]]
+            packed.append(self._pack(weights, sizes, columns, is_vocabulary=False, whole=True))
+            forms.add(packed[-1].dtype)
+            if bias:
+                biases.append(self._whole_bias(names[expert], sizes))
         if self._ledger.is_complete:
             _check_alike(names[0][0], forms)
         whole_bias = np.concatenate(biases) if bias else None
-        return NativeExperts(tuple(packed), first, len(names), whole_bias)
+        return NativeExperts(tuple(packed), first, len(slots), len(names), whole_bias)
 
     def latent_heads(
         self, name: str, num_heads: int, nope_dim: int, value_dim: int, rank: int

@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo_engine.backends.sim.clock import RealClock
 from octavo_engine.backends.sim.masked import keep_to_masks
+from octavo_engine.backends.sim.ranks import rank_seconds
 from octavo_engine.backends.sim.text import sim_tokens
 from octavo_engine.caches import KVSpec, one_group
 from octavo_engine.config import BLOCK_SIZE
@@ -41,7 +42,7 @@ class SimBackend:
     """
 
     def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
-        self._sim = config.sim
+        self._config, self._sim = config, config.sim
         self._clock = RealClock() if clock is None else clock
         self._limits: BackendLimits | None = None
         self._adapters = np.zeros(config.max_loras, np.uint64)  # by slot
@@ -82,20 +83,23 @@ class SimBackend:
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         """Take the step's time, then say what was sampled."""
-        limits = self._limits
-        assert limits is not None, "prepare() comes first"
-        assert len(step.token_ids) <= limits.max_tokens
-        assert len(step.logit_rows) <= limits.max_logit_rows
         started_at = self._clock.now()
-        counts = np.diff(step.seq_starts)
-        num_decodes = int(counts[counts == 1].sum()) + _num_verified(step, sampling, counts)
-        duration_s = step_seconds(
-            self._sim, num_decodes=num_decodes, num_prefill_tokens=int(counts.sum()) - num_decodes
-        )
+        duration_s = rank_seconds(self._config, self.seconds_alone(step, sampling))
         self._row_seeds = self._adapter_seeds(step)
         sampled = self._sample(sampling)
         self._clock.sleep(duration_s - (self._clock.now() - started_at))
         return sampled
+
+    def seconds_alone(self, step: BackendStep, sampling: SamplingBatch) -> float:
+        """How long the step takes one process."""
+        limits = self._limits
+        assert limits is not None, "prepare() comes first"
+        assert len(step.token_ids) <= limits.max_tokens
+        assert len(step.logit_rows) <= limits.max_logit_rows
+        counts = np.diff(step.seq_starts)
+        num_decodes = int(counts[counts == 1].sum()) + _num_verified(step, sampling, counts)
+        num_prefill = int(counts.sum()) - num_decodes
+        return step_seconds(self._sim, num_decodes=num_decodes, num_prefill_tokens=num_prefill)
 
     def poison_blocks(self, block_ids: list[int]) -> None:
         """There is no memory to spoil."""

@@ -110,6 +110,8 @@ class LLM(PoolingMethods, VLLMMethods):
         num_threads: int | None = None,
         tensor_parallel_size: int = 1,
         enable_expert_parallel: bool = False,
+        enable_eplb: bool = False,
+        eplb_config: Mapping[str, Any] | None = None,
         pipeline_parallel_size: int = 1,
         data_parallel_size: int = 1,
         distributed_executor_backend: ExecutorBackend | None = "auto",
@@ -131,9 +133,7 @@ class LLM(PoolingMethods, VLLMMethods):
         for unknown names.
         `others` may be settings of vLLM's that ask for what is done here anyway."""
         check_llm_options(others, LLM.__init__)
-        scheduler = SchedulerConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            enable_prefix_caching=enable_prefix_caching)  # fmt: skip
+        scheduler = _scheduler(max_num_seqs, max_num_batched_tokens, enable_prefix_caching)
         config = EngineConfig(
             model=fspath(model), tokenizer=_path(tokenizer), revision=revision,
             download_dir=_path(download_dir), hf_overrides=_as_json(hf_overrides),
@@ -144,7 +144,7 @@ class LLM(PoolingMethods, VLLMMethods):
             max_model_len=max_model_len, num_threads=num_threads,
             kv_cache_memory_bytes=kv_cache_memory_bytes, memory_fraction=memory_fraction,
             **_of_processes(tensor_parallel_size, pipeline_parallel_size, data_parallel_size),
-            enable_expert_parallel=enable_expert_parallel,
+            **_of_experts(enable_expert_parallel, enable_eplb, eplb_config),
             distributed_executor_backend=distributed_executor_backend or "auto",
             seed=seed, chat_template=chat_template,
             speculative_config=_as_json(speculative_config),
@@ -518,6 +518,23 @@ def _storage(
         "weight_format": weight_format,
         "activation_bits": activation_bits,
         "kv_cache_dtype": kv_cache_dtype,
+    }
+
+
+def _scheduler(max_seqs: int, max_tokens: int, caches_prefixes: bool) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=max_seqs,
+        max_num_batched_tokens=max_tokens,
+        enable_prefix_caching=caches_prefixes,
+    )
+
+
+def _of_experts(is_parallel: bool, moves: bool, config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Where they are."""
+    return {
+        "enable_expert_parallel": is_parallel,
+        "enable_eplb": moves,
+        "eplb_config": _as_json(config),
     }
 
 
