@@ -66,6 +66,7 @@ MIN_MEDIA = 4  # of the largest pictures there is room for at least
 def build_engine(
     config: EngineConfig,
     *,
+    files: ModelFiles | None = None,
     progress: Callable[[int, int], None] | None = None,
     backend: Backend | None = None,
     peers: RankPlace | None = None,
@@ -73,11 +74,12 @@ def build_engine(
 ) -> tuple[Engine, ModelInfo]:
     """Load, size and warm up. Raises ConfigError or ModelError; then nothing is left behind.
 
-    A `backend` that is given is used, and closed, instead of the one that the settings name. With
-    `peers` it computes some of the experts for other cores too.
+    `files` are those of the settings' model, where they were found before. A `backend` that is
+    given is used, and closed, instead of the one that the settings name. With `peers` it computes
+    some of the experts for other cores too.
     """
     started = time.monotonic()
-    files = resolve(config)
+    files = files or resolve(config)
     identity = identify(config, files)
     check_context(config, identity.own_max_model_len)
     check_draft_tokenizer(config, files)

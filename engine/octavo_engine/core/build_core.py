@@ -42,4 +42,4 @@ def build_core(
     check_runner(config, pools=pooling is not None)
     if pooling is not None:
         return build_pooling_engine(config, pooling, files, progress=progress)
-    return build_engine(config, progress=progress, backend=backend, peers=peers)
+    return build_engine(config, files=files, progress=progress, backend=backend, peers=peers)
