@@ -93,14 +93,9 @@ def build_engine(
         capacity = _capacity(config, backend, identity.own_max_model_len)
         cache_key = _cache_key(identity, backend)
         engine = _assemble(
-            config,
-            backend,
-            capacity,
-            cache_key,
-            now,
-            lambda: load_model_tokenizer(config, files),
-            identity.eos_token_ids,
-        )
+            config, backend, capacity, cache_key, now,
+            lambda: load_model_tokenizer(config, files), identity.eos_token_ids,
+        )  # fmt: skip
         engine.warm_up()
         kv_source = _use_tiers(config, backend, engine, identity, cache_key, now)
         if config.kv_events.is_on:
