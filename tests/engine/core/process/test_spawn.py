@@ -1,10 +1,12 @@
 """Cores that are started before their settings are there: whose they become, and how they end."""
 
+import importlib
 import os
 import signal
 import socket
 import sys
 from functools import partial
+from typing import cast
 
 import psutil
 import pytest
@@ -14,7 +16,7 @@ from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.connect import choose_connect
 from octavo_engine.core.process import child
 from octavo_engine.core.process.process_client import ProcessClient
-from octavo_engine.core.process.spawn import spawn_ahead, spawn_core
+from octavo_engine.core.process.spawn import SpawnedCore, spawn_ahead, spawn_core
 from tests.engine.core.process.test_process_client import (
     CONFIG,
     FAULTY,
@@ -61,14 +63,15 @@ def test_only_an_engine_of_one_core_process_has_it_started_ahead(monkeypatch):
 
 
 def test_the_core_that_was_started_ahead_reaches_the_client():
-    spawned = object()
+    spawned = cast("SpawnedCore", object())
     connect = choose_connect(EngineConfig(model="m", device="cpu"), spawned=spawned)
+    assert isinstance(connect, partial)
     assert connect.keywords["spawned"] is spawned
 
 
 def test_imports_end_when_the_settings_come(monkeypatch):
-    imported = []
-    monkeypatch.setattr(child.importlib, "import_module", imported.append)
+    imported: list[str] = []
+    monkeypatch.setattr(importlib, "import_module", imported.append)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         child._import_ahead(theirs)
