@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.core.build import load_model_tokenizer, resolve
+from octavo_engine.core.model_files import load_model_tokenizer, resolve
 from octavo_engine.grammar.compiler import CompiledGrammar, GrammarCompiler
 from octavo_engine.grammar.masks import MaskWorkers
 from octavo_engine.grammar.normal import (

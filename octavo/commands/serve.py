@@ -17,12 +17,14 @@ from octavo.options.settings import (
     warn_of_unknown_environment,
 )
 from octavo.options.vllm_flags import translate
+from octavo_engine.core.process.spawn import spawn_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from typing import Any
 
     from octavo_engine.config import EngineConfig
+    from octavo_engine.core.process.spawn import SpawnedCore
     from octavo_engine.server.settings import ServerSettings
 
 
@@ -44,7 +46,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
 def _compute(config: EngineConfig, settings: ServerSettings) -> int:
     """A stage for the engine on another host."""
     from octavo_common.logs import set_up_logging
-    from octavo_engine.core.build import resolve
+    from octavo_engine.core.model_files import resolve
     from octavo_engine.executor.node import run_node
 
     set_up_logging(settings.log_format, settings.log_level)
@@ -57,6 +59,17 @@ def _compute(config: EngineConfig, settings: ServerSettings) -> int:
 
 def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     began_at = time.monotonic()
+    spawned = spawn_ahead(config)  # it imports what it needs while we do
+    try:
+        return _serve_with(spawned, config, settings, began_at)
+    finally:
+        if spawned is not None:
+            spawned.drop()
+
+
+def _serve_with(
+    spawned: SpawnedCore | None, config: EngineConfig, settings: ServerSettings, began_at: float
+) -> int:
     from octavo_engine.encryption import read_encryption_keys
     from octavo_engine.server.http.listen import open_port, open_unix_socket
     from octavo_engine.server.openai.chat.dialect import known_formats
@@ -83,8 +96,9 @@ def _serve(config: EngineConfig, settings: ServerSettings) -> int:
 
     async def start() -> Any:
         from octavo_engine.core.async_engine import AsyncEngine
+        from octavo_engine.core.connect import choose_connect
 
-        return await AsyncEngine.start(config)
+        return await AsyncEngine.start(config, connect=choose_connect(config, spawned=spawned))
 
     try:
         with record:

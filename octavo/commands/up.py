@@ -36,6 +36,11 @@ def main(prog: str, argv: Sequence[str]) -> int:
         choices=("auto", "cpu", "cuda", "torch", "sim"),
         help="device that MODEL runs on",
     )
+    parser.add_argument(
+        "--warm-pool", type=not_negative, default=0, metavar="N",
+        help="engines of each model that are loaded and wait, so that one is there at once when it "
+        "is wanted, such as from zero replicas (default: 0)",
+    )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address of the router")
     parser.add_argument(
         "--port", type=whole_number, default=ROUTER_PORT, metavar="N",
@@ -84,7 +89,11 @@ def _run(args: argparse.Namespace, documents: Documents, watch: DocumentWatch | 
 
     async def work(screen: LiveScreen | PlainScreen) -> None:
         supervisor = PlatformSupervisor(
-            home, screen, host=args.host, port=args.port or _free_port()
+            home,
+            screen,
+            host=args.host,
+            port=args.port or _free_port(),
+            num_warm=args.warm_pool,
         )
         with HomeLock(home, supervisor.router.url):
             supervisor.router.check_port()

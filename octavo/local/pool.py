@@ -40,9 +40,12 @@ class Pool:
         notify: Callable[[str], None],
         wake: Callable[[], None],
         clock: Callable[[], float],
+        num_warm: int = 0,
     ) -> None:
         self.deployment = deployment
         self.replicas: list[LocalReplica] = []
+        self.warm: list[LocalReplica] = []  # loaded, and unknown to the router until wanted
+        self.num_warm = num_warm
         self.weights: dict[str, int] = {}  # percent by revision, while a canary runs
         self.is_deleted = False
         self.is_done = False
@@ -94,7 +97,12 @@ class Pool:
 
     @property
     def is_gone(self) -> bool:
-        return self.is_deleted and not self.replicas
+        return self.is_deleted and not self.replicas and not self.warm
+
+    @property
+    def has_warm(self) -> bool:
+        """The next engine that is wanted is there at once."""
+        return any(replica.state == "ready" for replica in self.warm)
 
     def want(self, deployment: LLMDeployment, launch: Launch) -> None:
         """Another spec; what runs moves over step by step."""
@@ -109,11 +117,15 @@ class Pool:
     def delete(self) -> None:
         self.is_deleted = True
 
+    def leave(self) -> None:
+        """All engines finish what is under way, and end."""
+        self.delete()
+        for replica in (*self.replicas, *self.warm):
+            replica.leave()
+
     def look(self, share: ThreadShare) -> None:
         """One step towards what is wanted."""
-        for replica in self.replicas:
-            replica.look(share)
-        self.replicas = [replica for replica in self.replicas if replica.state != "gone"]
+        self.replicas, self.warm = _present(self.replicas, share), _present(self.warm, share)
         self._scale()
         seen = self._seen()
         capacity = plan_capacity(
@@ -134,10 +146,14 @@ class Pool:
                 if (fetching := self._fetches.pop(revision, None)) is not None:
                     fetching.kill()
         self.is_done, self.waiting_for = capacity.step.is_done, capacity.step.waiting_for
-        self._carry_out(seen, share)
+        self._carry_out(seen)
+        self._keep_warm()
+        for replica in (*self.replicas, *self.warm):
+            if replica.state == "held" and self._has_weights(replica.launch):
+                replica.start(share)
 
     def kill(self) -> None:
-        for replica in self.replicas:
+        for replica in (*self.replicas, *self.warm):
             replica.kill()
         for fetching in self._fetches.values():
             fetching.kill()
@@ -157,7 +173,7 @@ class Pool:
                 detail=self._detail(replica),
                 log=str(replica.log),
             )
-            for replica in self.replicas
+            for replica in (*self.replicas, *self.warm)
         )
         return PoolRow(
             name=self.name,
@@ -234,7 +250,7 @@ class Pool:
 
     # -- what is done about it
 
-    def _carry_out(self, seen: list[RevisionReplica], share: ThreadShare) -> None:
+    def _carry_out(self, seen: list[RevisionReplica]) -> None:
         by_id = {replica.id: replica for replica in self.replicas}
         for revision, target in sorted(self._targets.items()):
             own = [each for each in seen if each.revision == revision]
@@ -242,24 +258,50 @@ class Pool:
             for victim in victims(own, staying - target):
                 by_id[victim.id].leave()
             for _ in range(target - staying):
-                self._add(self._launches[revision])
-        for replica in self.replicas:
-            if replica.state == "held" and self._has_weights(replica.launch):
-                replica.start(share)
+                self.replicas.append(self._take_warm(revision) or self._new(revision))
 
-    def _add(self, launch: Launch) -> None:
+    def _take_warm(self, revision: str) -> LocalReplica | None:
+        """The one that has come farthest."""
+        there = [one for one in self.warm if one.launch.revision == revision and one.is_coming]
+        if not there:
+            return None
+        taken = min(there, key=lambda one: one.state != "ready")
+        self.warm.remove(taken)
+        self._notify(f"{taken.id} was warm and is taken")
+        return taken
+
+    @property
+    def _wanted_warm(self) -> int:
+        """No more than could be taken: at the most replicas that autoscaling may want, none."""
+        if self.is_deleted or self.deployment.suspend:
+            return 0
+        rules = self.deployment.autoscaling
+        return (
+            self.num_warm if rules is None else min(self.num_warm, rules.max_replicas - self.wanted)
+        )
+
+    def _keep_warm(self) -> None:
+        """As many as are to be warm, of the revision that is wanted, once what is wanted is up."""
+        wanted = self._wanted_warm
+        staying = [one for one in self.warm if not one.is_leaving]
+        fitting = [one for one in staying if one.launch.revision == self._revision][:wanted]
+        for replica in staying:
+            if replica not in fitting:
+                replica.leave()
+        if self.is_done:
+            self.warm += [self._new(self._revision) for _ in range(wanted - len(fitting))]
+
+    def _new(self, revision: str) -> LocalReplica:
         self._num_started += 1
         base = names.base(self.deployment.name)
-        self.replicas.append(
-            LocalReplica(
-                f"{base}-{launch.revision[:5]}-{self._num_started}",
-                launch,
-                home=self._home,
-                environ=self._environ,
-                notify=self._notify,
-                wake=self._wake,
-                clock=self._clock,
-            )
+        return LocalReplica(
+            f"{base}-{revision[:5]}-{self._num_started}",
+            self._launches[revision],
+            home=self._home,
+            environ=self._environ,
+            notify=self._notify,
+            wake=self._wake,
+            clock=self._clock,
         )
 
     def _has_weights(self, launch: Launch) -> bool:
@@ -300,6 +342,8 @@ class Pool:
         return problems[0] if problems else self.waiting_for
 
     def _state_text(self, replica: LocalReplica) -> str:
+        if replica.state == "ready" and replica in self.warm:
+            return "warm"
         if replica.state == "ready":
             return "serving" if self._is_routable(replica) else "ready"
         if replica.state == "loading":
@@ -313,3 +357,10 @@ class Pool:
         if replica.state == "loading" and replica.loading is not None:
             return str(replica.loading)
         return replica.detail
+
+
+def _present(replicas: list[LocalReplica], share: ThreadShare) -> list[LocalReplica]:
+    """Those that are left after a look at each."""
+    for replica in replicas:
+        replica.look(share)
+    return [replica for replica in replicas if replica.state != "gone"]

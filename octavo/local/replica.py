@@ -86,6 +86,11 @@ class LocalReplica:
         return self.state in ("leaving", "gone")
 
     @property
+    def is_coming(self) -> bool:
+        """It serves, or will without a pause."""
+        return self.state in ("held", "starting", "loading", "ready")
+
+    @property
     def is_listed(self) -> bool:
         """Whether routers should know it. One that leaves reports it itself: it is taken from
         the list when it has gone, and nothing that it still answers is cut off."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Clients of a laptop do not look the address up again: what comes after SIGTERM comes at once.
 ACCEPT_WHILE_DRAINING_S = 0.3
+WARM_LOOK_S = 0.05  # between looks at the list of engines, where one may be there at once
 
 
 def router_config(
@@ -46,6 +47,8 @@ def router_config(
         "models": _models(pools),
         "flow": {"hold_timeout_s": hold_s},
     }
+    if any(pool.num_warm for pool in pools):
+        config["discovery"]["file_interval_s"] = WARM_LOOK_S
     if keys:
         config["discovery"]["engine_key"] = keys[0]
         config["flow"]["keys"] = [

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 BUSY_S = 0.2  # between looks while something is under way
 CALM_S = 1.0
+WARM_S = 0.05  # between questions to the router while a warm engine waits for the first request
 FILES_S = 0.5
 MISSES = 3  # looks: an editor may take a file away for a moment
 STATE_S = 0.5  # between writings of state.json
@@ -52,10 +53,13 @@ class PlatformSupervisor:
         *,
         host: str,
         port: int,
+        num_warm: int = 0,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`num_warm`: engines of each deployment that are loaded beside those that are wanted."""
         self._home = home
+        self._num_warm = num_warm
         self._screen = screen
         self._environ = environ
         self._clock = clock
@@ -104,6 +108,7 @@ class PlatformSupervisor:
                 deployment, launch,
                 home=self._home, environ=self._environ, demand=self._demand,
                 notify=self._screen.notify, wake=self._changed.set, clock=self._clock,
+                num_warm=self._num_warm,
             )  # fmt: skip
         for name in self._pools.keys() - launches.keys():
             if not self._pools[name].is_deleted:
@@ -149,7 +154,7 @@ class PlatformSupervisor:
     async def _poll(self) -> None:
         while True:
             await self.router.poll()
-            await asyncio.sleep(BUSY_S if self._is_busy else CALM_S)
+            await asyncio.sleep(self._poll_pause_s)
 
     def _read(self, watch: DocumentWatch) -> None:
         try:
@@ -179,7 +184,8 @@ class PlatformSupervisor:
     def _look(self) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         wanted = max(1, sum(pool.wanted for pool in self._pools.values()))
-        share = ThreadShare(num_threads=max(1, (cores or 1) // wanted), replicas=wanted)
+        warm = sum(pool.num_warm for pool in self._pools.values())  # idle, and with KV caches
+        share = ThreadShare(num_threads=max(1, (cores or 1) // wanted), replicas=wanted + warm)
         for pool in self._all():
             pool.look(share)
             if pool.is_gone:
@@ -200,9 +206,7 @@ class PlatformSupervisor:
             self._show()
             await self._wait(BUSY_S)
         for pool in self._all():
-            pool.delete()
-            for replica in pool.replicas:
-                replica.leave()
+            pool.leave()
         while self._pools and not self._is_late(deadline):
             self._look()
             self._show()
@@ -236,6 +240,12 @@ class PlatformSupervisor:
     @property
     def _is_busy(self) -> bool:
         return self.router.state != "ready" or any(not pool.is_done for pool in self._all())
+
+    @property
+    def _poll_pause_s(self) -> float:
+        if any(pool.is_asleep and pool.has_warm for pool in self._all()):
+            return WARM_S
+        return BUSY_S if self._is_busy else CALM_S
 
     def _all(self) -> list[Pool]:
         return list(self._pools.values())

@@ -82,7 +82,7 @@ class ModelWork:
     @classmethod
     def of_engine(cls, config: EngineConfig, info: ModelInfo, limits: MachineLimits) -> ModelWork:
         """Of a model that is loaded, with the cache as the engine made it."""
-        from octavo_engine.core.build import resolve
+        from octavo_engine.core.model_files import resolve
 
         files = resolve(config)
         assert files is not None  # only the simulator has none

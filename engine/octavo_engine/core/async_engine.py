@@ -11,7 +11,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.connect import choose_connect, connect_cores
 from octavo_engine.core.info import CoreHealth, ModelInfo
 from octavo_engine.core.kv_events.residency_feed import ResidencyFeed
@@ -19,6 +18,7 @@ from octavo_engine.core.load_meter import LoadMeter
 from octavo_engine.core.media.prompt import PictureTokens
 from octavo_engine.core.media.spec import read_media_spec
 from octavo_engine.core.media.workers import PictureWorkers
+from octavo_engine.core.model_files import load_model_tokenizer, localized, resolve
 from octavo_engine.core.pooling.async_pooling import AsyncPooling, check_items, check_task
 from octavo_engine.core.process import wire
 from octavo_engine.core.seeds import Seeds

@@ -22,7 +22,6 @@ from octavo_engine.core.audio_queue import AudioQueue
 from octavo_engine.core.capacity import Capacity, check_context, gib, kv_memory, settle_capacity
 from octavo_engine.core.draft_tokenizer import check_draft_tokenizer
 from octavo_engine.core.engine import Engine
-from octavo_engine.core.expected_files import check_files
 from octavo_engine.core.extension import require_extension
 from octavo_engine.core.identity import architecture_of, format_of, identify, implementation_in
 from octavo_engine.core.info import ModelInfo
@@ -32,6 +31,7 @@ from octavo_engine.core.kv_transfer import kv_identity, use_transfer
 from octavo_engine.core.make_tiers import build_digest, make_tiers
 from octavo_engine.core.media.spec import check_picture_overrides
 from octavo_engine.core.memory import free_memory
+from octavo_engine.core.model_files import load_model_tokenizer, resolve
 from octavo_engine.core.state_capacity import MAX_EMPTY_BLOCKS, StateCapacity, settle_states
 from octavo_engine.errors import ConfigError
 from octavo_engine.executor.uni import UniExecutor
@@ -63,57 +63,10 @@ MEDIA_CACHE_BYTES = 128 << 20  # for rows of pictures that may come again
 MIN_MEDIA = 4  # of the largest pictures there is room for at least
 
 
-def resolve(
-    config: EngineConfig, progress: Callable[[int, int], None] | None = None
-) -> ModelFiles | None:
-    """The model's files, fetched if need be; None for the simulator, which has none."""
-    if config.device == "sim":
-        return None
-    from octavo_engine.weights.source import resolve_model
-
-    files = resolve_model(
-        config.model,
-        revision=config.revision,
-        download_dir=config.download_dir,
-        progress=progress,
-        with_code=config.trust_remote_code,
-    )
-    check_files(config, files)
-    if config.overrides:
-        logger.info("Replaced fields of config.json: %s", ", ".join(sorted(config.overrides)))
-    return files.with_overrides(config.overrides)
-
-
-def localized(config: EngineConfig, files: ModelFiles | None) -> EngineConfig:
-    """The same settings with the model found: it is not fetched again."""
-    if files is None:
-        return config
-    return config.replace(
-        model=str(files.path.absolute()), served_model_names=config.names, revision=None
-    )
-
-
-def load_model_tokenizer(config: EngineConfig, files: ModelFiles | None) -> Tokenizer:
-    """Of the simulator, which speaks bytes, when there are no files."""
-    if files is None:
-        from octavo_engine.tokenization.bytes_tokenizer import ByteTokenizer
-
-        for flag, value in (
-            ("--tokenizer", config.tokenizer),
-            ("--chat-template", config.chat_template),
-        ):
-            if value is not None:
-                raise ConfigError(f"{flag} has no effect with --device sim; leave it out")
-        return ByteTokenizer(config.sim.vocab_size)
-    # The simulator needs neither tokenizers nor jinja2.
-    from octavo_engine.tokenization.load import load_tokenizer
-
-    return load_tokenizer(files, override=config.tokenizer, chat_template=config.chat_template)
-
-
 def build_engine(
     config: EngineConfig,
     *,
+    files: ModelFiles | None = None,
     progress: Callable[[int, int], None] | None = None,
     backend: Backend | None = None,
     peers: RankPlace | None = None,
@@ -121,11 +74,12 @@ def build_engine(
 ) -> tuple[Engine, ModelInfo]:
     """Load, size and warm up. Raises ConfigError or ModelError; then nothing is left behind.
 
-    A `backend` that is given is used, and closed, instead of the one that the settings name. With
-    `peers` it computes some of the experts for other cores too.
+    `files` are those of the settings' model, where they were found before. A `backend` that is
+    given is used, and closed, instead of the one that the settings name. With `peers` it computes
+    some of the experts for other cores too.
     """
     started = time.monotonic()
-    files = resolve(config)
+    files = files or resolve(config)
     identity = identify(config, files)
     check_context(config, identity.own_max_model_len)
     check_draft_tokenizer(config, files)

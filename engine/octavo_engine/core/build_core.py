@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_engine.core.build import build_engine, resolve
+from octavo_engine.core.build import build_engine
 from octavo_engine.core.data_parallel.core_share import core_share, expert_peers, settle_ranks
 from octavo_engine.core.device_choice import settle_device
 from octavo_engine.core.expected_files import check_runner
+from octavo_engine.core.model_files import resolve
 from octavo_engine.core.pooling.build import build_pooling_engine, pooling_config
 
 if TYPE_CHECKING:
@@ -41,4 +42,4 @@ def build_core(
     check_runner(config, pools=pooling is not None)
     if pooling is not None:
         return build_pooling_engine(config, pooling, files, progress=progress)
-    return build_engine(config, progress=progress, backend=backend, peers=peers)
+    return build_engine(config, files=files, progress=progress, backend=backend, peers=peers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_engine.core.build_core import build_core
 from octavo_engine.core.data_parallel.data_parallel_client import DataParallelClient
 from octavo_engine.core.process.expert_cores import ExpertCores
 from octavo_engine.core.process.in_process_client import InProcessClient
@@ -14,6 +13,7 @@ from octavo_engine.core.process.process_client import ProcessClient
 if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.process.client import EngineClient, Listener
+    from octavo_engine.core.process.spawn import SpawnedCore
     from octavo_engine.core.process.supervision import Timing
 
 
@@ -24,6 +24,8 @@ class Connect(Protocol):
 
 
 def in_process(config: EngineConfig, listener: Listener) -> EngineClient:
+    from octavo_engine.core.build_core import build_core  # what computes, of no use elsewhere
+
     return InProcessClient(config, listener, build=build_core)
 
 
@@ -31,14 +33,16 @@ def in_child_process(config: EngineConfig, listener: Listener) -> EngineClient:
     return ProcessClient(config, listener)
 
 
-def choose_connect(config: EngineConfig, timing: Timing | None = None) -> Connect:
-    """The simulator shares this process."""
+def choose_connect(
+    config: EngineConfig, timing: Timing | None = None, spawned: SpawnedCore | None = None
+) -> Connect:
+    """The simulator shares this process. A core that was `spawned` ahead is the first one."""
     if config.device == "sim":
         return in_process
     if config.spreads_experts_over_cores:
         cores = ExpertCores(config.data_parallel_size)
         return partial(ProcessClient, timing=timing, expert_cores=cores)
-    return in_child_process if timing is None else partial(ProcessClient, timing=timing)
+    return partial(ProcessClient, timing=timing, spawned=spawned)
 
 
 def connect_cores(config: EngineConfig, listener: Listener, connect: Connect) -> EngineClient:

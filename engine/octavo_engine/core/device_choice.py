@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from octavo_engine.backends.registry import check_device
-from octavo_engine.core.build import check_speech, resolve
+from octavo_engine.core.build import check_speech
+from octavo_engine.core.model_files import resolve
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.vision_config import read_media_config
 

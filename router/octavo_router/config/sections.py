@@ -274,6 +274,7 @@ class DiscoveryConfig:
         "", "PEM file with the certificate that the router shows engines.", flag="engine-tls-cert"
     )
     tls_key: str = setting("", "PEM file with its private key.", flag="engine-tls-key")
+    file_interval_s: float = setting(1.0, "Between looks at `file`.", unit="s", low=0.02)
     dns_interval_s: float = setting(5.0, "Between look-ups of `is_dns` names.", unit="s", low=0.5)
     poll_interval_s: float = setting(
         1.0, "Between reads of a plain server's /metrics.", unit="s", low=0.05

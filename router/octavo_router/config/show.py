@@ -39,6 +39,7 @@ RESTART_ONLY = (
     "discovery.zone",
     "discovery.engine_key",
     "discovery.tls_",
+    "discovery.file_interval_s",
     "discovery.dns_interval_s",
     "discovery.poll_interval_s",
     "routing.max_keys_per_endpoint",

@@ -49,6 +49,7 @@ def make_sources(
                 resolver,
                 counts=metrics.discovery("file"),
                 interval_s=config.dns_interval_s,
+                look_s=config.file_interval_s,
                 environment=environment,
             )
         )

@@ -1,8 +1,8 @@
 """Endpoints from a YAML or JSON file, read again whenever it was replaced.
 
 A file that cannot be used changes nothing: what it said before stands, and the log says why. It is
-looked at once a second; ConfigMaps and editors replace files atomically, which a look at name,
-size, time and inode notices.
+looked at every `look_s` seconds; ConfigMaps and editors replace files atomically, which a look at
+name, size, time and inode notices.
 """
 
 from __future__ import annotations

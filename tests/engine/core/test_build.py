@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from octavo_engine.config import EngineConfig, SimConfig
-from octavo_engine.core.build import build_engine, load_model_tokenizer, localized, resolve
+from octavo_engine.core.build import build_engine
 from octavo_engine.core.identity import architecture_of, default_params, format_of, identify
+from octavo_engine.core.model_files import load_model_tokenizer, localized, resolve
 from octavo_engine.errors import ConfigError
 from octavo_engine.weights.source import ModelFiles
 

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 
 from octavo_engine.config import EngineConfig
 from octavo_engine.core import device_choice
-from octavo_engine.core.build import resolve
 from octavo_engine.core.build_core import build_core
 from octavo_engine.core.device_choice import (
     DeviceChoice,
@@ -24,6 +23,7 @@ from octavo_engine.core.device_choice import (
     choose_device,
     settle_device,
 )
+from octavo_engine.core.model_files import resolve
 from octavo_engine.core.pooling.build import pooling_config
 from octavo_engine.errors import ConfigError
 from tests.engine.models.tiny import tiny_model

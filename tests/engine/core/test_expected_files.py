@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.core.build import resolve
+from octavo_engine.core.model_files import resolve
 from octavo_engine.errors import ModelError
 
 if TYPE_CHECKING:

@@ -38,6 +38,7 @@ class FakeReplica:
         self.port, self.pid, self.restarts, self.log = 0, 1, 0, id_
         self.url = f"http://{id_}"
 
+    is_coming = property(lambda self: self.state in ("held", "starting", "ready"))
     is_leaving = property(lambda self: self.state in ("leaving", "gone"))
     is_listed = property(lambda self: self.state in ("ready", "leaving"))
 
@@ -60,7 +61,7 @@ class FakeReplica:
 class Rig:
     """A pool, and the router that would know it."""
 
-    def __init__(self, tmp_path, **spec: Any) -> None:
+    def __init__(self, tmp_path, num_warm: int = 0, **spec: Any) -> None:
         self.home = Home(tmp_path)
         self.clock = ManualClock()
         self.demand = RouterDemand(self.clock)
@@ -70,7 +71,7 @@ class Rig:
         deployment, launch = self.requested(**spec)
         self.pool = Pool(
             deployment, launch, home=self.home, environ={}, demand=self.demand,
-            notify=self.said.append, wake=lambda: None, clock=self.clock,
+            notify=self.said.append, wake=lambda: None, clock=self.clock, num_warm=num_warm,
         )  # fmt: skip
 
     def requested(self, **spec: Any) -> tuple[LLMDeployment, Launch]:
@@ -158,6 +159,75 @@ def test_suspended_deleted_and_back(tmp_path):
     rig.pool.delete()
     rig.look(4)
     assert rig.pool.is_gone
+
+
+def test_a_warm_engine_is_unknown_to_the_router_until_it_is_wanted(tmp_path):
+    rig = Rig(tmp_path, num_warm=1, replicas=1)
+    rig.look(4)
+    (warm,) = rig.pool.warm
+    assert (warm.state, rig.pool.serving, rig.pool.has_warm) == ("ready", 1, True)
+    assert warm.url not in upstreams([rig.pool])
+    assert [row.state for row in rig.pool.row().replicas] == ["serving", "warm"]
+
+    rig.want(replicas=2)
+    rig.look()
+    assert warm in rig.pool.replicas
+    assert warm.url in upstreams([rig.pool])
+    rig.look(3)
+    assert (rig.pool.serving, rig.pool.is_done) == (2, True)
+    assert [one.state for one in rig.pool.warm] == ["ready"], "another one took its place"
+    assert warm not in rig.pool.warm
+
+
+def test_what_is_wanted_comes_up_before_what_is_to_be_warm(tmp_path):
+    rig = Rig(tmp_path, num_warm=2, replicas=1)
+    rig.look()
+    assert (len(rig.pool.replicas), rig.pool.warm) == (1, [])
+    rig.look(2)
+    assert len(rig.pool.warm) == 2
+
+
+def test_from_zero_the_warm_engine_serves_after_one_look(tmp_path):
+    rig = Rig(tmp_path, num_warm=1, replicas=0)
+    rig.look(3)
+    assert (rig.pool.replicas, rig.pool.has_warm) == ([], True)
+    rig.want(replicas=1)
+    rig.look()
+    assert [one.is_listed for one in rig.pool.replicas] == [True]
+
+
+def test_warm_engines_are_of_the_revision_that_is_wanted(tmp_path):
+    rig = Rig(tmp_path, num_warm=1, replicas=1, **args(1))
+    rig.look(4)
+    (old,) = rig.pool.warm
+    new = rig.want(replicas=1, **args(2))
+    rig.look(8)
+    assert rig.serving() == {new: 1}
+    assert old.state == "gone"
+    assert [one.launch.revision for one in rig.pool.warm] == [new]
+
+
+def test_at_the_most_replicas_no_engine_is_kept_warm(tmp_path):
+    rig = Rig(tmp_path, num_warm=2, autoscaling={"minReplicas": 1, "maxReplicas": 2})
+    rig.look(4)
+    assert (len(rig.pool.replicas), len(rig.pool.warm)) == (1, 1)
+    rig.want(autoscaling={"minReplicas": 2, "maxReplicas": 2})
+    rig.look(4)
+    assert (len(rig.pool.replicas), len(rig.pool.warm)) == (2, 0)
+
+
+@pytest.mark.parametrize("ends", ["suspend", "delete", "leave"])
+def test_no_engine_stays_warm_of_what_has_ended(tmp_path, ends):
+    rig = Rig(tmp_path, num_warm=1, replicas=1)
+    rig.look(4)
+    (warm,) = rig.pool.warm
+    if ends == "suspend":
+        rig.want(replicas=1, suspend=True)
+    else:
+        getattr(rig.pool, ends)()
+    rig.look(4)
+    assert (rig.pool.warm, warm.state) == ([], "gone")
+    assert rig.pool.is_gone == (ends != "suspend")
 
 
 def revision(name: str, requests: int, errors: int) -> RevisionState:

@@ -27,9 +27,9 @@ from octavo_engine.config import (
     SimConfig,
     WeightFormat,
 )
-from octavo_engine.core.build import load_model_tokenizer, localized, resolve
 from octavo_engine.core.interrupt import deferred_interrupt
 from octavo_engine.core.media.messages import take_pictures
+from octavo_engine.core.model_files import load_model_tokenizer, localized, resolve
 from octavo_engine.core.offline.beam_search import beam_search
 from octavo_engine.core.offline.engine import build_offline
 from octavo_engine.core.offline.lora_request import LoRARequest

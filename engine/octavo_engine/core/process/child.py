@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import importlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
@@ -41,6 +44,11 @@ EXIT_PARENT_GONE = 4  # also when the parent talks nonsense
 EXIT_FAILED = 3
 STACK_DUMP_SIGNAL = signal.SIGUSR1
 _PROGRESS_EVERY_S = 0.1
+_IMPORTED_AHEAD = (
+    "octavo_engine.core.build_core",
+    "octavo_engine.backends.native.backend",
+    "octavo_engine.weights.gguf_parts",
+)
 
 
 class Build(Protocol):
@@ -159,11 +167,8 @@ def main(argv: list[str] | None = None, build: Build | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="the socket to the API server")
     parser.add_argument("--expert-file", type=int, help="memory of cores that share the experts")
     args = parser.parse_args(argv)
-    if build is None:
-        from octavo_engine.core.build_core import build_core
-
-        build = partial(build_core, expert_file=args.expert_file)
-    core = CoreProcess(socket.socket(fileno=args.fd), build)
+    connection = socket.socket(fileno=args.fd)
+    core = CoreProcess(connection, build or partial(_build_core, expert_file=args.expert_file))
 
     def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
         core.stop_when_idle()
@@ -175,7 +180,28 @@ def main(argv: list[str] | None = None, build: Build | None = None) -> int:
     # One that is idle still computes experts for the others, so the parent decides this too.
     shares_experts = args.expert_file is not None
     signal.signal(signal.SIGTERM, signal.SIG_IGN if shares_experts else on_sigterm)
+    if build is None:
+        _import_ahead(connection)
     return core.run()
+
+
+def _build_core(
+    config: EngineConfig, *, progress: Callable[[int, int], None], expert_file: int | None
+) -> tuple[CoreEngine, ModelInfo]:
+    from octavo_engine.core.build_core import build_core
+
+    return build_core(config, progress=progress, expert_file=expert_file)
+
+
+def _import_ahead(connection: socket.socket) -> None:
+    """What most settings need, until the first ones come."""
+    for name in _IMPORTED_AHEAD:
+        if select.select([connection], [], [], 0)[0]:
+            return
+        with suppress(
+            ImportError
+        ):  # such as of an extension that was not built: `build` reports it
+            importlib.import_module(name)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, cast
 
@@ -19,19 +16,18 @@ from octavo_engine.core.process.heartbeat import HeartbeatState
 from octavo_engine.core.process.supervision import HangDetector
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import subprocess
 
     from octavo_engine.config import EngineConfig
     from octavo_engine.core.process.client import Listener
+    from octavo_engine.core.process.spawn import SpawnedCore
     from octavo_engine.core.process.supervision import Timing
 
 logger = logging.getLogger(__name__)
 
-CORE_COMMAND = (sys.executable, "-m", "octavo_engine.core.process.child")
-
 
 class CoreHandle(asyncio.Protocol):
-    """Started by `launch`; `ended` is set when the socket closes, which a death does at once."""
+    """Made by `configure`; `ended` is set when the socket closes, which a death does at once."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], listener: Listener, timing: Timing
@@ -48,37 +44,17 @@ class CoreHandle(asyncio.Protocol):
         self._pings = 0
 
     @classmethod
-    async def launch(
-        cls,
-        config: EngineConfig,
-        listener: Listener,
-        timing: Timing,
-        command: Sequence[str] = CORE_COMMAND,
-        expert_file: int | None = None,
+    async def configure(
+        cls, spawned: SpawnedCore, config: EngineConfig, listener: Listener, timing: Timing
     ) -> CoreHandle:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                files, more = [theirs.fileno()], []
-                if expert_file is not None:
-                    files.append(expert_file)
-                    more = ["--expert-file", str(expert_file)]
-                process = subprocess.Popen(  # noqa: ASYNC220  (fork and exec take a millisecond)
-                    [*command, "--fd", str(theirs.fileno()), *more],
-                    pass_fds=files,
-                    stdin=subprocess.DEVNULL,
-                )
-            except OSError:
-                ours.close()
-                raise
-        core = cls(process, listener, timing)
+        """Watch over a core that was started, and have it load. Owns it, also if it raises."""
+        core = cls(spawned.process, listener, timing)
+        ours = spawned.connection
         ours.setblocking(False)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: core, sock=ours)
         except BaseException:
-            ours.close()
-            process.kill()
-            process.wait()
+            spawned.drop()
             raise
         level = logging.getLogger("octavo_engine").getEffectiveLevel()
         core.send(wire.Configure(config, level, format_in_use()))

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.info import CoreHealth
-from octavo_engine.core.process.core_handle import CORE_COMMAND, CoreHandle
+from octavo_engine.core.process.core_handle import CoreHandle
+from octavo_engine.core.process.spawn import CORE_COMMAND, spawn_core
 from octavo_engine.core.process.supervision import Restarts, Timing
 from octavo_engine.errors import EngineDead, OctavoError, machine_fault
 
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
     from octavo_engine.core.process import wire
     from octavo_engine.core.process.client import Listener
     from octavo_engine.core.process.expert_cores import ExpertCores
+    from octavo_engine.core.process.spawn import SpawnedCore
 
 logger = logging.getLogger(__name__)
 
 
 class ProcessClient:
-    """An EngineClient that keeps one core process alive. Make it on the event loop."""
+    """An EngineClient that keeps one core process alive. Make it on the event loop.
+
+    The first core is the one that was `spawned` before, if any.
+    """
 
     def __init__(
         self,
@@ -36,12 +41,14 @@ class ProcessClient:
         timing: Timing | None = None,
         command: Sequence[str] = CORE_COMMAND,
         expert_cores: ExpertCores | None = None,
+        spawned: SpawnedCore | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
         self._timing = timing or Timing()
         self._command = command
         self._expert_cores = expert_cores
+        self._spawned = spawned
         self._core: CoreHandle | None = None
         self._settled = asyncio.Event()  # the first start succeeded or failed
         self._start_error: OctavoError | None = None
@@ -134,9 +141,8 @@ class ProcessClient:
     async def _launch(self) -> CoreHandle:
         others = self._expert_cores
         file = None if others is None else others.file()
-        core = await CoreHandle.launch(
-            self._config, self._listener, self._timing, self._command, file
-        )
+        spawned, self._spawned = self._spawned or spawn_core(self._command, file), None
+        core = await CoreHandle.configure(spawned, self._config, self._listener, self._timing)
         if others is not None:
             others.add(core)
         return core

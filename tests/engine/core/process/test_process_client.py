@@ -23,8 +23,8 @@ from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.process import wire
 from octavo_engine.core.process.child import EXIT_PARENT_GONE
-from octavo_engine.core.process.core_handle import CORE_COMMAND
 from octavo_engine.core.process.process_client import ProcessClient
+from octavo_engine.core.process.spawn import CORE_COMMAND
 from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import (
     ConfigError,

@@ -240,7 +240,7 @@ def simulated(prose: str, num_blocks: int, **settings: Any) -> Any:
 
     def connect(config: EngineConfig, listener: Listener) -> InProcessClient:
         def build(config: EngineConfig, *, progress: Any) -> Any:
-            from octavo_engine.core.build import load_model_tokenizer, resolve
+            from octavo_engine.core.model_files import load_model_tokenizer, resolve
 
             tokenizer = load_model_tokenizer(config, resolve(config))
             sim = SimConfig(vocab_size=tokenizer.vocab_size, time_scale=0.0)
