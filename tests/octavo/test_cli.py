@@ -300,6 +300,7 @@ def test_keys_are_never_shown(capsys, monkeypatch):
         (["--no-such-flag"], {}, "", "unrecognized arguments: --no-such-flag"),
         (["--max-num-seq", "1"], {}, "", "unrecognized arguments: --max-num-seq"),
         (["--prot"], {}, "", "unrecognized arguments: --prot; did you mean --port?"),
+        (["--prot", "1", "demo://smollm2"], {}, "", "unrecognized arguments: --prot; did you mean"),
         (["--kv-cache-memory-bytes", "2furlongs"], {}, "", "such as 512MiB"),
         (["--max-model-len", "8q"], {}, "", "must be a whole number, such as 8k; got '8q'"),
         (["--max-num-seqs", "8k"], {}, "", "must be a whole number; got '8k'"),
