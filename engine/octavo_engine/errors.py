@@ -64,6 +64,11 @@ class ModelError(OctavoError):
     """The model's files cannot be used; the message names the file, and the tensor if any."""
 
 
+class NoSuchModel(ConfigError, ModelError):
+    """No model has the name that the settings give; the message repeats it. Another try will not
+    help."""
+
+
 class WorkerLost(OctavoError):
     """One of the processes that compute a model together is gone; the message names its rank."""
 
