@@ -2,7 +2,7 @@
 
 OctavoError
 ├── ConfigError               the operator's settings: a flag, a file, memory that is not there
-│   └── ExtensionMissing        the compiled part was not built; an ImportError too
+│   ├── ExtensionMissing        the compiled part was not built; an ImportError too
 ├── ModelError                the model's files: missing, truncated, hostile, unsupported
 ├── WorkerLost                another process of this engine ended or hangs; the core ends too
 └── RequestError              the caller's request; carries status, code and the field's name
@@ -57,6 +57,11 @@ class ConfigError(OctavoError):
 
 class ExtensionMissing(ConfigError, ImportError):
     """The compiled extension is not installed; the message says how to build it."""
+
+
+class NoSuchModel(ConfigError, ModelError):
+    """No model has the name that the settings give; the message repeats it. Another try will not
+    help."""
 
 
 class WorkerLost(OctavoError):

@@ -17,8 +17,9 @@ from octavo.models.references import with_local_files
 from octavo.options.faults import all_faults
 from octavo_common.faults import join_faults
 from octavo_engine.config import EngineConfig
-from octavo_engine.errors import ConfigError, ModelError
+from octavo_engine.errors import ConfigError, ModelError, NoSuchModel
 from octavo_engine.protocol.kubernetes import ADAPTER_KIND, KIND
+from octavo_engine.weights.demo import demo_model
 from octavo_engine.weights.gguf_parts import without_number
 from octavo_engine.weights.hub import parse_name
 from octavo_operator.errors import SpecInvalid
@@ -223,6 +224,11 @@ def _check_local(deployment: LLMDeployment) -> None:
             f"{model.uri} is a volume of a cluster; on this machine name the folder: file:///PATH",
             reason="Unsupported",
         )
+    if model.scheme == "demo":
+        try:
+            demo_model(model.uri.removeprefix("demo://"))
+        except NoSuchModel as error:
+            raise SpecInvalid("spec.model.uri", str(error), reason="Unsupported") from None
     if deployment.engine.encryption_secret:
         raise SpecInvalid(
             "spec.engine.encryption",

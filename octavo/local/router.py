@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 NAME = "router"
 TIMEOUT_S = 2.0
 MAX_MISSES = 10
+MAX_PORT = 65535
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -78,13 +79,15 @@ class LocalRouter:
         return self._child is not None and self._child.code is None
 
     def check_port(self) -> None:
-        """Raises ConfigError if another process has it."""
+        """Raises ConfigError if there is no such port, or another process has it."""
+        if not 0 <= self._port <= MAX_PORT:
+            raise ConfigError(f"--port must be between 0 and {MAX_PORT}; got {self._port}")
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 sock.bind((self._host, self._port))
-            except (OSError, OverflowError) as error:
+            except OSError as error:
                 reason = getattr(error, "strerror", None) or str(error)
                 raise ConfigError(
                     f"cannot listen on {self._host}:{self._port}: {reason}; "

@@ -81,6 +81,8 @@ class CommandParser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: "):
             unknown = re.findall(r"(?<!\S)--[\w-]+", message)
+            if unknown:  # the rest are their values, or a MODEL that such a value replaced
+                message = f"unrecognized arguments: {' '.join(unknown)}"
             known = list(self._option_string_actions)
             near = [get_close_matches(flag, known, 1) for flag in unknown]
             meant = dict.fromkeys(found[0] for found in near if found)

@@ -34,6 +34,14 @@ def test_the_chart_has_the_measured_figures():
         assert f" {figure} tok/s" in page, figure
 
 
+def test_figures_stand_under_a_chart_and_beside_no_targets():
+    page = (DOCS / "performance.md").read_text()
+    assert "](images/speed.svg)" in page
+    headers = re.findall(r"^\|(.*)\|\n\|-", page, re.M)
+    assert headers
+    assert not [header for header in headers if "target" in header.lower()]
+
+
 def test_the_bars_are_as_long_as_the_figures_say():
     chart = (DOCS / "images" / "speed.svg").read_text()
     bars = re.findall(r'width="(\d+)" height="17".*?>(\d+) tok/s<', chart)

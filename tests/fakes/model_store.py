@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import socket
 import threading
 from contextlib import contextmanager, suppress
@@ -64,6 +65,33 @@ class Store:
             for requested in self.requested
             if "range" in requested.headers
         ]
+
+
+def hold_hub_model(
+    store: Store, repository: str, files: Mapping[str, bytes], commit: str, revision: str = "main"
+) -> None:
+    """A repository as the hub has it: its list of files, and each of them at that commit."""
+    siblings = [
+        {"rfilename": name, "size": len(content)}
+        | (
+            {"lfs": {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}}
+            if len(content) > 1000
+            else {}
+        )
+        for name, content in files.items()
+    ]
+    listed = json.dumps({"sha": commit, "siblings": siblings}).encode()
+
+    def info(requested: StoreRequest) -> StoreReply:
+        if not requested.path.startswith(f"/api/models/{repository}/"):
+            return StoreReply(401, headers={"x-error-code": "RepoNotFound"})
+        if requested.path != f"/api/models/{repository}/revision/{revision}":
+            return StoreReply(404, headers={"x-error-code": "RevisionNotFound"})
+        return StoreReply(body=listed)
+
+    store.routes["/api/models/"] = info
+    for name, content in files.items():
+        store.files[f"/{repository}/resolve/{commit}/{name}"] = content
 
 
 @contextmanager

@@ -184,6 +184,23 @@ def test_a_url_that_is_none_is_one_sentence(capsys, url):
     assert err == f"octavo: {url} is not the URL of a server; expected http://HOST:PORT\n"
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["up", "demo://none"], "demo://none is unknown; there is demo://smollm2, demo://minilm"),
+        (["up", "demo://smollm2", "--port", "99999"], "--port must be between 0 and 65535"),
+        (["complete", "/no/such/folder", "-p", "hi"], "/no/such/folder does not exist"),
+    ],
+)
+def test_what_another_try_cannot_help_ends_before_anything_starts(
+    capsys, monkeypatch, tmp_path, argv, message
+):
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
+    code, out, err = run(capsys, *argv)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
 # ── the table of flags ──
 
 
@@ -300,6 +317,7 @@ def test_keys_are_never_shown(capsys, monkeypatch):
         (["--no-such-flag"], {}, "", "unrecognized arguments: --no-such-flag"),
         (["--max-num-seq", "1"], {}, "", "unrecognized arguments: --max-num-seq"),
         (["--prot"], {}, "", "unrecognized arguments: --prot; did you mean --port?"),
+        (["--prot", "1", "demo://smollm2"], {}, "", "unrecognized arguments: --prot; did you mean"),
         (["--kv-cache-memory-bytes", "2furlongs"], {}, "", "such as 512MiB"),
         (["--max-model-len", "8q"], {}, "", "must be a whole number, such as 8k; got '8q'"),
         (["--max-num-seqs", "8k"], {}, "", "must be a whole number; got '8k'"),

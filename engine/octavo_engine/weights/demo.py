@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo_engine.errors import ModelError
+from octavo_engine.errors import ModelError, NoSuchModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ DEMO_MODELS = {
 
 
 def demo_model(name: str) -> DemoModel:
-    """Raises ModelError."""
+    """Raises NoSuchModel."""
     if name not in DEMO_MODELS:
         known = ", ".join(f"demo://{demo}" for demo in DEMO_MODELS)
-        raise ModelError(f"demo://{name:.80} is unknown; there is {known}")
+        raise NoSuchModel(f"demo://{name:.80} is unknown; there is {known}")
     return DEMO_MODELS[name]
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo_engine.errors import ModelError
+from octavo_engine.errors import ModelError, NoSuchModel
 from octavo_engine.weights.gguf_parts import all_parts, missing_parts, models_among
 
 if TYPE_CHECKING:
@@ -164,9 +164,9 @@ class _Fetch:
                 "and set HF_TOKEN to a token of that account"
             ) from None
         except errors.RevisionNotFoundError:
-            raise ModelError(f"{self._repo} has no revision {self._revision}") from None
+            raise NoSuchModel(f"{self._repo} has no revision {self._revision}") from None
         except errors.RepositoryNotFoundError:
-            raise ModelError(
+            raise NoSuchModel(
                 f"{where} is not on the hub, or is private: check the name, "
                 "or set HF_TOKEN to a token that may read it"
             ) from None
@@ -176,9 +176,9 @@ class _Fetch:
                 "(or HF_HUB_OFFLINE is set): download it once while online, or name a local folder"
             ) from None
         except errors.EntryNotFoundError:
-            raise ModelError(f"{where} has no file {arguments.get('filename')}") from None
+            raise NoSuchModel(f"{where} has no file {arguments.get('filename')}") from None
         except errors.HFValidationError as error:
-            raise ModelError(f"{where} is not a valid name on the hub: {error}") from None
+            raise NoSuchModel(f"{where} is not a valid name on the hub: {error}") from None
         except errors.HfHubHTTPError as error:
             raise ModelError(f"{where} could not be fetched: {_status(error)}") from error
         except OSError as error:

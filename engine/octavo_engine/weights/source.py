@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from octavo_engine.errors import ModelError
+from octavo_engine.errors import ModelError, NoSuchModel
 from octavo_engine.weights.demo import locate_demo
 from octavo_engine.weights.gguf_config import gguf_config, gguf_generation_config
 from octavo_engine.weights.gguf_parts import models_among, open_gguf
@@ -177,7 +177,7 @@ def _is_of_hub(reference: str) -> bool:
 def _local(reference: str) -> Path:
     path = Path(reference).expanduser()
     if not _exists(path):
-        raise ModelError(
+        raise NoSuchModel(
             f"{path} does not exist (looked for a folder or file at {path.absolute()}); "
             f"a model is {_SCHEMES}"
         )

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import errors
 from safetensors.numpy import save_file
 
-from octavo_engine.errors import ModelError
+from octavo_engine.errors import ModelError, NoSuchModel
 from octavo_engine.weights.dummy import DummyCheckpoint
 from octavo_engine.weights.open import open_checkpoint
 from octavo_engine.weights.source import resolve_model
@@ -230,6 +230,21 @@ def test_what_the_hub_refuses_is_said_in_our_words(failure, message, tmp_path, m
     FakeHub(monkeypatch, tmp_path, fails=failure())
     with pytest.raises(ModelError, match=message):
         resolve_model("hf://org/name", revision="v9")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [errors.RepositoryNotFoundError, errors.RevisionNotFoundError],
+)
+def test_what_does_not_exist_is_a_fault_of_the_settings(kind, tmp_path, monkeypatch):
+    """Another try cannot help, as it can where the hub is out of reach."""
+    FakeHub(monkeypatch, tmp_path, fails=answer(kind))
+    with pytest.raises(NoSuchModel):
+        resolve_model("hf://org/name", revision="v9")
+    FakeHub(monkeypatch, tmp_path, fails=answer(errors.HfHubHTTPError, 500))
+    with pytest.raises(ModelError) as caught:
+        resolve_model("hf://org/name", revision="v9")
+    assert not isinstance(caught.value, NoSuchModel)
 
 
 def test_tokenizer_of_another_folder(tmp_path):

@@ -18,7 +18,7 @@ from octavo.fetch.fetch import FetchRequest, fetch
 from octavo.fetch.google_auth import assertion, sign_rs256
 from octavo.fetch.progress import FetchProgress
 from octavo.fetch.transfer import TransferPatience
-from tests.fakes.model_store import Store, StoreReply, StoreRequest, serving
+from tests.fakes.model_store import Store, StoreReply, StoreRequest, hold_hub_model, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -76,27 +76,15 @@ def hub(
     revision: str = "main",
     more: Mapping[str, bytes] | None = None,
 ) -> None:
-    files = {**FILES, **NOISE, **(more or {})}
+    hold_hub_model(store, "org/name", {**FILES, **NOISE, **(more or {})}, COMMIT, revision)
+    info = store.routes.pop("/api/models/")
 
-    def info(requested: StoreRequest) -> StoreReply:
+    def gate(requested: StoreRequest) -> StoreReply | None:
         if token and requested.headers.get("authorization") != f"Bearer {token}":
             return StoreReply(401, headers={"x-error-code": "GatedRepo"})
-        if not requested.path.startswith("/api/models/org/name/"):
-            return StoreReply(401, headers={"x-error-code": "RepoNotFound"})
-        if requested.path != f"/api/models/org/name/revision/{revision}":
-            return StoreReply(404, headers={"x-error-code": "RevisionNotFound"})
-        siblings: list[dict[str, Any]] = [
-            {"rfilename": name, "size": len(content)} for name, content in files.items()
-        ]
-        for each in siblings:
-            if each["size"] > 1000:
-                digest = hashlib.sha256(files[each["rfilename"]]).hexdigest()
-                each["lfs"] = {"sha256": digest, "size": each["size"]}
-        return StoreReply(body=json.dumps({"sha": COMMIT, "siblings": siblings}).encode())
+        return info(requested)
 
-    store.routes["/api/models/"] = info
-    for name, content in files.items():
-        store.files[f"/org/name/resolve/{COMMIT}/{name}"] = content
+    store.routes["/api/models/"] = gate
 
 
 def test_the_hub_gives_what_a_model_needs_of_one_commit(store, tmp_path):

@@ -55,6 +55,7 @@ data: {{level: debug}}
         ("just text", "a.yaml, document 1: "),
         (f"{ONE}---\n{ONE}", "a.yaml, document 2: LLMDeployment default/one is there twice"),
         (ONE.replace("demo://smollm2", "pvc://claim/x"), "document 1: spec.model.uri"),
+        (ONE.replace("smollm2", "smol"), "spec.model.uri demo://smol is unknown; there is demo://"),
         (
             ONE.replace("}}", "}, prefill: {secretRef: {name: kv}}}"),
             "spec.prefill has no use on one machine",

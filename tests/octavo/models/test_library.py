@@ -14,6 +14,7 @@ from octavo.models.catalogue import find_model
 from octavo.models.references import with_local_files
 from octavo_engine.config import EngineConfig
 from octavo_engine.weights.demo import locate_demo
+from tests.fakes.model_store import Store, hold_hub_model, serving
 
 
 @pytest.fixture
@@ -75,6 +76,24 @@ def test_the_catalogue_is_listed_with_what_is_here(home, capfd):
 def test_a_demo_model_needs_no_hub(home, capfd):
     code, out, _ = run(capfd, "pull", "demo")
     assert code == 0 and "smollm2:135m is at" in out
+
+
+@pytest.mark.slow
+def test_a_short_name_is_fetched_from_the_hub_and_answers(home, capfd, monkeypatch):
+    """Its file is that of the demo model; the connection breaks once on the way."""
+    repository, file = "Qwen/Qwen3-0.6B-GGUF", "Qwen3-0.6B-Q8_0.gguf"
+    content = locate_demo("smollm2").read_bytes()
+    with serving(Store(cuts=[60_000_000])) as store:
+        hold_hub_model(store, repository, {file: content}, "c0ffee" + "0" * 34)
+        monkeypatch.setenv("HF_ENDPOINT", store.url)
+        code, out, _ = run(capfd, "pull", "qwen3:0.6b")
+    assert code == 0 and out.startswith("qwen3:0.6b is at ")
+    assert (home / "models" / "library" / "qwen3:0.6b" / file).read_bytes() == content
+    question = ("run", "qwen3:0.6b", "What is the capital of France?", "--temperature", "0")
+    code, out, _ = run(capfd, *question)
+    assert (code, out.strip()) == (0, "The capital of France is Paris.")
+    _, out, _ = run(capfd, "rm", "qwen3:0.6b")
+    assert "qwen3:0.6b is deleted" in out
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from octavo_engine.errors import (
     InvalidRequest,
     ModelError,
     ModelUnknown,
+    NoSuchModel,
     OctavoError,
     QueueFull,
     RequestError,
@@ -296,5 +297,7 @@ def error_of(refused: RequestRefused) -> RequestError:
 
 def startup_error_of(fatal: Fatal) -> OctavoError:
     """The error that ended the core while it started, as its operator should see it."""
-    kinds = {kind.__name__: kind for kind in (ConfigError, ExtensionMissing, ModelError)}
+    kinds = {
+        kind.__name__: kind for kind in (ConfigError, ExtensionMissing, ModelError, NoSuchModel)
+    }
     return kinds.get(fatal.kind, OctavoError)(fatal.message)

@@ -172,4 +172,6 @@ def test_a_start_up_error_keeps_its_kind_and_sentence():
     assert isinstance(
         wire.startup_error_of(wire.Fatal("ExtensionMissing", "build it")), ImportError
     )
+    missing = wire.startup_error_of(wire.Fatal("NoSuchModel", "x"))
+    assert isinstance(missing, errors.ConfigError) and isinstance(missing, errors.ModelError)
     assert type(wire.startup_error_of(wire.Fatal("Whatever", "x"))) is errors.OctavoError
