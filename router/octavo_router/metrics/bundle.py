@@ -40,7 +40,7 @@ class RecordGroup(NamedTuple):
 
 # Records that agree in these go to the same counters.
 _KIND: Final = (
-    "model", "is_known_model", "route", "status", "is_stream", "tenant", "pool", "revision",
+    "model", "is_known_model", "route", "status", "is_stream", "tenant", "pool", "revision", "trial",
     "outcome", "code", "attempts", "resumes",
 )  # fmt: skip
 # Codes of requests that more replicas would have served.
@@ -100,7 +100,9 @@ def count_pool(group: RecordGroup, pool: PoolCounts) -> None:
         pool.pick.observe_all(group.pick_s)
     # A revision whose engines cannot load an adapter has failed its requests, though it got none.
     if one.attempts or (one.code == _NO_ADAPTER and one.revision):
-        _count_revision(group, ttfts, decodes, pool.revision(one.revision))
+        _count_outcomes(group, ttfts, decodes, pool.revision(one.revision))
+    if one.trial and (one.attempts or one.code == _NO_ADAPTER):
+        _count_outcomes(group, ttfts, decodes, pool.trial(one.trial))
     if one.attempts > 1:
         pool.retries += (one.attempts - 1 - one.resumes) * number
         pool.retries_exhausted += one.is_error * number
@@ -110,19 +112,19 @@ def count_pool(group: RecordGroup, pool: PoolCounts) -> None:
         _count_prediction(group, pool)
 
 
-def _count_revision(
+def _count_outcomes(
     group: RecordGroup,
     ttfts: list[float],
     decodes: list[tuple[float, int]],  # seconds after the first token, and tokens in them
-    revision: RevisionCounts,
+    counts: RevisionCounts,
 ) -> None:
     number = len(group.records)
-    revision.requests += number
-    revision.errors += group.records[0].is_error * number
-    revision.ttft.observe_all(ttfts)
+    counts.requests += number
+    counts.errors += group.records[0].is_error * number
+    counts.ttft.observe_all(ttfts)
     for seconds, tokens in decodes:
-        revision.itl_s_sum += seconds
-        revision.itl_count += tokens
+        counts.itl_s_sum += seconds
+        counts.itl_count += tokens
 
 
 def _count_prediction(group: RecordGroup, pool: PoolCounts) -> None:
