@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from octavo_operator.cluster.execute import execute, set_gates
 from octavo_operator.cluster.guard import NotLeader
 from octavo_operator.decide import autoscale, flip, prefill, readiness_gate
-from octavo_operator.decide.adapter_trials import trials_from_status
 from octavo_operator.decide.accepted_spec import accept
+from octavo_operator.decide.adapter_trials import trials_from_status
 from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.decide.decision import DecisionInputs, DecisionMemory, decide
 from octavo_operator.decide.flip import FlipSignals

@@ -115,9 +115,7 @@ def decide_trials(
     for adapter in adapters:
         if adapter.canary is None:
             continue
-        fresh = AdapterTrial(
-            adapter.name, adapter.canary.of, adapter.uri, uris[adapter.canary.of]
-        )
+        fresh = AdapterTrial(adapter.name, adapter.canary.of, adapter.uri, uris[adapter.canary.of])
         trial = known.get(fresh.subject, fresh)
         if trial.is_open:
             counted = totals.get(adapter.name, CanaryTotals())

@@ -40,8 +40,8 @@ class RecordGroup(NamedTuple):
 
 # Records that agree in these go to the same counters.
 _KIND: Final = (
-    "model", "is_known_model", "route", "status", "is_stream", "tenant", "pool", "revision", "trial",
-    "outcome", "code", "attempts", "resumes",
+    "model", "is_known_model", "route", "status", "is_stream", "tenant", "pool", "revision",
+    "trial", "outcome", "code", "attempts", "resumes",
 )  # fmt: skip
 # Codes of requests that more replicas would have served.
 _NO_ROOM: Final = frozenset(("overloaded", "queue_full", "queue_timeout"))
