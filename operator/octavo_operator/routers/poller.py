@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
@@ -145,7 +145,8 @@ class RouterDemand:
         replica.state, replica.at = state, self._clock()
         for pool in state.pools:
             samples = {one.revision: _sample(one) for one in pool.revisions}
-            samples[_NO_REVISION] = Sample(refused=pool.refused)
+            plain = samples.get(_NO_REVISION, Sample())  # of a pool without weights
+            samples[_NO_REVISION] = replace(plain, refused=pool.refused)
             source = (name, state.epoch, pool.pool)
             for revision, sample in samples.items():
                 new = self._new_since_last((*source, revision), sample, is_known)

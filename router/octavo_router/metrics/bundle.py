@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from octavo_router.errors import NOT_LOADED
 from octavo_router.metrics.record import RequestRecord
 
 try:
@@ -45,7 +46,6 @@ _KIND: Final = (
 )  # fmt: skip
 # Codes of requests that more replicas would have served.
 _NO_ROOM: Final = frozenset(("overloaded", "queue_full", "queue_timeout"))
-_NO_ADAPTER: Final = "adapter_not_loaded"
 _SORTER: Final = Sorter(RequestRecord, _KIND, RecordGroup._fields[1:])
 
 
@@ -99,9 +99,9 @@ def count_pool(group: RecordGroup, pool: PoolCounts) -> None:
     if one.attempts:
         pool.pick.observe_all(group.pick_s)
     # A revision whose engines cannot load an adapter has failed its requests, though it got none.
-    if one.attempts or (one.code == _NO_ADAPTER and one.revision):
+    if one.attempts or (one.code == NOT_LOADED and one.revision):
         _count_outcomes(group, ttfts, decodes, pool.revision(one.revision))
-    if one.trial and (one.attempts or one.code == _NO_ADAPTER):
+    if one.trial and (one.attempts or one.code == NOT_LOADED):
         _count_outcomes(group, ttfts, decodes, pool.trial(one.trial))
     if one.attempts > 1:
         pool.retries += (one.attempts - 1 - one.resumes) * number

@@ -221,6 +221,7 @@ class NativeBackend:
         self._peers = None if peers is None else _ranks_at(peers, team)
         self._lockstep: Lockstep | None = None  # with them
         self._adapters = _adapter_slots(adapters, dtype)
+        self._adapter_bytes = 0  # of the last one that was packed
         self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
         loader = NativeLoader(
             checkpoint,
@@ -505,7 +506,13 @@ class NativeBackend:
             )
             for site, own in added.items()
         ]
-        return _native.PackedAdapter(self._adapters, parts)
+        packed = _native.PackedAdapter(self._adapters, parts)
+        self._adapter_bytes = packed.nbytes
+        return packed
+
+    def prepare_adapter(self) -> None:
+        assert self._adapters is not None, "made without adapters"
+        self._adapters.prepare_spare(self._adapter_bytes)
 
     def set_adapter(self, slot: int, packed: _native.PackedAdapter | None) -> None:
         assert self._adapters is not None, "made without adapters"
