@@ -72,8 +72,8 @@ class HubResolver:
         """Raises ModelError."""
         if _NAME.fullmatch(name) is None:
             return None
-        first, second, *folders = [*name.split("/"), ""]
-        repository, folder = f"{first}/{second}", "/".join(folders).rstrip("/")
+        repository = "/".join(name.split("/", 2)[:2])
+        folder = name[len(repository) + 1 :]
         if repository not in self._revisions:
             return None
         folders, revision = self._folders(repository), self._revisions[repository]
