@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.protocol.sides import SideHistory
     from octavo_operator.decide.accepted_spec import Accepted
-    from octavo_operator.decide.adapter_trials import TrialBaseline
+    from octavo_operator.decide.adapter_trials import TrialBaseline, TrialDecision
     from octavo_operator.decide.adapters import AdapterClaim
     from octavo_operator.decide.autoscale import LoadSignals, ReplicaCount, Scaling
     from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryTotals
@@ -123,14 +123,7 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
     prefill = _step_of_prefill(inputs, prefill_count, target, capacity.state)
     flips = _flips(inputs)
     adapters = decide_adapters(deployment, inputs.adapters)
-    trials = decide_trials(
-        deployment.adapters,
-        trials_from_status(inputs.status),
-        inputs.memory.trials,
-        inputs.adapter_totals,
-        inputs.loaded_adapters,
-        now=inputs.epoch_now,
-    )
+    trials = _judge_adapters(inputs)
     traffic = Traffic(
         replicas=count.replicas,
         weights=capacity.weights,
@@ -175,6 +168,17 @@ def _count_prefill(inputs: DecisionInputs, *, answering: int) -> ReplicaCount | 
         now=inputs.now,
         now_text=inputs.now_text,
         is_decided=inputs.has_scaled,
+    )
+
+
+def _judge_adapters(inputs: DecisionInputs) -> TrialDecision:
+    return decide_trials(
+        inputs.deployment.adapters,
+        trials_from_status(inputs.status),
+        inputs.memory.trials,
+        inputs.adapter_totals,
+        inputs.loaded_adapters,
+        now=inputs.epoch_now,
     )
 
 

@@ -178,6 +178,8 @@ class NativeBackend:
     _audio: NativeAudio | None = None
     _aligned_heads: tuple[tuple[int, int], ...] = ()
 
+    _adapter_bytes = 0  # of the last one that was packed
+
     def __init__(
         self,
         config: ModelConfig,
@@ -221,7 +223,6 @@ class NativeBackend:
         self._peers = None if peers is None else _ranks_at(peers, team)
         self._lockstep: Lockstep | None = None  # with them
         self._adapters = _adapter_slots(adapters, dtype)
-        self._adapter_bytes = 0  # of the last one that was packed
         self._cut = _plan_cut(config, checkpoint, team, dtype, max_model_len, stage)
         loader = NativeLoader(
             checkpoint,
