@@ -55,8 +55,8 @@ class FolderResolver:
 class HubResolver:
     """Finds adapters in listed repositories of the Hugging Face Hub: ORG/NAME, or a folder within.
 
-    No other repository is asked for. The hub is asked which folders a repository has, at most once
-    in `LISTED_S`, however many names clients make up.
+    No other repository is contacted, and the folders of one are listed at most once in `LISTED_S`,
+    however many names clients make up.
     """
 
     def __init__(
