@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "common/check.h"
 #include "common/half.h"
@@ -158,6 +159,55 @@ void check_fit(const AdapterSlots& slots, const AdapterAddition& addition) {
 
 }  // namespace
 
+bool SpareMemory::fits(int64_t num_bytes) const {
+    // One that is much larger would be held by a small adapter.
+    return memory_.size() >= num_bytes && memory_.size() / 2 <= num_bytes;
+}
+
+Memory SpareMemory::take(int64_t num_bytes) {
+    Memory found;
+    {
+        const std::scoped_lock lock(mutex_);
+        if (fits(num_bytes)) {
+            found = std::exchange(memory_, Memory());
+        }
+    }
+    if (found.size() == 0) {
+        return Memory(num_bytes);
+    }
+    std::memset(found.data(), 0, static_cast<size_t>(num_bytes));
+    return found;
+}
+
+void SpareMemory::give(Memory memory) {
+    const std::scoped_lock lock(mutex_);
+    if (memory.size() > memory_.size()) {
+        std::swap(memory_, memory);
+    }
+}
+
+void SpareMemory::prepare(int64_t num_bytes) {
+    constexpr int64_t kPageBytes = 4096;
+    {
+        const std::scoped_lock lock(mutex_);
+        if (fits(num_bytes)) {
+            return;
+        }
+    }
+    Memory memory(num_bytes);
+    for (int64_t at = 0; at < num_bytes; at += kPageBytes) {
+        // Zero is there already; the page is not.
+        reinterpret_cast<volatile std::byte*>(memory.data())[at] = std::byte{0};
+    }
+    const std::scoped_lock lock(mutex_);
+    std::swap(memory_, memory);
+}
+
+int64_t SpareMemory::num_bytes() const {
+    const std::scoped_lock lock(mutex_);
+    return memory_.size();
+}
+
 int64_t AdapterSite::rows() const {
     return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
 }
@@ -225,24 +275,26 @@ void AdapterSlots::set(int64_t slot, std::shared_ptr<const PackedAdapter> adapte
     held_[static_cast<size_t>(slot)] = std::move(adapter);
 }
 
-PackedAdapter::PackedAdapter(const AdapterSlots& slots, std::span<const AdapterAddition> added) {
+PackedAdapter::PackedAdapter(const AdapterSlots& slots, std::span<const AdapterAddition> added)
+    : spare_(slots.spare()) {
     layers_.resize(static_cast<size_t>(slots.num_sites()));
-    int64_t num_bytes = 0;
     for (const AdapterAddition& addition : added) {
         check_fit(slots, addition);
         auto& layer = layers_[static_cast<size_t>(addition.site)];
         check(layer == nullptr, "PackedAdapter: site ", addition.site, " is there twice");
         if (!slots.site(addition.site).own.empty()) {
-            layer = std::make_unique<Layer>(place(slots, addition, num_bytes));
+            layer = std::make_unique<Layer>(place(slots, addition, num_bytes_));
         }
     }
-    memory_ = Memory(num_bytes);  // in one piece, so that it has large pages
+    memory_ = spare_->take(num_bytes_);  // in one piece, so that it has large pages
     for (const AdapterAddition& addition : added) {
         if (Layer* layer = layers_[static_cast<size_t>(addition.site)].get()) {
             fill(slots.site(addition.site), addition, *layer);
         }
     }
 }
+
+PackedAdapter::~PackedAdapter() { spare_->give(std::move(memory_)); }
 
 // Where an addition's numbers go, behind `num_bytes` of others; these grow by it.
 PackedAdapter::Layer PackedAdapter::place(const AdapterSlots& slots,

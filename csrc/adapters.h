@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -54,6 +55,25 @@ struct AdapterSite {
     int64_t own_rows() const;
 };
 
+// Memory for the next adapter whose pages are real already: making them so takes longer than
+// packing. It comes from an adapter that went, or is made before it is needed. For several threads.
+class SpareMemory {
+  public:
+    // Zeroed, of at least so many bytes.
+    Memory take(int64_t num_bytes);
+    // The larger of what is there and this stays.
+    void give(Memory memory);
+    // Touches every page, unless so much is there.
+    void prepare(int64_t num_bytes);
+    int64_t num_bytes() const;
+
+  private:
+    bool fits(int64_t num_bytes) const;
+
+    mutable std::mutex mutex_;
+    Memory memory_;
+};
+
 class PackedAdapter;
 
 // Made with its sites before the first adapter is packed.
@@ -77,8 +97,10 @@ class AdapterSlots {
     int64_t max_rank() const { return max_rank_; }
     // By slot; null where a slot adds nothing to the site. Lives as long as this does.
     const cpu::AdapterWeights* const* of_site(int64_t site) const;
+    const std::shared_ptr<SpareMemory>& spare() const { return spare_; }
 
   private:
+    std::shared_ptr<SpareMemory> spare_ = std::make_shared<SpareMemory>();
     int64_t max_rank_;
     Dtype dtype_;
     std::vector<AdapterSite> sites_;
@@ -97,10 +119,11 @@ class PackedAdapter {
     // With the sites that the slots have; each is in `added` at most once. Throws ValueError when
     // shapes do not agree.
     PackedAdapter(const AdapterSlots& slots, std::span<const AdapterAddition> added);
+    ~PackedAdapter();
     PackedAdapter(const PackedAdapter&) = delete;
     PackedAdapter& operator=(const PackedAdapter&) = delete;
 
-    int64_t num_bytes() const { return memory_.size(); }
+    int64_t num_bytes() const { return num_bytes_; }
     int64_t num_sites() const { return static_cast<int64_t>(layers_.size()); }
     const cpu::AdapterWeights* of_site(int64_t site) const {
         const auto& layer = layers_[static_cast<size_t>(site)];
@@ -119,6 +142,8 @@ class PackedAdapter {
                        int64_t& num_bytes);
     void fill(const AdapterSite& site, const AdapterAddition& addition, Layer& layer);
 
+    std::shared_ptr<SpareMemory> spare_;  // where the memory goes in the end
+    int64_t num_bytes_ = 0;
     Memory memory_;
     std::vector<std::unique_ptr<Layer>> layers_;  // by site
 };

@@ -292,7 +292,17 @@ void bind_adapters(nb::module_& module) {
             arg("num_slots"), arg("max_rank"), arg("dtype"))
         .def("add_site", &add_adapter_site, arg("sizes"), arg("cols"), arg("own"))
         .def("shrunken_cols", &AdapterSlots::shrunken_cols, arg("site"))
-        .def("set", &AdapterSlots::set, arg("slot"), arg("adapter").none());
+        .def("set", &AdapterSlots::set, arg("slot"), arg("adapter").none())
+        .def(
+            "prepare_spare",
+            [](AdapterSlots& self, int64_t num_bytes) {
+                const std::shared_ptr<SpareMemory> spare = self.spare();
+                const nb::gil_scoped_release release;
+                spare->prepare(num_bytes);
+            },
+            arg("num_bytes"))
+        .def_prop_ro("spare_bytes",
+                     [](const AdapterSlots& self) { return self.spare()->num_bytes(); });
 }
 
 void copy_states(StateCache& states, const IntTable& copies) {

@@ -218,6 +218,12 @@ class AdapterSlots:
     def set(self, slot: int, adapter: PackedAdapter | None) -> None:
         """Not while a program runs."""
 
+    def prepare_spare(self, num_bytes: int) -> None:
+        """Memory for the next adapter, with its pages; what is there may do."""
+
+    @property
+    def spare_bytes(self) -> int: ...
+
 class Program:
     """Instructions over buffers in one arena, run as a whole.
 

@@ -8,6 +8,7 @@ from octavo.local.fetching import Fetching
 from octavo.local.replica import LocalReplica
 from octavo.local.snapshot import AdapterRow, PoolRow, ReplicaRow
 from octavo_operator.decide import autoscale, canary
+from octavo_operator.decide.adapter_trials import TrialDecision, decide_trials
 from octavo_operator.decide.adapters import TakenAdapter
 from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryVerdict
 from octavo_operator.decide.plan import Target, plan_capacity
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from octavo.local.home import Home
     from octavo.local.launch import Launch, ThreadShare
     from octavo_operator.routers.poller import RouterDemand
-    from octavo_operator.spec import LLMDeployment
+    from octavo_operator.spec import AdapterSpec, LLMDeployment
 
 AUTOSCALE_S = 5.0
 
@@ -62,6 +63,7 @@ class Pool:
         self._targets: dict[str, int] = {}
         self._canary = CanaryState()
         self._baseline: CanaryBaseline | None = None
+        self._trials = TrialDecision()  # of adapters
         self._scaled: int | None = None
         self._scaled_at = float("-inf")
         self._history = autoscale.ScaleHistory()
@@ -85,6 +87,11 @@ class Pool:
         if self._scaled is None:
             return self.deployment.autoscaling.clamp(self.deployment.replicas)
         return self._scaled
+
+    @property
+    def adapters(self) -> tuple[AdapterSpec, ...]:
+        """As the router is to be given them."""
+        return tuple(self._trials.routed(one) for one in self.deployment.adapters)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -127,6 +134,7 @@ class Pool:
         """One step towards what is wanted."""
         self.replicas, self.warm = _present(self.replicas, share), _present(self.warm, share)
         self._scale()
+        self._judge_adapters()
         seen = self._seen()
         capacity = plan_capacity(
             Target(self._revision, self.wanted, self.deployment.rollout),
@@ -200,8 +208,9 @@ class Pool:
             },
             has_engine=bool(self.serving),
         )
+        trials = {one.name: f"{one.phase}: {one.message}" for one in self._trials.trials}
         return tuple(
-            AdapterRow(name, report.phase, report.pods, report.message)
+            AdapterRow(name, report.phase, report.pods, report.message, trials.get(name, ""))
             for name, report in reports.items()
         )
 
@@ -229,6 +238,23 @@ class Pool:
         trial = canary.judge_trial(self.deployment.rollout, self._canary, totals, self._baseline)
         self._baseline = trial.baseline
         return trial.verdict
+
+    def _judge_adapters(self) -> None:
+        adapters = self.deployment.adapters
+        self._trials = decide_trials(
+            adapters,
+            self._trials.trials,
+            self._trials.baselines,
+            {
+                one.name: self._demand.adapter_totals(self.name, one.canary.of, one.name)
+                for one in adapters
+                if one.canary is not None
+            },
+            self._demand.adapter_holders(self.name).keys(),
+            now=self._clock(),
+        )
+        for event in self._trials.events:
+            self._notify(f"{self.deployment.name}: {event.text}")
 
     def _scale(self) -> None:
         rules = self.deployment.autoscaling

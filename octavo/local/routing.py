@@ -43,7 +43,7 @@ def router_config(
             "replica": "local",
         },
         "discovery": {"file": upstreams_file},
-        "routing": {"pools": [_pool(deployment) for deployment in deployments]},
+        "routing": {"pools": [_pool(pool.deployment, pool.adapters) for pool in pools]},
         "models": _models(pools),
         "flow": {"hold_timeout_s": hold_s},
     }
@@ -76,11 +76,11 @@ def upstreams(pools: Iterable[Pool]) -> str:
     return json.dumps({"upstreams": listed}, indent=1)
 
 
-def _pool(deployment: LLMDeployment) -> dict[str, Any]:
+def _pool(deployment: LLMDeployment, adapters: Sequence[AdapterSpec]) -> dict[str, Any]:
     pool: dict[str, Any] = {"name": deployment.pool, "policy": deployment.routing.policy}
-    if deployment.adapters and (room := deployment.room_for_adapters) is not None:
+    if adapters and (room := deployment.room_for_adapters) is not None:
         pool |= {
-            "adapters": [_adapter(one) for one in deployment.adapters],
+            "adapters": [_adapter(one) for one in adapters],
             "adapter_slots": room.slots,
         }
     return pool

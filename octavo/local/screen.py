@@ -94,6 +94,8 @@ def render(snapshot: PlatformSnapshot) -> Group:
             if adapter.phase != "Loaded" or adapter.message:
                 text = f"adapter {adapter.name}: {adapter.phase}: {adapter.message}"
                 lines.append(Text(text, "red" if adapter.phase == "Failed" else "dim"))
+            if adapter.trial:
+                lines.append(Text(f"adapter {adapter.name}: canary {adapter.trial}", "dim"))
     if snapshot.problem:
         lines.append(Text(f"kept the running state: {snapshot.problem}", "red"))
     return Group(*lines)

@@ -27,6 +27,7 @@ class AdapterRow:
     phase: str
     replicas: tuple[str, ...]  # that have it loaded
     message: str
+    trial: str = ""  # what becomes of its canary
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,8 @@ SERVER_FLAGS = (
     Flag("lora_modules", "LoRA adapters to serve from the start: NAME=PATH, or JSON"),
     Flag("lora_resolver_dir",
          "folder of LoRA adapters that requests may name without their being loaded"),
+    Flag("lora_resolver_hub",
+         "repositories of the Hub, ORG/NAME[@REV], whose LoRA adapters requests may name"),
     Flag("lora_resolvers", "installed functions that find LoRA adapters which requests name"),
     Flag("allow_runtime_lora_updating",
          "allow /v1/load_lora_adapter and /v1/unload_lora_adapter"),

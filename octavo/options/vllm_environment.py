@@ -88,6 +88,7 @@ ADVICE: Mapping[str, str] = {
     "TOOL_PARSE_REGEX_TIMEOUT_SECONDS": "reading tool calls has no time limit; unset it",
     "XGRAMMAR_CACHE_MB": "grammars are compiled by llguidance; unset it",
     "LORA_RESOLVER_CACHE_DIR": "set OCTAVO_LORA_RESOLVER_DIR to the same folder",
+    "LORA_RESOLVER_HF_REPO_LIST": "set OCTAVO_LORA_RESOLVER_HUB to the same list",
 }  # fmt: skip
 # Of images, builds and Kubernetes' service links (VLLM_SERVICE_HOST): not about an engine.
 _OF_OTHERS = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT_")

@@ -86,6 +86,7 @@ class Reason(StrEnum):
     # the rollout
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     CANARY_REJECTED = "CanaryRejected"
+    ADAPTER_ROLLED_BACK = "AdapterRolledBack"
     # not faults
     ACCEPTED = "Accepted"
     SUSPENDED = "Suspended"
@@ -99,6 +100,7 @@ class Reason(StrEnum):
     MODEL_LOADED = "ModelLoaded"
     ROLLING_OUT = "RollingOut"
     CANARY_RUNNING = "CanaryRunning"
+    ADAPTER_PROMOTED = "AdapterPromoted"
     SCALING = "Scaling"
     COMPLETE = "Complete"
     ADAPTER_LOADED = "AdapterLoaded"
@@ -339,6 +341,10 @@ ADVICE: dict[Reason, Advice] = {
         "The new revision performed worse than the stable one and was rolled back.",
         "Change the spec again; the rejected revision is not retried.",
     ),
+    R.ADAPTER_ROLLED_BACK: Advice(
+        "An adapter on trial performed worse than the one whose requests it shared; it gets none.",
+        "Change its uri, or remove it; these files are not tried again while canary is there.",
+    ),
     R.ACCEPTED: Advice("The spec is valid and its names are free.", ""),
     R.SUSPENDED: Advice("spec.suspend is set: no replica runs.", "Set spec.suspend to false."),
     R.SCALED_TO_ZERO: Advice(
@@ -354,6 +360,10 @@ ADVICE: dict[Reason, Advice] = {
     R.ROLLING_OUT: Advice("Replicas of a new revision replace those of an old one.", ""),
     R.CANARY_RUNNING: Advice(
         "A new revision receives part of the traffic and is being analysed.", ""
+    ),
+    R.ADAPTER_PROMOTED: Advice(
+        "An adapter on trial was not worse than the other, and gets all requests of both.",
+        "Give the other adapter its uri and remove it, when convenient.",
     ),
     R.SCALING: Advice("Replicas are starting or leaving.", ""),
     R.COMPLETE: Advice("All replicas have the current revision and are routable.", ""),

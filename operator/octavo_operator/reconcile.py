@@ -14,6 +14,7 @@ from octavo_operator.cluster.execute import execute, set_gates
 from octavo_operator.cluster.guard import NotLeader
 from octavo_operator.decide import autoscale, flip, prefill, readiness_gate
 from octavo_operator.decide.accepted_spec import accept
+from octavo_operator.decide.adapter_trials import trials_from_status
 from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.decide.decision import DecisionInputs, DecisionMemory, decide
 from octavo_operator.decide.flip import FlipSignals
@@ -144,6 +145,7 @@ class Reconciler:
         await self._set_gates(snapshot.observed.pods, memory)
         for reason, text in by_verb(snapshot.plan.details).items():
             await self._events.record(body, "Normal", reason, text)
+        await self._record_trials(body, snapshot)
         if not snapshot.plan.is_empty:
             snapshot = self._decide(body, accepted, memory, has_scaled=True)
         await self._report(self._world.deployment(memory.key) or body, snapshot, memory, faults)
@@ -188,6 +190,12 @@ class Reconciler:
             prefill_signals=prefill_signals,
             flip_signals=demand.flip_signals(pool) if accepted.deployment.flips else FlipSignals(),
             canary_totals=demand.canary_totals(pool, rollout),
+            adapter_totals={
+                one.name: demand.adapter_totals(pool, one.canary.of, one.name)
+                for one in accepted.deployment.adapters
+                if one.canary is not None
+            },
+            loaded_adapters=demand.adapter_holders(pool).keys(),
             memory=memory.decision,
             settled=memory.settled,
             has_scaled=has_scaled,
@@ -247,6 +255,13 @@ class Reconciler:
         changes = readiness_gate.decide_all(pods, holders, memory.held_since, self._clock())
         memory.held_since = changes.held_since
         await set_gates(self._cluster, self._world, changes.gates, now_text=self._now_text)
+
+    async def _record_trials(self, body: Object, snapshot: ReconcileSnapshot) -> None:
+        for event in snapshot.trials.events:
+            if event.is_promoted:
+                await self._events.record(body, "Normal", Reason.ADAPTER_PROMOTED, event.text)
+            else:
+                await self._events.record(body, "Warning", Reason.ADAPTER_ROLLED_BACK, event.text)
 
     async def _refuse(self, body: Object, error: SpecInvalid, memory: _Memory) -> KeyOutcome:
         """Neither this spec nor an earlier one can be carried out: what runs is left alone."""
@@ -309,8 +324,10 @@ def _version(body: Object) -> tuple[str, int]:
 
 
 def _has_new_decision(snapshot: ReconcileSnapshot, status: Object) -> bool:
-    """A step of the rollout, a number of replicas or a flip that is not stored yet."""
+    """A step of the rollout, a number of replicas, a flip or a trial that is not stored yet."""
     if snapshot.capacity.state != rollout_from_status(status):
+        return True
+    if list(snapshot.trials.trials) != trials_from_status(status):
         return True
     scaling, prefill_scaling = snapshot.scaling, snapshot.prefill_scaling
     if snapshot.last_flip is not None and snapshot.last_flip != flip_from_status(status):

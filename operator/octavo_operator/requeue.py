@@ -55,7 +55,7 @@ def _next_tick(snapshot: ReconcileSnapshot, loading: LoadingState | None) -> flo
     if deployment.flips and sum(count_sides(snapshot.observed)) > 1:
         return FLIP_TICK_S
     is_scaled = autoscale.reads_signals(deployment) or prefill.reads_signals(deployment)
-    if snapshot.capacity.state.revision or is_scaled:
+    if snapshot.capacity.state.revision or snapshot.trials.is_open or is_scaled:
         return TICK_S
     if not snapshot.is_done:
         observed = snapshot.observed

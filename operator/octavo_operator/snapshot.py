@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo_operator.decide.accepted_spec import Accepted
+    from octavo_operator.decide.adapter_trials import TrialDecision
     from octavo_operator.decide.adapters import AdapterDecision
     from octavo_operator.decide.autoscale import ReplicaCount, Scaling
     from octavo_operator.decide.flip import LastFlip
@@ -32,6 +33,7 @@ class ReconcileSnapshot:
     prefill_count: ReplicaCount | None  # None: the spec has no prefill pods
     last_flip: LastFlip | None  # the last change of sides
     adapters: AdapterDecision
+    trials: TrialDecision  # of adapters
 
     @property
     def deployment(self) -> LLMDeployment:

@@ -17,6 +17,7 @@ from octavo_common.faults import join_faults
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+NOT_LOADED: Final = "adapter_not_loaded"  # a code
 _MESSAGES: Final = "/v1/messages"
 # Where Anthropic has another word: the engine's own table, see its error_shapes.
 _ANTHROPIC_TYPES: Final = {"server_error": "api_error"}

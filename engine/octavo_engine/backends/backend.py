@@ -195,6 +195,14 @@ class TakesAdapters(Protocol):
 
 
 @runtime_checkable
+class PreparesAdapters(Protocol):
+    """A backend where a load is quicker with memory that was made ready before."""
+
+    def prepare_adapter(self) -> None:
+        """Make ready what packing another adapter like the last one needs. In any thread."""
+
+
+@runtime_checkable
 class ExpectsAdapters(Protocol):
     """A backend with memory of its own, to which adapters must be sent."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from bisect import bisect_left
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.errors import InvalidRequest, ModelError, ModelUnknown, RequestError
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ADAPTER_NOT_FOUND = "adapter_not_found"
+PREPARE_AFTER_S = 0.2
 
 
 class _Read(NamedTuple):
@@ -68,13 +71,19 @@ class AdapterQueue:
         max_held: int,
         max_rank: int,
         expect: Callable[[PackedAdapter], None] | None = None,
+        prepare: Callable[[], None] | None = None,
+        prepare_after_s: float = PREPARE_AFTER_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`expect` is called for each request whose adapter is in memory. `wake` may be set: it is
+        """`expect` is called for each request whose adapter is in memory; `prepare`, in the
+        thread, once nothing was to be read for a moment after a load. `wake` may be set: it is
         called, in a thread, when something was read."""
         self.wake: Callable[[], None] | None = None
         self._pack = pack
         self._expect = expect
+        self._prepare = prepare
+        self._prepare_after_s = prepare_after_s
+        self._is_wanted = threading.Event()  # something else is to be read
         self._max_held = max_held
         self._max_rank = max_rank
         self._now = now
@@ -158,6 +167,7 @@ class AdapterQueue:
         wait(readings, timeout_s, return_when="FIRST_COMPLETED")
 
     def close(self) -> None:
+        self._is_wanted.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._held.clear()
 
@@ -225,6 +235,7 @@ class AdapterQueue:
                 del self._held[digest]
 
     def _start(self, path: str) -> Future[_Read]:
+        self._is_wanted.set()
         reading = self._threads.submit(self._read, path)
         reading.add_done_callback(self._when_read)
         return reading
@@ -235,12 +246,14 @@ class AdapterQueue:
 
     def _read(self, path: str) -> _Read:
         """In the thread."""
+        self._is_wanted.clear()
         started = time.monotonic()
         try:
             files = read_adapter(path, max_rank=self._max_rank)
             packed = self._pack(files)
             num_bytes = sum(p.down.data.nbytes + p.up.data.nbytes for p in files.parts.values())
             adapter = HeldAdapter(files.digest, files.rank, num_bytes, packed)
+            self._prepare_next()
             return _Read(adapter, None, time.monotonic() - started)
         except AdapterMissing as missing:
             error: RequestError = ModelUnknown(
@@ -252,6 +265,20 @@ class AdapterQueue:
             logger.exception("Could not read an adapter")
             error = InvalidRequest(f"{path} cannot be read: {problem}", param="lora_path")
         return _Read(None, error, time.monotonic() - started)
+
+    def _prepare_next(self) -> None:
+        """After this load, and not beside the first steps with its adapter: they need all
+        processors."""
+        prepare = self._prepare
+        if prepare is None:
+            return
+
+        def run() -> None:
+            if not self._is_wanted.wait(self._prepare_after_s):
+                prepare()
+
+        with suppress(RuntimeError):  # closed meanwhile
+            self._threads.submit(run)
 
     def _count(self, seconds: float, *, failed: bool = False) -> None:
         if failed:

@@ -15,6 +15,7 @@ from octavo_engine.backends.backend import (
     ExpectsAdapters,
     LaunchesSteps,
     PipelinesSteps,
+    PreparesAdapters,
     TakesAdapters,
 )
 from octavo_engine.backends.media import TakesMedia
@@ -360,6 +361,7 @@ def _make_adapters(
         max_held=config.num_held_adapters,
         max_rank=config.max_lora_rank,
         expect=backend.expect_adapter if isinstance(backend, ExpectsAdapters) else None,
+        prepare=backend.prepare_adapter if isinstance(backend, PreparesAdapters) else None,
         now=now,
     )
 

@@ -49,9 +49,10 @@ class EndpointState:
 
 @dataclass(frozen=True, slots=True)
 class RevisionState:
-    """Outcomes by revision, for canary analysis. Sums and counts, so that means are differences."""
+    """Outcomes by revision, or by adapter on trial, for canary analysis. Sums and counts, so that
+    means are differences."""
 
-    revision: str
+    revision: str  # or the adapter's name
     requests: int = 0
     errors: int = 0  # answers >= 500 and broken streams; what the client got, or would have got
     ttft_s_sum: float = 0.0
@@ -84,6 +85,9 @@ class PoolState:
     refused: int = 0  # requests, for lack of room: most of them never reached an engine
     adapters: list[AdapterState] = field(default_factory=list)
     prompt_tokens: float = 0.0  # of a typical prompt that another engine computes; 0: none came
+    # Of each adapter that is on trial, and of each that one is compared with: requests that were
+    # shared between the two.
+    adapter_trials: list[RevisionState] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

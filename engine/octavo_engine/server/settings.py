@@ -62,6 +62,7 @@ class ServerSettings:
     batch_concurrency: int = 32  # requests of batches at once, of all batches together
     lora_modules: tuple[str, ...] = ()  # adapters to serve from the start: NAME=PATH, or JSON
     lora_resolver_dir: str = ""  # folder of adapters that a request may name without being loaded
+    lora_resolver_hub: tuple[str, ...] = ()  # repositories of the Hub, likewise: ORG/NAME[@REV]
     lora_resolvers: tuple[str, ...] = ()  # of packages, which find adapters that a request names
     allow_runtime_lora_updating: bool = False  # load and unload others while the server runs
     vllm_metrics: bool = True  # every metric also under vLLM's name, which other tools read

@@ -11,7 +11,7 @@ from octavo_engine.errors import ModelError, NoSuchModel
 from octavo_engine.weights.gguf_parts import all_parts, missing_parts, models_among
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 # Never pickles, and no Python of a repository unless that is wanted.
 _TOKENIZER = [
@@ -28,6 +28,7 @@ _TOKENIZER = [
 ]
 MODEL = (*_TOKENIZER, "*.safetensors", "*.safetensors.index.json")
 IGNORED = ("*/*", "consolidated*")
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _FILE = r"[\w.-]+\.gguf"
 # The file may stand before the revision or after it; people write both.
@@ -86,6 +87,20 @@ def download(
     return fetch.only_gguf(folder)
 
 
+def adapter_folders(repo: str, revision: str | None) -> set[str] | None:
+    """Folders of a repository that hold a LoRA adapter; "" is the uppermost. None: it cannot be
+    known, as HF_HUB_OFFLINE is set. Raises ModelError."""
+    return _Fetch(repo, revision, None, None).folders_with(ADAPTER[0])
+
+
+def download_adapter(
+    repo: str, revision: str | None, folder: str, *, download_dir: str | None = None
+) -> Path:
+    """The folder of an adapter on this machine. Raises ModelError."""
+    fetch = _Fetch(repo, revision, download_dir, None)
+    return fetch.snapshot([f"{folder}/{name}".lstrip("/") for name in ADAPTER], ignored=()) / folder
+
+
 class _Fetch:
     """One repository at one revision; every call translates the hub's errors."""
 
@@ -101,14 +116,24 @@ class _Fetch:
         self._download_dir = download_dir
         self._progress = progress
 
-    def snapshot(self, patterns: list[str]) -> Path:
+    def folders_with(self, name: str) -> set[str] | None:
+        import huggingface_hub
+        from huggingface_hub import constants
+
+        if constants.HF_HUB_OFFLINE:
+            return None
+        listed = self._call(huggingface_hub.HfApi().list_repo_files)
+        found = [folder for folder, _, last in (n.rpartition("/") for n in listed) if last == name]
+        return set(found)
+
+    def snapshot(self, patterns: list[str], ignored: Sequence[str] = IGNORED) -> Path:
         import huggingface_hub
 
         return Path(
             self._call(
                 huggingface_hub.snapshot_download,
                 allow_patterns=patterns,
-                ignore_patterns=list(IGNORED),
+                ignore_patterns=list(ignored),
                 **self._options(),
             )
         )

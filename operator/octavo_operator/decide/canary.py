@@ -161,7 +161,9 @@ def judge_trial(
     return TrialJudgement(judge(rollout.canary.analysis, stable, trial), baseline)
 
 
-def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:
+def judge(
+    analysis: Analysis, stable: Sample, canary: Sample, *, stable_name: str = "the stable revision"
+) -> CanaryVerdict:
     """Worse, good, or not enough to say. Errors are judged first: they need the least evidence."""
     if canary.requests < analysis.min_requests:
         return CanaryVerdict(
@@ -174,7 +176,7 @@ def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:
         return CanaryVerdict(
             "reject",
             "CanaryErrorRate",
-            f"{canary.error_rate:.1%} of {canary.requests} requests failed; the stable revision "
+            f"{canary.error_rate:.1%} of {canary.requests} requests failed; {stable_name} "
             f"had {stable.error_rate:.1%}",
         )
     ttft, itl = analysis.max_ttft_p95_ratio, analysis.max_itl_ratio
@@ -188,7 +190,7 @@ def judge(analysis: Analysis, stable: Sample, canary: Sample) -> CanaryVerdict:
             return CanaryVerdict(
                 "reject",
                 "CanarySlow",
-                f"{name} was {ours * 1e3:.0f} ms; the stable revision had {theirs * 1e3:.0f} ms, "
+                f"{name} was {ours * 1e3:.0f} ms; {stable_name} had {theirs * 1e3:.0f} ms, "
                 f"of which {ratio:g} times are allowed",
             )
     return CanaryVerdict(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo_operator.decide import adopt, autoscale, canary
+from octavo_operator.decide.adapter_trials import decide_trials, trials_from_status
 from octavo_operator.decide.adapters import decide_adapters
 from octavo_operator.decide.autoscale import ScaleHistory, ScaleInputs
 from octavo_operator.decide.flip import is_labelled, plan_flips
@@ -20,10 +21,11 @@ from octavo_operator.desired import Traffic, desired_objects
 from octavo_operator.snapshot import ReconcileSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from octavo_engine.protocol.sides import SideHistory
     from octavo_operator.decide.accepted_spec import Accepted
+    from octavo_operator.decide.adapter_trials import TrialBaseline, TrialDecision
     from octavo_operator.decide.adapters import AdapterClaim
     from octavo_operator.decide.autoscale import LoadSignals, ReplicaCount, Scaling
     from octavo_operator.decide.canary import CanaryBaseline, CanaryState, CanaryTotals
@@ -43,6 +45,7 @@ class DecisionMemory:
     prefill_scale: ScaleHistory = field(default_factory=ScaleHistory)
     sides: Mapping[str, SideHistory] = field(default_factory=dict)  # by revision
     baseline: CanaryBaseline | None = None
+    trials: Mapping[str, TrialBaseline] = field(default_factory=dict)  # by adapter on trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,8 @@ class DecisionInputs:
     prefill_signals: LoadSignals  # of the prefill pods alone
     flip_signals: FlipSignals
     canary_totals: CanaryTotals
+    adapter_totals: Mapping[str, CanaryTotals]  # by adapter on trial
+    loaded_adapters: Collection[str]
     # What this process remembers.
     memory: DecisionMemory
     settled: Mapping[tuple[Kind, str], tuple[str, str]]
@@ -112,12 +117,13 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
     prefill = _step_of_prefill(inputs, prefill_count, target, capacity.state)
     flips = _flips(inputs)
     adapters = decide_adapters(deployment, inputs.adapters)
+    trials = _judge_adapters(inputs)
     traffic = Traffic(
         replicas=count.replicas,
         weights=capacity.weights,
         by_side=deployment.flips and is_labelled(observed),
         scaled_to_zero=deployment.is_woken_by_requests(count.replicas),
-        adapters=tuple(one.adapter for one in adapters.taken),
+        adapters=tuple(trials.routed(one.adapter) for one in adapters.taken),
     )
     desired = desired_objects(deployment, inputs.settings, traffic, revision=revision)
     replicas = observed.replicas(in_flight)
@@ -137,10 +143,12 @@ def decide(inputs: DecisionInputs) -> ReconcileDecision:
     )
     snapshot = ReconcileSnapshot(
         inputs.accepted, revision, target, observed, replicas, capacity, prefill, plan,
-        count.scaling, prefill_count, flips.last, adapters,
+        count.scaling, prefill_count, flips.last, adapters, trials,
     )  # fmt: skip
     prefill_scale = prefill_count.history if prefill_count is not None else ScaleHistory()
-    memory = DecisionMemory(count.history, prefill_scale, flips.histories, trial.baseline)
+    memory = DecisionMemory(
+        count.history, prefill_scale, flips.histories, trial.baseline, trials.baselines
+    )
     return ReconcileDecision(snapshot, memory, admission.holds_slot)
 
 
@@ -155,6 +163,17 @@ def _scale_inputs(
 ) -> ScaleInputs:
     return ScaleInputs(
         last, history, signals, inputs.now, inputs.now_text, is_decided=inputs.has_scaled
+    )
+
+
+def _judge_adapters(inputs: DecisionInputs) -> TrialDecision:
+    return decide_trials(
+        inputs.deployment.adapters,
+        trials_from_status(inputs.status),
+        inputs.memory.trials,
+        inputs.adapter_totals,
+        inputs.loaded_adapters,
+        now=inputs.epoch_now,
     )
 
 

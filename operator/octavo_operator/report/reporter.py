@@ -144,6 +144,7 @@ class Reporter:
             selector=labels.selector_text(labels.engines(snapshot.deployment.name)),
             endpoint=endpoint,
             adapters=await self._report_adapters(snapshot, last),
+            trials=snapshot.trials.trials,
         )
         await self._write_status(body, summarize(facts, previous, self._now_text()), previous)
         if refusal is not None:

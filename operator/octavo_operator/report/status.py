@@ -17,6 +17,7 @@ from octavo_operator.reasons import Reason, explain
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from octavo_operator.decide.adapter_trials import AdapterTrial
     from octavo_operator.decide.rollout import RevisionReplica
     from octavo_operator.objects.kinds import Object
     from octavo_operator.report.faults import Fault
@@ -57,6 +58,7 @@ class Facts:
     selector: str = ""
     endpoint: str = ""
     adapters: Sequence[Mapping[str, object]] = ()  # each with where it is loaded
+    trials: Sequence[AdapterTrial] = ()  # of adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ def summarize(facts: Facts, previous: Mapping[str, object], now: str) -> Object:
         status["model"] = dict(facts.model)
     if facts.adapters:
         status["adapters"] = [dict(entry) for entry in facts.adapters]
+    if facts.trials:
+        status["adapterTrials"] = [trial.to_status() for trial in facts.trials]
     rollout = rollout_to_status(facts.canary, facts.weights.get(facts.canary.revision, 0))
     if rollout:
         status["rollout"] = rollout

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
@@ -110,8 +110,10 @@ class RouterDemand:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._replicas: dict[str, _Replica] = {}
-        self._tallies: dict[tuple[str, str], _Tally] = {}
-        self._last: dict[tuple[str, str, str, str], Sample] = {}  # replica, epoch, pool, revision
+        self._tallies: dict[tuple[str, str], _Tally] = {}  # by pool and revision
+        self._trials: dict[tuple[str, str], _Tally] = {}  # by pool and adapter
+        # By replica, epoch, pool, and what is counted.
+        self._last: dict[tuple[str, str, str, str], Sample] = {}
         self._is_known = False
         self._serving: dict[str, _Serving] = {}  # by pool
 
@@ -142,12 +144,17 @@ class RouterDemand:
         is_known = replica.state is not None and replica.state.epoch == state.epoch
         replica.state, replica.at = state, self._clock()
         for pool in state.pools:
-            for revision in pool.revisions:
-                self._count(
-                    name, state.epoch, pool.pool, revision.revision, _sample(revision), is_known
-                )
-            refused = Sample(refused=pool.refused)
-            self._count(name, state.epoch, pool.pool, _NO_REVISION, refused, is_known)
+            samples = {one.revision: _sample(one) for one in pool.revisions}
+            plain = samples.get(_NO_REVISION, Sample())  # of a pool without weights
+            samples[_NO_REVISION] = replace(plain, refused=pool.refused)
+            source = (name, state.epoch, pool.pool)
+            for revision, sample in samples.items():
+                new = self._new_since_last((*source, revision), sample, is_known)
+                self._tally(self._tallies, (pool.pool, revision), new)
+            for trial in pool.adapter_trials:
+                key = (*source, f"adapter {trial.revision}")
+                new = self._new_since_last(key, _sample(trial), is_known)
+                self._tally(self._trials, (pool.pool, trial.revision), new)
         return changed
 
     def holders(self, pod_uid: str) -> Holders:
@@ -304,9 +311,19 @@ class RouterDemand:
             is_reported=bool(self.num_answering),
         )
 
+    def adapter_totals(self, pool: str, stable: str, trial: str) -> CanaryTotals:
+        """Of an adapter and the one that is on trial beside it."""
+        nothing = _Tally()
+        return CanaryTotals(
+            self._trials.get((pool, stable), nothing).total,
+            self._trials.get((pool, trial), nothing).total,
+            is_reported=bool(self.num_answering),
+        )
+
     def forget(self, pool: str) -> None:
-        for key in [key for key in self._tallies if key[0] == pool]:
-            del self._tallies[key]
+        for tallies in (self._tallies, self._trials):
+            for key in [key for key in tallies if key[0] == pool]:
+                del tallies[key]
         self._last = {key: value for key, value in self._last.items() if key[2] != pool}
         self._serving.pop(pool, None)
 
@@ -317,19 +334,24 @@ class RouterDemand:
     def _endpoints(self, pool: str) -> list[EndpointState]:
         return [e for state in self._fresh() for e in state.endpoints if e.pool == pool]
 
-    def _count(
-        self, name: str, epoch: str, pool: str, revision: str, now: Sample, is_known: bool
-    ) -> None:
-        key = (name, epoch, pool, revision)
+    def _new_since_last(
+        self, key: tuple[str, str, str, str], now: Sample, is_known: bool
+    ) -> Sample | None:
+        """What came since the last look. None: nothing was known before."""
         before = self._last.get(key)
         self._last[key] = now
-        tally = self._tallies.setdefault((pool, revision), _Tally())
         if before is None and is_known:
             before = Sample()
-        if before is None:
-            # Counted before we looked: it may be hours old, or of this second. Not evidence.
+        # Counted before we looked: it may be hours old, or of this second. Not evidence.
+        return None if before is None else now - before
+
+    def _tally(
+        self, tallies: dict[tuple[str, str], _Tally], key: tuple[str, str], new: Sample | None
+    ) -> None:
+        tally = tallies.setdefault(key, _Tally())
+        if new is None:
             return
-        tally.total = tally.total + (now - before)
+        tally.total = tally.total + new
         at = self._clock()
         if not tally.history or at - tally.history[-1].at >= 1.0:
             tally.history.append(_Past(at, tally.total))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.protocol.kubernetes import ADAPTER_KIND, GROUP, VERSION
 from octavo_operator.errors import SpecInvalid
 from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.model import LONGEST_URI, NAME_FORM, SERVED_NAME, check_uri
+from octavo_operator.spec.traffic import Analysis, read_analysis
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ class AdapterCanary:
 
     of: str  # that adapter's name
     percent: int = 10
+    pause_s: float = 300.0  # watched at least
+    analysis: Analysis = field(default_factory=Analysis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,8 @@ def _read_canary(fields: FieldReader) -> AdapterCanary:
     canary = AdapterCanary(
         of=fields.required_text("of", longest=128),
         percent=fields.integer("percent", 10, least=1, most=100),
+        pause_s=fields.duration("pause", 300, least_s=0, most_s=86400),
+        analysis=read_analysis(fields.section("analysis")),
     )
     fields.end()
     return canary

@@ -37,12 +37,12 @@ class CanaryStep:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """When a new revision is worse than the stable one. Ratios are new / stable."""
+    """When a new revision or adapter is worse than the stable one. Ratios are new / stable."""
 
     max_error_rate: float = 0.02
     max_ttft_p95_ratio: float = 1.5
     max_itl_ratio: float = 1.5
-    min_requests: int = 50  # answered by the new revision in a step before it is judged
+    min_requests: int = 50  # answered by the new one in a step before it is judged
 
 
 DEFAULT_STEPS = (CanaryStep(5), CanaryStep(25), CanaryStep(50))
@@ -101,18 +101,22 @@ def read_rollout(fields: FieldReader) -> RolloutSpec:
     return rollout
 
 
+def read_analysis(fields: FieldReader) -> Analysis:
+    analysis = Analysis(
+        max_error_rate=fields.number("maxErrorRate", 0.02, least=0, most=1),
+        max_ttft_p95_ratio=fields.number("maxTTFTp95Ratio", 1.5, least=1, most=100),
+        max_itl_ratio=fields.number("maxITLRatio", 1.5, least=1, most=100),
+        min_requests=fields.integer("minRequests", 50, least=1, most=1_000_000),
+    )
+    fields.end()
+    return analysis
+
+
 def _read_canary(fields: FieldReader) -> CanarySpec:
-    analysis = fields.section("analysis")
     canary = CanarySpec(
         steps=fields.objects("steps", _read_step, most=16) or DEFAULT_STEPS,
-        analysis=Analysis(
-            max_error_rate=analysis.number("maxErrorRate", 0.02, least=0, most=1),
-            max_ttft_p95_ratio=analysis.number("maxTTFTp95Ratio", 1.5, least=1, most=100),
-            max_itl_ratio=analysis.number("maxITLRatio", 1.5, least=1, most=100),
-            min_requests=analysis.integer("minRequests", 50, least=1, most=1_000_000),
-        ),
+        analysis=read_analysis(fields.section("analysis")),
     )
-    analysis.end()
     weights = [step.weight for step in canary.steps]
     if any(later <= earlier for earlier, later in itertools.pairwise(weights)):
         raise SpecInvalid(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo_engine.protocol.state import AdapterState
 from octavo_router.adapters.demand import AdapterDemand
 from octavo_router.adapters.placement import AdapterNeed, EngineSlots, place_adapters
-from octavo_router.errors import Rejected
+from octavo_router.errors import NOT_LOADED, Rejected
 from octavo_router.metrics.counts import PoolCounts
 from octavo_router.routing import pricing
 
@@ -203,6 +203,27 @@ class AdapterFleet:
         self._place(request.pool, is_urgent=True)
         return wait
 
+    def move(self, request: RouteRequest, error: Rejected) -> bool:
+        """No engine of the request's revision could load its adapter: whether another revision may
+        serve it, which the request is for from now on. It is a failure of the first one, though the
+        client gets an answer."""
+        if not request.revision or error.code != NOT_LOADED:
+            return False
+        now, name = self._clock(), request.adapter
+        able = [
+            one
+            for one in self._registry.candidates(request.pool).endpoints
+            if one.spec.revision != request.revision and not self._has_failed(one, name, now)
+        ]
+        if not able:
+            return False
+        chosen = max(able, key=lambda one: (name in one.adapters, one.spec.revision))
+        counts = self._counts_of(request.pool).revision(request.revision)
+        counts.requests += 1
+        counts.errors += 1
+        request.revision = chosen.spec.revision
+        return True
+
     def missing(self, endpoint: Endpoint, request: RouteRequest) -> bool:
         """The engine answered that it does not have the model: whether the request may be placed
         again, as another router has unloaded its adapter there."""
@@ -339,21 +360,26 @@ class AdapterFleet:
         members = [one for one in members if not within or one.id in within]
         now = self._clock()
         failures = [
-            one
+            self._of(endpoint).failed[name]
             for endpoint in members
-            if (one := self._of(endpoint).failed.get(name)) is not None and now - one.at < FAILED_S
+            if self._has_failed(endpoint, name, now)
         ]
         if not members or len(failures) < len(members):
             return None
         last = max(failures, key=lambda one: one.at)
         return Rejected(
             503,
-            "adapter_not_loaded",
+            NOT_LOADED,
             f"The adapter `{name[:200]}` could not be loaded on any engine. The last one said: "
             f"{last.reason}",
             param="model",
             retry_after_s=max(1.0, FAILED_S - (now - min(one.at for one in failures))),
         )
+
+    def _has_failed(self, endpoint: Endpoint, name: str, now: float) -> bool:
+        """And is not tried again yet."""
+        failed = self._of(endpoint).failed.get(name)
+        return failed is not None and now - failed.at < FAILED_S
 
     def _state(self, pool: str, name: str) -> AdapterState:
         state, reason = "unloaded", ""

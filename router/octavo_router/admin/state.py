@@ -106,6 +106,9 @@ class StateReporter:
             refused=counts.refused if counts else 0,
             adapters=self._adapters(name),
             prompt_tokens=self._prompt_tokens(name),
+            adapter_trials=[_revision(*pair) for pair in sorted(counts.trials.items())]
+            if counts
+            else [],
         )
 
     def _age_s(self, counts: PoolCounts | None, *, is_wanted: bool) -> float | None:

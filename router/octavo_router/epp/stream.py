@@ -35,6 +35,7 @@ from octavo_router.proxy.heads import explanation
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from octavo_router.adapters.fleet import AdapterWait
     from octavo_router.epp.head import PickerHead
     from octavo_router.epp.messages import Pair, PickerMessage
     from octavo_router.epp.picker import Picker
@@ -226,6 +227,7 @@ class PickerStream:
         lease = None
         try:
             await self._adapter_loaded(request)
+            record.revision = request.revision
             watch = picker.watch(head, placeable)
             num_fallbacks = 0 if watch.digest else picker.config.epp.fallbacks
             lease = picker.dispatcher.place(request, num_fallbacks=num_fallbacks)
@@ -266,16 +268,21 @@ class PickerStream:
                 else:
                     settled.set_exception(error)
 
-            wait = adapters.wait(request, done)
+            wait: AdapterWait | None = None
             try:
+                wait = adapters.wait(request, done)
                 async with asyncio.timeout(self._picker.config.timeouts.total_s):
                     await settled
             except TimeoutError:
                 raise Rejected(
                     504, "deadline_exceeded", "The request exceeded its deadline."
                 ) from None
+            except Rejected as error:
+                if not adapters.move(request, error):  # another revision may have it
+                    raise
             finally:
-                wait.cancel()
+                if wait is not None:
+                    wait.cancel()
 
     async def _wait(self, entry: QueuedRequest) -> Ticket:
         """For its turn, or for the gateway's losing interest, whichever comes first."""

@@ -217,9 +217,8 @@ class AdmissionGate:
 
         The ticket is the place's from now on: it comes back with the turn, or is released.
         """
-        return self._queue(
-            request, ticket, ticket._key, num_bytes, deadline, self._clock(), is_new=False
-        )
+        key = (request.pool, request.revision)  # it may have moved to another revision
+        return self._queue(request, ticket, key, num_bytes, deadline, self._clock(), is_new=False)
 
     def wake(self, pool: str) -> None:
         """The pool may have room. Cheap when nobody waits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from octavo_router.errors import NOT_LOADED
 from octavo_router.metrics.record import RequestRecord
 
 try:
@@ -41,11 +42,10 @@ class RecordGroup(NamedTuple):
 # Records that agree in these go to the same counters.
 _KIND: Final = (
     "model", "is_known_model", "route", "status", "is_stream", "tenant", "pool", "revision",
-    "outcome", "code", "attempts", "resumes",
+    "trial", "outcome", "code", "attempts", "resumes",
 )  # fmt: skip
 # Codes of requests that more replicas would have served.
 _NO_ROOM: Final = frozenset(("overloaded", "queue_full", "queue_timeout"))
-_NO_ADAPTER: Final = "adapter_not_loaded"
 _SORTER: Final = Sorter(RequestRecord, _KIND, RecordGroup._fields[1:])
 
 
@@ -99,8 +99,10 @@ def count_pool(group: RecordGroup, pool: PoolCounts) -> None:
     if one.attempts:
         pool.pick.observe_all(group.pick_s)
     # A revision whose engines cannot load an adapter has failed its requests, though it got none.
-    if one.attempts or (one.code == _NO_ADAPTER and one.revision):
-        _count_revision(group, ttfts, decodes, pool.revision(one.revision))
+    if one.attempts or (one.code == NOT_LOADED and one.revision):
+        _count_outcomes(group, ttfts, decodes, pool.revision(one.revision))
+    if one.trial and (one.attempts or one.code == NOT_LOADED):
+        _count_outcomes(group, ttfts, decodes, pool.trial(one.trial))
     if one.attempts > 1:
         pool.retries += (one.attempts - 1 - one.resumes) * number
         pool.retries_exhausted += one.is_error * number
@@ -110,19 +112,19 @@ def count_pool(group: RecordGroup, pool: PoolCounts) -> None:
         _count_prediction(group, pool)
 
 
-def _count_revision(
+def _count_outcomes(
     group: RecordGroup,
     ttfts: list[float],
     decodes: list[tuple[float, int]],  # seconds after the first token, and tokens in them
-    revision: RevisionCounts,
+    counts: RevisionCounts,
 ) -> None:
     number = len(group.records)
-    revision.requests += number
-    revision.errors += group.records[0].is_error * number
-    revision.ttft.observe_all(ttfts)
+    counts.requests += number
+    counts.errors += group.records[0].is_error * number
+    counts.ttft.observe_all(ttfts)
     for seconds, tokens in decodes:
-        revision.itl_s_sum += seconds
-        revision.itl_count += tokens
+        counts.itl_s_sum += seconds
+        counts.itl_count += tokens
 
 
 def _count_prediction(group: RecordGroup, pool: PoolCounts) -> None:

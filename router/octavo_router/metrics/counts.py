@@ -28,7 +28,7 @@ class LabelledCounter(dict[tuple[str, ...], int]):
 
 @dataclass(slots=True)
 class RevisionCounts:
-    """Outcomes of one revision in one pool, for protocol.state."""
+    """Outcomes of one revision, or of one adapter on trial, in one pool, for protocol.state."""
 
     requests: int = 0
     errors: int = 0
@@ -71,6 +71,7 @@ class PoolCounts:
     prompts: LabelledCounter = field(default_factory=LabelledCounter)
     state_changes: LabelledCounter = field(default_factory=LabelledCounter)  # (state)
     revisions: dict[str, RevisionCounts] = field(default_factory=dict)
+    trials: dict[str, RevisionCounts] = field(default_factory=dict)  # by adapter
 
     def saw_request(self, at: float) -> None:
         if self.last_request_at is None or self.last_request_at < at:
@@ -80,6 +81,12 @@ class PoolCounts:
         counts = self.revisions.get(name)
         if counts is None:
             counts = self.revisions[name] = RevisionCounts()
+        return counts
+
+    def trial(self, adapter: str) -> RevisionCounts:
+        counts = self.trials.get(adapter)
+        if counts is None:
+            counts = self.trials[adapter] = RevisionCounts()
         return counts
 
 

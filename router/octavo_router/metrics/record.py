@@ -21,6 +21,7 @@ class RequestRecord:
     is_known_model: bool = False
     pool: str = ""
     revision: str = ""
+    trial: str = ""  # the adapter that is on trial, or compared with one that is
     tenant: str = ""
     endpoint: str = ""  # the one that answered, or the last that was tried
     endpoint_id: str = ""

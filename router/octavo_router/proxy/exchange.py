@@ -220,6 +220,8 @@ class ProxyExchange:
         try:
             self._loading = adapters.wait(self._request, self._adapter_settled, exclude)
         except Rejected as error:
+            if self._moves(error):
+                return self._waits_for_adapter(exclude)
             self._give_up(error, "refused")
             return True
         self._expect_a_turn()
@@ -228,12 +230,20 @@ class ProxyExchange:
     def _adapter_settled(self, error: Rejected | None) -> None:
         self._loading = None
         try:
-            if error is not None:
+            if error is not None and not self._moves(error):
                 self._give_up(error, "refused")
                 return
             self._place(self._passed_over)
         except Exception:
             self.broke()
+
+    def _moves(self, error: Rejected) -> bool:
+        """Whether another revision may have the adapter that this one could not load."""
+        adapters = self._proxy.adapters
+        if adapters is None or not adapters.move(self._request, error):
+            return False
+        self._account.record.revision = self._request.revision
+        return True
 
     def _reach(self, upstream: Upstream, now: float) -> None:
         handover = self._handover

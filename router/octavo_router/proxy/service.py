@@ -235,6 +235,7 @@ class Proxy:
             self.adapters.note(request)
         record.is_known_model = route.is_known
         record.pool, record.revision = route.pool, route.revision
+        record.trial = route.adapter if route.is_trial else ""
         return route
 
     def refused(self, connection: ClientConnection, error: Rejected, request_id: str) -> None:

@@ -48,6 +48,7 @@ class ModelRoute:
     upstream_model: str = ""  # the name that engines must be given; "" to leave it as it is
     copies: tuple[Copy, ...] = ()
     is_canary: bool = False  # the adapter gets a share of another's requests
+    is_trial: bool = False  # it does, or another gets a share of its own
     is_known: bool = True  # False: whether the model exists, engines will tell that wait is for
 
 
@@ -315,9 +316,11 @@ class Models:
     def _shared(self, name: str, target: str, key: str) -> ModelRoute:
         """By what engines serve; of an adapter with a canary, one of the two."""
         canary = self._canaries.get(target)
-        if canary is None or _point(f"{target}\0canary", key) * 100.0 >= canary[1]:
+        if canary is None:
             return self._discovered(name, target, key)
-        return dataclasses.replace(self._discovered(name, canary[0], key), is_canary=True)
+        is_canary = _point(f"{target}\0canary", key) * 100.0 < canary[1]
+        route = self._discovered(name, canary[0] if is_canary else target, key)
+        return dataclasses.replace(route, is_canary=is_canary, is_trial=True)
 
     def _discovered(self, name: str, target: str, key: str) -> ModelRoute:
         pools = self._pools_of(target)

@@ -351,3 +351,78 @@ def test_adapters_of_other_models_are_refused_by_name(
     for backend in (reference(tiny_model("llama")), native(tiny_model("llama"))):
         with pytest.raises(ModelError, match=message):
             backend.pack_adapter(files)
+
+
+def stored_as(folder: Path, rounded: Path, dtype: torch.dtype) -> tuple[Path, Path]:
+    """The adapter with its numbers in `dtype`, and with the same numbers in float32."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for name, kept in (("stored", dtype), ("float32", torch.float32)):
+        (rounded / name).mkdir(parents=True)
+        numbers = {key: one.to(dtype).to(kept) for key, one in tensors.items()}
+        save_file(numbers, rounded / name / "adapter_model.safetensors")
+        config = (folder / "adapter_config.json").read_text()
+        (rounded / name / "adapter_config.json").write_text(config)
+    return rounded / "stored", rounded / "float32"
+
+
+@pytest.mark.parametrize("computed", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_file_of_16_bits_is_packed_as_its_numbers_in_float32_are(
+    dtype: torch.dtype, computed: Dtype, tmp_path: Path
+) -> None:
+    """To the bit, with an odd rank too, whose last pair is filled up."""
+    model = tiny_model("llama")
+    names = [f"model.layers.{i}.{part}" for i in range(2) for part in
+             ("self_attn.q_proj", "mlp.up_proj")]  # fmt: skip
+    shapes = {name: model.reference.state_dict()[f"{name}.weight"].shape for name in names}
+    modules = {name: (shape[1], shape[0]) for name, shape in shapes.items()}
+    written = write_adapter(tmp_path / "written", modules, rank=5)
+    stored, same = stored_as(written, tmp_path / "rounded", dtype)
+    token_ids = random_tokens(60)
+    found = run(native(model, computed), stored, token_ids)
+    assert np.array_equal(found, run(native(model, computed), same, token_ids))
+    assert not np.array_equal(found, run(native(model, computed), None, token_ids))
+    if computed == "f32":
+        np.testing.assert_allclose(found, run(reference(model), stored, token_ids), **FLOAT32)
+
+
+def test_memory_of_an_adapter_that_went_leaves_nothing_in_the_next(tmp_path: Path) -> None:
+    """The second one has fewer ranks and layers: what it does not fill must be zero."""
+    model = tiny_model("llama")
+    parts = ("self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj")
+    names = [f"model.layers.{layer}.{part}" for layer in range(2) for part in parts]
+    shapes = {name: model.reference.state_dict()[f"{name}.weight"].shape for name in names}
+    modules = {name: (shape[1], shape[0]) for name, shape in shapes.items()}
+    large = write_adapter(tmp_path / "large", modules, rank=18, size=float("inf"))
+    some = {name: modules[name] for name in names if "down" not in name}
+    small = write_adapter(tmp_path / "small", some, rank=17, seed=1)
+    token_ids = random_tokens(60)
+    expected = run(native(model), small, token_ids)
+    backend = native(model)
+    place(backend, 1, large)
+    num_bytes = backend.pack_adapter(read_adapter(str(large))).nbytes
+    assert backend._adapters is not None
+    assert backend._adapters.spare_bytes == num_bytes  # of the one that nothing holds
+    backend.set_adapter(1, None)
+    packed = backend.pack_adapter(read_adapter(str(small)))
+    assert num_bytes / 2 <= packed.nbytes <= num_bytes
+    del packed
+    assert np.array_equal(run(backend, small, token_ids), expected)
+
+
+def test_memory_for_the_next_adapter_is_made_ready_once(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    folder = write_adapter(tmp_path, {"model.layers.0.self_attn.q_proj": (64, 64)})
+    backend = native(model)
+    assert backend._adapters is not None
+    backend.prepare_adapter()  # before any: of no size
+    assert backend._adapters.spare_bytes == 0
+    held = [backend.pack_adapter(read_adapter(str(folder)))]
+    backend.prepare_adapter()
+    assert backend._adapters.spare_bytes == held[0].nbytes
+    held.append(backend.pack_adapter(read_adapter(str(folder))))
+    assert backend._adapters.spare_bytes == 0  # it has it
+    held.clear()
+    assert backend._adapters.spare_bytes > 0

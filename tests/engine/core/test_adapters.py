@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -232,6 +233,37 @@ def test_a_backend_hears_of_each_request_whose_adapter_is_in_memory(folders: lis
     queue.close()
 
 
+def test_memory_for_the_next_load_is_made_ready_only_while_nothing_is_to_be_read(
+    folders: list[str],
+) -> None:
+    """A load that comes meanwhile does not wait for it."""
+    prepared: list[int] = []
+    is_ready = threading.Event()
+
+    def prepare() -> None:
+        prepared.append(1)
+        is_ready.set()
+
+    def queue_with(after_s: float) -> AdapterQueue:
+        return AdapterQueue(
+            lambda files: files.digest, max_held=4, max_rank=64, prepare=prepare,
+            prepare_after_s=after_s,
+        )  # fmt: skip
+
+    patient = queue_with(3600.0)
+    for number, folder in enumerate(folders[:2]):
+        patient.load(str(number), folder)
+        patient.wait(30)
+        assert len(patient.settle().loaded) == 1
+    patient.close()
+    patient._threads.shutdown(wait=True)
+    assert not prepared
+    prompt = queue_with(0.0)
+    prompt.load("0", folders[0])
+    assert is_ready.wait(30)
+    prompt.close()
+
+
 def test_a_deadline_passes_while_the_adapter_is_read(folders: list[str]) -> None:
     engine = sim_engine()
     ref = AdapterRef("a", folders[0], "0" * 32)
@@ -308,3 +340,31 @@ def test_slots_are_counted_and_the_longest_unused_goes_first() -> None:
             slots.release(sequence)
         slots.check(running)
     assert len({s.adapter_slot for s in running}) <= 3
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_adapters_answer_alike_after_a_sleep(level: int, tmp_path: Path) -> None:
+    """One that is in a slot, one that is in memory only, and one that is loaded only then."""
+    layers = {f"model.layers.{n}.self_attn.q_proj": (576, 576) for n in range(0, 30, 3)}
+    layers |= {f"model.layers.{n}.mlp.up_proj": (576, 1536) for n in range(0, 30, 3)}
+    refs = [
+        LoRARequest(f"a{n}", n + 1, str(write_adapter(tmp_path / str(n), layers, seed=n, size=1.0)))
+        for n in range(4)
+    ]
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+    def ask(llm: LLM, *chosen: LoRARequest | None) -> list[list[int]]:
+        prompts = ["The capital of France is"] * len(chosen)
+        outputs = llm.generate(prompts, params, lora_request=list(chosen))
+        return [list(each.outputs[0].token_ids) for each in outputs]
+
+    with LLM(
+        "demo://smollm2", enable_lora=True, max_loras=2, kv_cache_memory_bytes=64 << 20
+    ) as llm:
+        before = [ask(llm, one)[0] for one in (*refs[:3], None)]
+        assert len({tuple(one) for one in before}) == 4
+        llm.sleep(level)
+        llm.wake_up()
+        assert ask(llm, refs[2], None, refs[0], refs[1]) == [before[n] for n in (2, 3, 0, 1)]
+        assert ask(llm, refs[3])[0] not in before
+        assert ask(llm, refs[0], None) == [before[0], before[3]]

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
 import pytest
+from huggingface_hub import constants
 
 from octavo_engine.errors import ConfigError
 from octavo_engine.server import adapter_resolvers
-from octavo_engine.server.adapter_resolvers import FolderResolver, make_resolvers
+from octavo_engine.server.adapter_resolvers import (
+    LISTED_S,
+    FolderResolver,
+    HubResolver,
+    make_resolvers,
+)
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.adapters import write_adapter
 from tests.fakes.simulated import CONFIG, Simulated, simulating
@@ -147,7 +156,138 @@ def test_a_resolver_that_fails_is_no_unknown_model(monkeypatch: pytest.MonkeyPat
 def test_what_is_wrong_is_said_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--lora-resolver-dir must be a folder"):
         ServerSettings(lora_resolver_dir=str(tmp_path / "nothing"))
-    with pytest.raises(ConfigError, match="need --enable-lora"):
+    with pytest.raises(ConfigError, match="--lora-resolver-dir needs --enable-lora"):
         make_resolvers(ServerSettings(lora_resolver_dir=str(tmp_path)), takes_adapters=False)
     with pytest.raises(ConfigError, match="hub: no package has it; installed: none"):
         make_resolvers(ServerSettings(lora_resolvers=("hub",)), takes_adapters=True)
+
+
+# -- the Hub
+
+
+class StandInHub:
+    """One repository on loopback, as the Hub shows it."""
+
+    COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+    def __init__(self, root: Path) -> None:
+        self.paths: list[str] = []  # of requests, in order
+        self.is_away = False
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                hub.paths.append(self.path.partition("?")[0])
+                status, body, headers = hub.answer(root, self.path.partition("?")[0])
+                self.send_response(status)
+                for name, value in {"content-length": str(len(body)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, root: Path, path: str) -> tuple[int, bytes, dict[str, str]]:
+        files = [one.relative_to(root).as_posix() for one in root.rglob("*") if one.is_file()]
+        if self.is_away:
+            return 403, b"", {}
+        if path == "/api/models/org/adapters/revision/main":
+            siblings = [{"rfilename": name} for name in files]
+            info = {"id": "org/adapters", "sha": self.COMMIT, "siblings": siblings}
+            return 200, json.dumps(info).encode(), {"content-type": "application/json"}
+        if path.startswith("/api/models/org/adapters/tree/"):
+            tree = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
+            return 200, json.dumps(tree).encode(), {"content-type": "application/json"}
+        name = path.removeprefix(f"/org/adapters/resolve/{self.COMMIT}/")
+        if name in files:
+            body = (root / name).read_bytes()
+            tag = hashlib.sha256(body).hexdigest()
+            return 200, body, {"etag": f'"{tag}"', "x-repo-commit": self.COMMIT}
+        return 404, b"", {"x-error-code": "RepoNotFound"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
+    repository = tmp_path / "repository"
+    write_adapter(repository, MODULES, seed=5)
+    write_adapter(repository / "team" / "legal", MODULES, seed=6)
+    (repository / "team" / "legal" / "evil.py").write_text("raise SystemExit")
+    (repository / "notes").mkdir()
+    (repository / "notes" / "README.md").write_text("no adapter")
+    hub = StandInHub(repository)
+    thread = threading.Thread(target=hub.server.serve_forever)
+    thread.start()
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield hub
+    hub.server.shutdown()
+    thread.join()
+    hub.server.server_close()
+
+
+def test_a_request_may_name_what_lies_in_a_repository_of_the_hub(hub: StandInHub) -> None:
+    settings = ServerSettings(lora_resolver_hub=("org/adapters",))
+    with simulating(LORA, settings) as server:
+        for name in ("org/adapters", "org/adapters/team/legal"):
+            response = ask(server, name)
+            assert response.status_code == 200, response.text
+            assert response.json()["model"] == name
+        assert names(server) == ["org/adapters", "org/adapters/team/legal"]
+        before = list(hub.paths)
+        for name in (
+            "org/adapters/notes", "org/adapters/team", "org/adapters/", "org/adapters/../x",
+            "org/other", "org", "adapters", "org/adapters2", "other/adapters/team/legal",
+        ):  # fmt: skip
+            assert ask(server, name).status_code == 404, name
+        assert hub.paths == before  # nothing is asked for names that clients make up
+        server.check_idle()
+    assert not any(path.endswith((".py", ".md")) for path in hub.paths)
+    own = [path for path in hub.paths if path != "/api/agent-harnesses"]  # of its library
+    assert all("/org/adapters/" in f"{path}/" for path in own), own
+
+
+def test_what_is_added_to_a_repository_is_found_within_a_minute(hub: StandInHub, tmp_path: Path):
+    now = 0.0
+    resolver = HubResolver(["org/adapters@main"], now=lambda: now)
+    assert resolver("org/adapters/new") is None
+    write_adapter(tmp_path / "repository" / "new", MODULES, seed=7)
+    assert resolver("org/adapters/new") is None
+    now = LISTED_S
+    found = resolver("org/adapters/new")
+    assert found is not None and found.endswith("/new")
+
+
+def test_a_hub_that_is_away_is_no_unknown_adapter(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.is_away = True
+    with simulating(LORA, ServerSettings(lora_resolver_hub=("org/adapters",))) as server:
+        response = ask(server, "org/adapters")
+        assert response.status_code == 500
+        assert "its resolver failed" in response.text
+        assert hub.url not in response.text
+        hub.is_away = False
+        assert ask(server, "org/adapters").status_code == 200  # the failure is not remembered
+    # Without the network, what is in the cache is served.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(hub.paths)
+    resolver = HubResolver(["org/adapters"])
+    assert resolver("org/adapters") is not None
+    assert resolver("org/adapters/team/legal") is None
+    assert HubResolver(["org/unknown"])("org/unknown") is None
+    assert len(hub.paths) == asked
+
+
+@pytest.mark.parametrize("text", ["", "org", "org/a/b", "org/a.gguf/x", "../a", "org/a/b.gguf"])
+def test_a_repository_is_org_and_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="--lora-resolver-hub takes ORG/NAME"):
+        HubResolver([text])

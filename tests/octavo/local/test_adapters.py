@@ -69,7 +69,7 @@ def test_a_canary_reaches_the_routers_file():
 """
     )
     (one,) = read_documents({"a.yaml": text}).deployments
-    config = load_config(text=json.dumps({"routing": {"pools": [_pool(one)]}}))
+    config = load_config(text=json.dumps({"routing": {"pools": [_pool(one, one.adapters)]}}))
     assert config.routing.pools[0].adapters == (
         AdapterConfig(name="law", uri="/law"),
         AdapterConfig(

@@ -68,6 +68,8 @@ class Rig:
         self.demand.expect([NAME])
         self.said: list[str] = []
         self.reported: list[RevisionState] = []
+        self.trials: list[RevisionState] = []  # of adapters
+        self.loaded: list[str] = []
         deployment, launch = self.requested(**spec)
         self.pool = Pool(
             deployment, launch, home=self.home, environ={}, demand=self.demand,
@@ -95,11 +97,13 @@ class Rig:
         for _ in range(times):
             self.pool.look(SHARE)
             endpoints = [
-                EndpointState(r.url, "default/m", r.launch.revision, r.url, "ready")
+                EndpointState(
+                    r.url, "default/m", r.launch.revision, r.url, "ready", adapters=self.loaded
+                )
                 for r in self.pool.replicas
                 if r.state == "ready"
             ]
-            reported = [PoolState("default/m", revisions=self.reported)]
+            reported = [PoolState("default/m", revisions=self.reported, adapter_trials=self.trials)]
             self.demand.learn(NAME, State("1", NAME, reported, endpoints))
             self.clock.advance(1.0)
 
@@ -257,6 +261,47 @@ def test_a_canary_is_judged_by_what_the_router_counted(tmp_path, errors):
     assert rig.pool.row().phase == ("rolled back" if errors else "ready")
     if errors:
         assert "requests failed" in rig.pool.row().message
+
+
+ADAPTERS = [
+    {"name": "law", "uri": "file:///law"},
+    {"name": "next", "uri": "file:///next",
+     "canary": {"of": "law", "percent": 25, "pause": "5s", "analysis": {"minRequests": 10}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("errors", [0, 30])
+def test_an_adapter_on_trial_is_judged_by_what_the_router_counted(tmp_path, errors):
+    rig = Rig(tmp_path, adapters=ADAPTERS)
+    rig.look(4)
+
+    def routed() -> dict[str, tuple[str, float]]:
+        (pool,) = load_config(text=config(rig)).routing.pools
+        return {one.name: (one.canary_of, one.canary_percent) for one in pool.adapters}
+
+    law, trial = rig.pool.row().adapters
+    assert law.trial == ""
+    assert trial.trial == "Waiting: No engine has loaded next; law has all requests."
+    assert routed()["next"] == ("law", 25.0)
+    rig.loaded = ["law", "next"]
+    rig.look(8)
+    assert "Running" in rig.pool.row().adapters[1].trial
+    rig.trials = [revision("law", 100, 0), revision("next", 40, errors)]
+    rig.look(3)
+    trial = rig.pool.row().adapters[1]
+    if errors:
+        assert trial.trial.startswith("RolledBack: CanaryErrorRate")
+        assert routed()["next"][0] == ""
+        assert any("gets no more requests for law" in line for line in rig.said)
+    else:
+        assert trial.trial.startswith("Promoted: CanaryHealthy")
+        assert routed()["next"] == ("law", 100.0)
+        assert any("gets all requests for law" in line for line in rig.said)
+    shown = PlatformSnapshot(1, "http://x", "ready", "", (rig.pool.row(),))
+    assert PlatformSnapshot.from_json(shown.to_json()) == shown
+    screen = StringIO()
+    Console(file=screen, width=200).print(render(shown))
+    assert f"adapter next: canary {trial.trial}" in screen.getvalue()
 
 
 def config(rig: Rig, **more: Any) -> str:

@@ -1,8 +1,8 @@
 """Every field does something: from each leaf of the CRD to what it changes, and back.
 
-What a spec leads to is looked at in five parts: the revision of its pods, the objects that are
-applied (what routers read is among them), how a rollout goes on, how replicas follow demand, and
-which pods change sides.
+What a spec leads to is looked at in six parts: the revision of its pods, the objects that are
+applied (what routers read is among them), how a rollout goes on, what becomes of adapters on trial,
+how replicas follow demand, and which pods change sides.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import pytest
 from octavo_engine.protocol.sides import EngineLoad, SideDemand, decide_sides
 from octavo_engine.protocol.state import TTFT_BOUNDS_S
 from octavo_operator.decide import canary
+from octavo_operator.decide.adapter_trials import decide_trials
 from octavo_operator.decide.autoscale import LoadSignals, ScaleHistory, decide
-from octavo_operator.decide.canary import CanaryState, Sample
+from octavo_operator.decide.canary import CanaryState, CanaryTotals, Sample
 from octavo_operator.decide.plan import Target, plan_capacity
 from octavo_operator.decide.rollout import RevisionGroup
 from octavo_operator.desired import desired_objects, revision_of
@@ -28,10 +29,10 @@ from tests.fakes.deployments import make_deployment, with_images
 from tests.fakes.random_specs import leaves, spec_schema, template_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from octavo_operator.decide.plan import CapacityPlan
-    from octavo_operator.spec import AutoscalingSpec, RolloutSpec
+    from octavo_operator.spec import AdapterSpec, AutoscalingSpec, RolloutSpec
     from octavo_operator.spec.prefill import FlipSpec
 
 SETTINGS = with_images(OperatorSettings(capabilities=OPTIONAL_KINDS))
@@ -94,6 +95,7 @@ AROUND: dict[str, dict[str, Any]] = {
 }
 # Leaf → two of its values, and what differs between them.
 PODS, OBJECTS, PLAN, SCALE = "revision objects", "objects", "rollout", "autoscaling"
+TRIAL = "trials"
 PREFILL, SIDES = "prefill-autoscaling", "sides"
 CHANGES: dict[str, tuple[str, Any, Any]] = {
     "model.uri": (PODS, "hf://org/name", "hf://org/other"),
@@ -142,6 +144,11 @@ CHANGES: dict[str, tuple[str, Any, Any]] = {
     "adapters.[].pinned": (OBJECTS, False, True),
     "adapters.[].canary.of": (OBJECTS, "a", "c"),
     "adapters.[].canary.percent": (OBJECTS, 10, 20),
+    "adapters.[].canary.pause": (TRIAL, "60s", "5m"),
+    "adapters.[].canary.analysis.maxErrorRate": (TRIAL, 0.01, 0.5),
+    "adapters.[].canary.analysis.maxTTFTp95Ratio": (TRIAL, 1.5, 3),
+    "adapters.[].canary.analysis.maxITLRatio": (TRIAL, 1.5, 3),
+    "adapters.[].canary.analysis.minRequests": (TRIAL, 50, 500),
     "replicas": (OBJECTS, 4, 5),
     "resources.requests.{}": (PODS, "1Gi", "2Gi"),
     "resources.limits.{}": (PODS, "1Gi", "2Gi"),
@@ -283,6 +290,7 @@ def consequences(spec: dict[str, Any]) -> dict[str, str]:
         "rollout": "\n".join(next_steps(deployment.rollout)),
         SCALE: "" if scaling is None else "\n".join(replicas_of_a_day(scaling)),
         PREFILL: ("" if prefill_scaling is None else "\n".join(replicas_of_a_day(prefill_scaling))),
+        TRIAL: "\n".join(ends_of_trials(deployment.adapters)),
         SIDES: "" if prefill is None or prefill.flip is None else sides(prefill.flip),
     }
 
@@ -305,6 +313,17 @@ def next_steps(rollout: RolloutSpec) -> Iterator[str]:
     for fared in (sample(), sample(errors=5), sample(ttft_s=0.2), sample(itl_s=0.1)):
         verdict = canary.judge(rollout.canary.analysis, sample(), fared)
         yield reported(plan_capacity(wish, both, trial, verdict=verdict, now=100.0))
+
+
+def ends_of_trials(adapters: Sequence[AdapterSpec]) -> Iterator[str]:
+    """However the adapter on trial fares, at once and after some time."""
+    names = [adapter.name for adapter in adapters]
+    for fared in (sample(), sample(errors=5), sample(ttft_s=0.2), sample(itl_s=0.1)):
+        begun = decide_trials(adapters, (), {}, {}, names, now=1.0)
+        totals = dict.fromkeys(names, CanaryTotals(sample(), fared, is_reported=True))
+        for now in (2.0, 100.0):
+            after = decide_trials(adapters, begun.trials, begun.baselines, totals, names, now=now)
+            yield str([trial.phase for trial in after.trials])
 
 
 def reported(plan: CapacityPlan) -> str:

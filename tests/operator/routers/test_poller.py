@@ -233,6 +233,34 @@ class TestTallies:
             demand.learn("a", make_state(revisions=(outcomes(requests, slow=slow),)))
         assert demand.signals(POOL, serving=1).ttft_p95_s == pytest.approx(0.0475)
 
+    def test_requests_of_a_pool_without_revisions_are_counted_beside_refusals(self):
+        """Neither tally may take the other's place."""
+        demand, clock = make_demand("a")
+        demand.learn("a", make_state())
+        demand.signals(POOL, serving=1)  # as many as now, from now on
+        for number in range(5):
+            one = dataclasses.replace(outcomes(100 * number), revision="")
+            demand.learn("a", make_state(revisions=(one,), refused=10 * number))
+            clock.advance(1.0)
+        assert demand.total(POOL, "").requests == 400
+        assert demand.total(POOL, "").refused == 40
+        assert demand.signals(POOL, serving=1).refused_share == pytest.approx(0.1)
+        assert demand.signals(POOL, serving=1).ttft_p95_s == pytest.approx(0.0475)
+
+    def test_adapters_on_trial_are_counted_apart_from_revisions(self):
+        demand, _ = make_demand("a")
+        for requests in (0, 5, 9):
+            trial = dataclasses.replace(outcomes(requests, errors=requests), revision="next")
+            state = make_state(revisions=(outcomes(2 * requests),), adapter_trials=[trial])
+            demand.learn("a", state)
+        totals = demand.adapter_totals(POOL, "law", "next")
+        assert (totals.stable.requests, totals.canary.requests, totals.canary.errors) == (0, 9, 9)
+        assert totals.is_reported
+        assert demand.total(POOL, "r").requests == 18
+        assert demand.total(POOL, "next").requests == 0
+        demand.forget(POOL)
+        assert demand.adapter_totals(POOL, "law", "next").canary.requests == 0
+
     def test_a_pool_that_is_gone_is_forgotten(self):
         demand, _ = make_demand("a")
         for requests in (0, 5):

@@ -89,6 +89,14 @@ def test_clients_may_name_either():
     assert {card.name for card in world.models.cards()} == {"base", "law", "law-base", "next"}
 
 
+def test_the_outcomes_of_both_are_compared_and_no_others():
+    world = World("law", "next")
+    assert all(route.is_trial for route in world.routes("law", 100))
+    assert not any(route.is_trial for route in world.routes("next", 100))
+    assert not any(route.is_trial for route in world.routes("base", 100))
+    assert not any(route.is_trial for route in World("law").routes("law", 100))
+
+
 def test_one_that_no_engine_has_gets_nothing():
     world = World("law")
     assert {r.adapter for r in world.routes("law", 200)} == {"law"}
@@ -205,3 +213,8 @@ routing:
             assert 'octavo_router_adapter_load_failures_total{pool="default"} 1.0' in metrics
             counted = [line for line in metrics.splitlines() if 'model="next"' in line]
             assert any(line.startswith("octavo_router_requests_total") for line in counted)
+            # What the operator compares: the forty that were shared, and no request by `next`.
+            (pool,) = app._state.state().pools
+            compared = {one.revision: one.requests for one in pool.adapter_trials}
+            assert compared == {"law": answers.count("law"), "next": answers.count("next")}
+            assert all(one.errors == 0 and one.ttft_count for one in pool.adapter_trials)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from octavo_router.routing.dispatcher import Lease
     from octavo_router.routing.outcome import Outcome
     from octavo_router.routing.request import RouteRequest
+    from tests.fakes.upstream import Peer, Received
 
 
 def with_adapters(
@@ -254,3 +255,95 @@ def test_a_configuration_of_adapters_is_checked():
         load("[{name: a}]")
     with pytest.raises(ConfigInvalid, match="2 are pinned or canaries, and adapter_slots is 1"):
         load("[{name: a, uri: /x, pinned: true}, {name: b, uri: /y, pinned: true}]", slots=1)
+
+
+# -- revisions
+
+
+def with_revisions(old: int, new: int) -> RouterConfig:
+    text = f"""
+discovery:
+  upstreams:
+  - {{url: "http://127.0.0.1:{old}", pool: default, revision: old}}
+  - {{url: "http://127.0.0.1:{new}", pool: default, revision: new}}
+models:
+- name: {BASE}
+  backends:
+  - {{pool: default, revision: old, weight: 50}}
+  - {{pool: default, revision: new, weight: 50}}
+routing:
+  pools:
+  - {{name: default, adapters: [{{name: law, uri: /adapters/law}}]}}
+"""
+    return configuration(text=text)
+
+
+def outcomes(app: App) -> dict[str, tuple[int, int]]:
+    (pool,) = app._state.state().pools
+    return {one.revision: (one.requests, one.errors) for one in pool.revisions}
+
+
+@pytest.mark.parametrize("load_s", [0.0, 0.05])
+@on_loop
+async def test_what_a_revision_cannot_load_another_serves_and_it_is_the_first_ones_failure(
+    load_s: float,
+):
+    """No client is harmed by the trial, and the trial is judged by what it could not do."""
+    old, new = LoraServer(), LoraServer(broken={"/adapters/law": "rank 128"}, load_s=load_s)
+    async with (
+        ScriptedUpstream(old) as first,
+        ScriptedUpstream(new) as second,
+        running(with_revisions(first.port, second.port)) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        await until_ready(app)
+        await until(lambda: len(app.registry.routable("default")) == 2)
+        num = 40
+        for number in range(num):
+            answer = await client.ask(chat(model="law"), more=f"x-request-id: {number}\r\n")
+            assert answer.status == 200, answer.body
+        assert loads(new) == ["load law"]
+        counted = outcomes(app)
+        assert counted["old"] == (num, 0)
+        failed, errors = counted["new"]
+        assert 5 < failed == errors < 35  # its share of them
+        # Where none can, the client gets the reason.
+        old.broken = {"/adapters/law": "rank 128"}
+        old.loaded.clear()
+        for endpoint in app.registry.routable("default"):
+            app.adapters.unloaded(endpoint, "law")
+        answer = await client.ask(chat(model="law"))
+        assert (answer.status, answer.code) == (503, "adapter_not_loaded")
+
+
+@on_loop
+async def test_a_request_waits_for_a_revision_that_is_still_loading_and_then_for_its_adapter():
+    is_up = asyncio.Event()
+    new = LoraServer(load_s=0.02)
+
+    async def slow_start(peer: Peer, request: Received) -> None:
+        await is_up.wait()
+        await new(peer, request)
+
+    text = f"""
+discovery:
+  upstreams: [{{url: "http://127.0.0.1:PORT", pool: default, revision: new, names: [{BASE}]}}]
+models:
+- {{name: {BASE}, backends: [{{pool: default, revision: new, weight: 100}}]}}
+routing:
+  pools:
+  - {{name: default, adapters: [{{name: law, uri: /adapters/law}}]}}
+"""
+    async with (
+        ScriptedUpstream(slow_start) as upstream,
+        running(configuration(text=text.replace("PORT", str(upstream.port)))) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        asking = asyncio.create_task(client.ask(chat(model="law")))
+        await until(lambda: app.gate.demand("default").held == 1)
+        assert not new.log
+        is_up.set()
+        answer = await asking
+        assert (answer.status, answer.json["model"]) == (200, "law")
+        assert new.log == ["load law"]
+        assert outcomes(app) == {"new": (1, 0)}

@@ -6,7 +6,14 @@ import asyncio
 import json
 from dataclasses import replace
 
-from octavo_router.config.settings import AdapterConfig, PoolConfig, RouterConfig, RoutingConfig
+from octavo_router.config.settings import (
+    AdapterConfig,
+    BackendConfig,
+    PoolConfig,
+    RouterConfig,
+    RoutingConfig,
+    ServedModelConfig,
+)
 from tests.fakes.envoy import picking
 from tests.fakes.router_rig import on_loop
 
@@ -44,6 +51,34 @@ async def test_why_it_cannot_be_loaded_is_the_answer():
             answer = await answering
             assert answer.status == 503
             assert "no such folder" in (answer.body or b"").decode()
+        await rig.settled()
+
+
+@on_loop
+async def test_what_a_revision_cannot_load_another_serves():
+    models = (
+        ServedModelConfig(
+            name="model",
+            backends=(BackendConfig(pool="pool", revision="new", weight=100.0),),
+        ),
+    )
+    config = replace(CONFIG, models=models)
+    async with picking(2, config=config) as rig:
+        old, new = rig.endpoints
+        new.spec = replace(new.spec, revision="new")
+        old.spec = replace(old.spec, revision="old")
+        for endpoint in rig.endpoints:
+            rig.registry.changed(endpoint)
+        async with rig.open() as gateway:
+            answering = asyncio.create_task(gateway.post(BODY))
+            await rig.until(lambda: rig.adapter_calls.loads)
+            assert [endpoint for endpoint, *_ in rig.adapter_calls.loads] == [new]
+            rig.adapter_calls.loads.clear()
+            rig.adapter_calls.fleet.failed(new, "law", "no such folder")
+            await rig.until(lambda: rig.adapter_calls.loads)
+            rig.adapter_calls.finish()
+            answer = await answering
+            assert answer.destinations[0] == old.spec.address.authority
         await rig.settled()
 
 

@@ -187,6 +187,8 @@ class NativeBackend:
     _states: _native.StateCache | None = None
     _aligned_heads: tuple[tuple[int, int], ...] = ()
 
+    _adapter_bytes = 0  # of the last one that was packed
+
     def __init__(
         self,
         config: ModelConfig,
@@ -522,7 +524,13 @@ class NativeBackend:
             )
             for site, own in added.items()
         ]
-        return _native.PackedAdapter(self._adapters, parts)
+        packed = _native.PackedAdapter(self._adapters, parts)
+        self._adapter_bytes = packed.nbytes
+        return packed
+
+    def prepare_adapter(self) -> None:
+        assert self._adapters is not None, "made without adapters"
+        self._adapters.prepare_spare(self._adapter_bytes)
 
     def set_adapter(self, slot: int, packed: _native.PackedAdapter | None) -> None:
         assert self._adapters is not None, "made without adapters"
