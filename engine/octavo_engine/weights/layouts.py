@@ -148,6 +148,24 @@ class AWQ:
         return ordered.reshape(values.shape)
 
 
+class AwqGemv:
+    """AWQ's rows as they are, words in the order of the columns; scales and zero points fill up
+    rows of words."""
+
+    suffix = ".qweight"
+    bits = 4
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size  # 0: a whole row
+
+    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
+        q = unpack_words(checkpoint.array(f"{module}.qweight", ("I32",), 2), 4)
+        zeros = unpack_words(checkpoint.array(f"{module}.qzeros", ("I32",), 2), 4)
+        scales = checkpoint.numbers(f"{module}.scales", 2)
+        groups = q.shape[1] // (self._group_size or q.shape[1])
+        return Integers(q, scales[:, :groups], zeros[:, :groups])
+
+
 class PackQuantized:
     suffix = ".weight_packed"
 
