@@ -72,6 +72,12 @@ class QuantizedCheckpoint:
         return self._inner.total_bytes
 
 
+def layouts_of(config: object) -> tuple[Layout, ...]:
+    """Those that config.json's quantization_config names; ModelError if it is not read."""
+    layout = layout_of(config)
+    return layout.layouts if isinstance(layout, ByModule) else (layout,)
+
+
 def layout_of(config: object) -> AnyLayout:
     """The layout that config.json's quantization_config describes; ModelError if it is not read."""
     if not isinstance(config, dict):
