@@ -22,7 +22,7 @@ _NO_NUMBER = 255
 class Nvfp4:
     """A scale in e4m3 for each 16 columns, and one for the matrix: packed in the file's size."""
 
-    stored_types = ("NVFP4",)
+    stored_types: tuple[str, ...] = ("NVFP4",)
 
     def __init__(self, suffix: str, global_scale: str, *, divides: bool) -> None:
         self.suffix = suffix
@@ -64,7 +64,7 @@ class Mxfp4:
 
     suffix = ".weight_packed"
     scale = ".weight_scale"
-    stored_types = ("MXFP4",)
+    stored_types: tuple[str, ...] = ("MXFP4",)
 
     def read(
         self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]

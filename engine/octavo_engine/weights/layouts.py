@@ -68,7 +68,7 @@ class AsBlocks:
         self._input_dtype = input_dtype
         self.suffix = layout.suffix
         # 2 and 3 bits too: a block of 4 holds their values exactly.
-        self.stored_types = ("Q4_1",) if layout.bits <= 4 else ("Q8_0",)
+        self.stored_types: tuple[str, ...] = ("Q4_1",) if layout.bits <= 4 else ("Q8_0",)
 
     def read(
         self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
@@ -229,7 +229,7 @@ class TorchAo8:
 class Float8:
     """Floats of 8 bits with a scale for the matrix, for each row, or for each block."""
 
-    stored_types = ("F8_E4M3",)
+    stored_types: tuple[str, ...] = ("F8_E4M3",)
 
     def __init__(
         self,
