@@ -150,7 +150,7 @@ class Bench:
                 "state_slots": np.arange(count, dtype=np.int32),
                 "state_saves": np.full(count, -1, np.int32),
             }
-        arrays = {
+        arrays: dict[str, Any] = {
             "token_ids": np.arange(count, dtype=np.int32) + round_ * count,
             "positions": np.full(count, last, np.int32),
             "slots": (tables[:, -1] * BLOCK_SIZE + last % BLOCK_SIZE).astype(np.int32)[None],
@@ -181,8 +181,9 @@ def one_core_limits() -> MachineLimits:
 
 
 def packed(team: _native.Team, matrix: NDArray[np.float32], packing: str) -> _native.Packed:
-    result = _native.Packed(*matrix.shape, packing)
-    result.pack(team, 0, matrix.view(np.uint8).reshape(-1), "F32", len(matrix))
+    rows, columns = matrix.shape
+    result = _native.Packed(rows, columns, packing)
+    result.pack(team, 0, matrix.view(np.uint8).reshape(-1), "F32", rows)
     return result
 
 
