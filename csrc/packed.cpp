@@ -70,8 +70,7 @@ void pack_integers(Packing packing, const Piece& piece, const cpu::Kernels& kern
         } else {
             block = kernels.quantize_group(packing, values + i);
         }
-        cpu::put(format, piece.panel + (piece.first + i) / columns * format.block_bytes(),
-                 piece.lane, block);
+        cpu::put(format, piece.panel, (piece.first + i) / columns, piece.lane, block);
     }
 }
 
@@ -225,14 +224,13 @@ void Packed::pack(Team& team, int64_t first_row, std::span<const std::byte> data
 
 void Packed::unpack(float* to) const {
     for (int64_t row = 0; row < rows(); ++row, to += cols()) {
-        auto [panel, packing] = layout_.panel(row / kPanelRows);
+        const auto [panel, packing] = layout_.panel(row / kPanelRows);
         const int64_t lane = row % kPanelRows;
         const cpu::Format& format = cpu::format_of(packing);
         for (int64_t c = 0; format.is_integer() && c < cols(); c += format.block_columns()) {
             float values[8 * kGroupColumns];
-            cpu::expand(format, cpu::take(format, panel, lane), values);
+            cpu::expand(format, cpu::take(format, panel, c / format.block_columns(), lane), values);
             std::copy_n(values, std::min(format.block_columns(), cols() - c), to + c);
-            panel += format.block_bytes();
         }
         for (int64_t c = 0; !format.is_integer() && c < cols(); ++c) {
             to[c] = packing == Packing::F32

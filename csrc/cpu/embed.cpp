@@ -11,8 +11,7 @@ void embed_integers(Panel panel, int64_t cols, int64_t lane, float scale, float*
     const Format& format = format_of(panel.packing);
     for (int64_t first = 0; first < cols; first += format.block_columns()) {
         float values[8 * kGroupColumns];
-        expand(format, take(format, panel.data, lane), values);
-        panel.data += format.block_bytes();
+        expand(format, take(format, panel.data, first / format.block_columns(), lane), values);
         const int64_t count = std::min(format.block_columns(), cols - first);
         for (int64_t i = 0; i < count; ++i) {
             to[first + i] = values[i] * scale;

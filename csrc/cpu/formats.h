@@ -4,7 +4,8 @@
 // integer, and value = integer * scale + minimum. A format says how many bits, which integers, and
 // how scales and minima are stored. Kernels are made from it at compile time.
 //
-//   panel    blocks, one behind the other
+//   panel    formats whose scales are 8-bit floats: 16 rows' factors in float32; then blocks, one
+//            behind the other
 //   block    formats with small scales: 16 rows' half-precision scales, then minima; 8 groups
 //            others: one group
 //   group    planes of the codes' bits; then scales and minima
@@ -26,7 +27,8 @@ constexpr int64_t kChunkBytes = 4 * kPanelRows;
 constexpr int64_t kHalvesBytes = 2 * kPanelRows;  // 16 rows' numbers in half precision
 
 // As numbers: F32, BF16. As integers that were quantised here, or in Q8_0's and Q4_1's blocks: Q8,
-// Q4. As the GGUF type of that name has them: the rest.
+// Q4. As checkpoints of that name have them: NVFP4. As the GGUF type of that name has them: the
+// rest.
 enum class Packing : uint8_t {
     F32,
     BF16,
@@ -42,9 +44,10 @@ enum class Packing : uint8_t {
     Q6_K,
     IQ4_NL,
     IQ4_XS,
-    MXFP4
+    MXFP4,
+    NVFP4
 };
-constexpr int kNumPackings = 15;
+constexpr int kNumPackings = 16;
 
 // Which integer a code stands for.
 enum class Codes : uint8_t {
@@ -58,6 +61,7 @@ enum class Codes : uint8_t {
 enum class Scales : uint8_t {
     Half,    // in half precision, one a group
     Power,   // of two, an exponent of 8 bits
+    Float8,  // an 8-bit float (e4m3) for each sub, times the row's factor
     Small,   // a small integer times the block's scale in half precision
     Nibbles  // the same, the small ones of scale and minimum together in a byte
 };
@@ -67,11 +71,15 @@ struct Format {
     int bits = 0;  // none: weights are numbers
     Codes codes = Codes::Plain;
     Scales scales = Scales::Half;
-    int subs = 1;  // small scales of a group
+    int subs = 1;  // small scales of a group, or floats of 8 bits
     bool has_minima = false;
 
     constexpr bool is_integer() const { return bits != 0; }
     constexpr bool has_small() const { return scales >= Scales::Small; }
+    constexpr bool has_subs() const { return scales >= Scales::Float8; }
+    constexpr bool has_factors() const { return scales == Scales::Float8; }
+    // Sums of products that a group makes, each with a scale of its own.
+    constexpr int sums() const { return has_factors() ? subs : 1; }
     constexpr int64_t block_groups() const { return has_small() ? 8 : 1; }
     constexpr int64_t block_columns() const { return block_groups() * kGroupColumns; }
 
@@ -90,6 +98,7 @@ struct Format {
         return minima_offset() +
                (has_minima || scales == Scales::Nibbles ? scales_bytes() : int64_t{0});
     }
+    constexpr int64_t factors_bytes() const { return has_factors() ? 4 * kPanelRows : 0; }
     constexpr int64_t header_bytes() const {
         return has_small() ? kHalvesBytes * (has_minima ? 2 : 1) : 0;
     }
@@ -114,11 +123,13 @@ constexpr Format kFormats[kNumPackings] = {
     {"iq4_nl", 4, Codes::Nonlinear},
     {"iq4_xs", 4, Codes::Nonlinear, Scales::Small},
     {"mxfp4", 4, Codes::Float4, Scales::Power},
+    {"nvfp4", 4, Codes::Float4, Scales::Float8, 2},
 };
 
 constexpr const Format& format_of(Packing packing) { return kFormats[static_cast<int>(packing)]; }
 
 static_assert(format_of(Packing::MXFP4).scales == Scales::Power);
+static_assert(format_of(Packing::NVFP4).block_bytes() == 18 * kPanelRows);
 static_assert(format_of(Packing::Q8).group_bytes() * 32 == 34 * 512);
 static_assert(format_of(Packing::Q6_K).block_bytes() == 210 * kPanelRows);
 static_assert(format_of(Packing::Q2_K).block_bytes() == 84 * kPanelRows);

@@ -47,12 +47,20 @@ inline int take_bits(int bits, const std::byte* plane, int64_t lane, int64_t col
     return word >> pair % fields * bits & ((1 << bits) - 1);
 }
 
+inline float e4m3(int8_t bits) {
+    return half_to_float(e4m3_to_half(static_cast<uint8_t>(bits))) * kE4m3OverHalf;
+}
+
 }  // namespace
 
-void put(const Format& format, std::byte* block, int64_t lane, const IntegerBlock& row) {
+void put(const Format& format, std::byte* panel, int64_t index, int64_t lane,
+         const IntegerBlock& row) {
+    std::byte* block = panel + format.factors_bytes() + index * format.block_bytes();
     std::byte* group = block + format.header_bytes();
     std::byte* scale = format.has_small() ? block : group + format.scales_offset();
-    if (format.scales == Scales::Power) {
+    if (format.has_factors()) {
+        std::memcpy(panel + lane * 4, &row.factor, 4);
+    } else if (format.scales == Scales::Power) {
         scale[lane] = static_cast<std::byte>(row.scale);
     } else {
         std::memcpy(scale + lane * 2, &row.scale, 2);
@@ -66,7 +74,7 @@ void put(const Format& format, std::byte* block, int64_t lane, const IntegerBloc
         const uint8_t* codes = row.codes + g * kGroupColumns;
         put_plane(format.low_bits(), codes, 0, group, lane);
         put_plane(format.high_bits(), codes, format.low_bits(), group + format.high_plane(), lane);
-        for (int64_t sub = 0; format.has_small() && sub < format.subs; ++sub) {
+        for (int64_t sub = 0; format.has_subs() && sub < format.subs; ++sub) {
             const int64_t at = sub * kPanelRows + lane;
             const auto scale_bits = static_cast<uint8_t>(row.scales[g * format.subs + sub]);
             const uint8_t minimum_bits = row.minima[g * format.subs + sub];
@@ -80,11 +88,14 @@ void put(const Format& format, std::byte* block, int64_t lane, const IntegerBloc
     }
 }
 
-IntegerBlock take(const Format& format, const std::byte* block, int64_t lane) {
+IntegerBlock take(const Format& format, const std::byte* panel, int64_t index, int64_t lane) {
     IntegerBlock row;
+    const std::byte* block = panel + format.factors_bytes() + index * format.block_bytes();
     const std::byte* group = block + format.header_bytes();
     const std::byte* scale = format.has_small() ? block : group + format.scales_offset();
-    if (format.scales == Scales::Power) {
+    if (format.has_factors()) {
+        std::memcpy(&row.factor, panel + lane * 4, 4);
+    } else if (format.scales == Scales::Power) {
         row.scale = static_cast<uint8_t>(scale[lane]);
     } else {
         std::memcpy(&row.scale, scale + lane * 2, 2);
@@ -103,7 +114,7 @@ IntegerBlock take(const Format& format, const std::byte* block, int64_t lane) {
             }
             row.codes[g * kGroupColumns + i] = static_cast<uint8_t>(code);
         }
-        for (int64_t sub = 0; format.has_small() && sub < format.subs; ++sub) {
+        for (int64_t sub = 0; format.has_subs() && sub < format.subs; ++sub) {
             const int64_t at = sub * kPanelRows + lane;
             const auto scale_bits = static_cast<uint8_t>(group[format.scales_offset() + at]);
             const auto minimum_bits = static_cast<uint8_t>(group[format.minima_offset() + at]);
@@ -130,7 +141,9 @@ void expand(const Format& format, const IntegerBlock& row, float* __restrict to)
     const float d_min = half_to_float(row.minimum);
     const int64_t columns = kGroupColumns / format.subs;
     for (int64_t sub = 0; sub < format.block_groups() * format.subs; ++sub) {
-        const float scale = format.has_small() ? d * static_cast<float>(row.scales[sub]) : d;
+        const float scale = format.has_factors() ? e4m3(row.scales[sub]) * row.factor
+                            : format.has_small() ? d * static_cast<float>(row.scales[sub])
+                                                 : d;
         const float minimum =
             format.has_small() ? d_min * static_cast<float>(row.minima[sub]) : d_min;
         for (int64_t i = sub * columns; i < (sub + 1) * columns; ++i) {

@@ -33,21 +33,22 @@ constexpr int few_rows(const Format& format) {
 // A group of 16 rows, unpacked.
 struct alignas(64) UnpackedGroup {
     std::byte words[kGroupPairs * kChunkBytes];
-    float scales[kLanes];
-    float minima[2][kLanes];
+    float factors[3][kLanes];  // scales, then minima
 };
 
-template <int Minima>
+template <int Sums, int Minima>
 class Unpacked {
   public:
+    static constexpr int kSums = Sums;
     static constexpr int kMinima = Minima;
+    static_assert(Sums + Minima <= 3);
 
     OCTAVO_INLINE explicit Unpacked(const UnpackedGroup& group) : group_(group) {}
     OCTAVO_INLINE Pairs pair(int64_t index) const {
         return load_words(group_.words + index * kChunkBytes);
     }
-    OCTAVO_INLINE Vec scale() const { return load(group_.scales); }
-    OCTAVO_INLINE Vec minimum(int sub) const { return load(group_.minima[sub]); }
+    OCTAVO_INLINE Vec scale(int sum) const { return load(group_.factors[sum]); }
+    OCTAVO_INLINE Vec minimum(int sub) const { return load(group_.factors[Sums + sub]); }
 
   private:
     const UnpackedGroup& group_;
@@ -58,14 +59,15 @@ class Unpacked {
 constexpr int kIntegerPanels = 2;
 constexpr int64_t kOutStride = kIntegerPanels * kLanes;
 
-// out[r][p][lane] goes on by one group of each of P panels. The floats stay in memory, and the
-// registers hold the integers of a group.
-template <int R, int P, class Group>
-OCTAVO_INLINE void add_group(const Group (&weights)[P], const std::byte* x, int64_t x_stride,
-                             float* out) {
+// out[r][p][lane] goes on by one of the sums of a group of each of P panels. The floats stay in
+// memory, and the registers hold the integers.
+template <int kSum, int R, int P, class Group>
+OCTAVO_INLINE void add_sum(const Group (&weights)[P], const std::byte* x, int64_t x_stride,
+                           float* out) {
+    constexpr auto kPairs = static_cast<int>(kGroupPairs / Group::kSums);
     Integers sums[R][P] = {};
     OCTAVO_UNROLL_PAIRS
-    for (int i = 0; i < kGroupPairs; ++i) {
+    for (int i = kSum * kPairs; i < (kSum + 1) * kPairs; ++i) {
         Pairs w[P];
         OCTAVO_UNROLL
         for (int p = 0; p < P; ++p) {
@@ -82,7 +84,7 @@ OCTAVO_INLINE void add_group(const Group (&weights)[P], const std::byte* x, int6
     asm volatile("" ::: "memory");  // the floats' registers are those of the integers
     OCTAVO_UNROLL
     for (int p = 0; p < P; ++p) {
-        const Vec scale = weights[p].scale();
+        const Vec scale = weights[p].scale(kSum);
         Vec minima[2];
         OCTAVO_UNROLL
         for (int sub = 0; sub < Group::kMinima; ++sub) {
@@ -104,23 +106,34 @@ OCTAVO_INLINE void add_group(const Group (&weights)[P], const std::byte* x, int6
     }
 }
 
+template <int R, int P, class Group>
+OCTAVO_INLINE void add_group(const Group (&weights)[P], const std::byte* x, int64_t x_stride,
+                             float* out) {
+    static_assert(Group::kSums == 1 || Group::kMinima == 0);
+    add_sum<0, R, P>(weights, x, x_stride, out);
+    if constexpr (Group::kSums == 2) {
+        add_sum<1, R, P>(weights, x, x_stride, out);
+    }
+}
+
 // A whole panel as it is packed.
 template <Packing kPacking, int R>
 void dot_packed(const std::byte* panel, int64_t num_groups, const std::byte* x, int64_t x_stride,
                 float* out) {
     constexpr Format kFormat = format_of(kPacking);
+    const std::byte* block = panel + kFormat.factors_bytes();
     for (int64_t first = 0; first < num_groups; first += kFormat.block_groups()) {
-        const std::byte* group = panel + kFormat.header_bytes();
+        const std::byte* group = block + kFormat.header_bytes();
         for (int64_t g = 0; g < kFormat.block_groups(); ++g) {
             for (int64_t line = 0; line < kFormat.group_bytes(); line += 64) {
                 prefetch(group + line + kAheadBytes);  // with few rows, memory is the limit
             }
-            const PackedGroup<kPacking> weights[] = {{panel, group}};
+            const PackedGroup<kPacking> weights[] = {{panel, block, group}};
             add_group<R, 1>(weights, x, x_stride, out);
             group += kFormat.group_bytes();
             x += kGroupStride;
         }
-        panel += kFormat.block_bytes();
+        block += kFormat.block_bytes();
     }
 }
 
@@ -139,7 +152,7 @@ OCTAVO_INLINE void add_bytes(const PackedGroup<kPacking>& weights, const std::by
         }
     }
     asm volatile("" ::: "memory");
-    const Vec scale = weights.scale();
+    const Vec scale = weights.scale(0);
     OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) {
         const auto* group = reinterpret_cast<const ByteGroup*>(x + r * x_stride);
@@ -161,17 +174,18 @@ template <Packing kPacking, int R>
 void dot_bytes(const std::byte* panel, int64_t num_groups, const std::byte* x, int64_t x_stride,
                float* out) {
     constexpr Format kFormat = format_of(kPacking);
+    const std::byte* block = panel + kFormat.factors_bytes();
     for (int64_t first = 0; first < num_groups; first += kFormat.block_groups()) {
-        const std::byte* group = panel + kFormat.header_bytes();
+        const std::byte* group = block + kFormat.header_bytes();
         for (int64_t g = 0; g < kFormat.block_groups(); ++g) {
             for (int64_t line = 0; line < kFormat.group_bytes(); line += 64) {
                 prefetch(group + line + kAheadBytes);
             }
-            add_bytes<kPacking, R>({panel, group}, x, x_stride, out);
+            add_bytes<kPacking, R>({panel, block, group}, x, x_stride, out);
             group += kFormat.group_bytes();
             x += sizeof(ByteGroup);
         }
-        panel += kFormat.block_bytes();
+        block += kFormat.block_bytes();
     }
 }
 
@@ -179,32 +193,36 @@ template <Packing kPacking>
 void unpack(const std::byte* panel, int64_t first_group, int64_t num_groups, UnpackedGroup* to) {
     constexpr Format kFormat = format_of(kPacking);
     for (int64_t g = first_group; g < first_group + num_groups; ++g, to += kIntegerPanels) {
-        const std::byte* block = panel + g / kFormat.block_groups() * kFormat.block_bytes();
+        const std::byte* block =
+            panel + kFormat.factors_bytes() + g / kFormat.block_groups() * kFormat.block_bytes();
         const PackedGroup<kPacking> group(
-            block,
+            panel, block,
             block + kFormat.header_bytes() + g % kFormat.block_groups() * kFormat.group_bytes());
         OCTAVO_UNROLL_PAIRS
         for (int i = 0; i < kGroupPairs; ++i) {
             store_words(to->words + i * kChunkBytes, group.pair(i));
         }
-        store(to->scales, group.scale());
+        constexpr int kSums = PackedGroup<kPacking>::kSums;
+        for (int sum = 0; sum < kSums; ++sum) {
+            store(to->factors[sum], group.scale(sum));
+        }
         for (int sub = 0; sub < PackedGroup<kPacking>::kMinima; ++sub) {
-            store(to->minima[sub], group.minimum(sub));
+            store(to->factors[kSums + sub], group.minimum(sub));
         }
     }
 }
 
 // Groups of P panels: [group][panel].
-template <int Minima, int R, int P>
+template <int Sums, int Minima, int R, int P>
 void dot_unpacked(const UnpackedGroup* groups, int64_t num_groups, const std::byte* x,
                   int64_t x_stride, float* out) {
     for (int64_t g = 0; g < num_groups; ++g, groups += kIntegerPanels) {
         if constexpr (P == 1) {
-            const Unpacked<Minima> weights[] = {Unpacked<Minima>(groups[0])};
+            const Unpacked<Sums, Minima> weights[] = {Unpacked<Sums, Minima>(groups[0])};
             add_group<R, P>(weights, x, x_stride, out);
         } else {
-            const Unpacked<Minima> weights[] = {Unpacked<Minima>(groups[0]),
-                                                Unpacked<Minima>(groups[1])};
+            const Unpacked<Sums, Minima> weights[] = {Unpacked<Sums, Minima>(groups[0]),
+                                                      Unpacked<Sums, Minima>(groups[1])};
             add_group<R, P>(weights, x, x_stride, out);
         }
         x += kGroupStride;
@@ -226,14 +244,14 @@ struct IntegerKernels {
     int packed_rows, few_rows;
 };
 
-template <int Minima, int P, int... Row>
+template <int Sums, int Minima, int P, int... Row>
 constexpr std::array<DotUnpacked, kIntegerRows> dots_of(std::integer_sequence<int, Row...>) {
-    return {dot_unpacked<Minima, Row + 1, P>...};
+    return {dot_unpacked<Sums, Minima, Row + 1, P>...};
 }
-template <int Minima>
+template <int Sums, int Minima>
 constexpr DotsUnpacked kDotsUnpacked = {
-    dots_of<Minima, 1>(std::make_integer_sequence<int, integer_rows(1)>()),
-    dots_of<Minima, 2>(std::make_integer_sequence<int, integer_rows(2)>())};
+    dots_of<Sums, Minima, 1>(std::make_integer_sequence<int, integer_rows(1)>()),
+    dots_of<Sums, Minima, 2>(std::make_integer_sequence<int, integer_rows(2)>())};
 
 template <Packing kPacking, int... Row>
 constexpr auto dots_packed(std::integer_sequence<int, Row...>) {
@@ -254,7 +272,7 @@ constexpr IntegerKernels kernels_of() {
             dots_packed<kPacking>(std::make_integer_sequence<int, packed_rows(kFormat)>()),
             {},
             unpack<kPacking>,
-            &kDotsUnpacked<PackedGroup<kPacking>::kMinima>,
+            &kDotsUnpacked<PackedGroup<kPacking>::kSums, PackedGroup<kPacking>::kMinima>,
             packed_rows(kFormat),
             few_rows(kFormat)};
         if constexpr (takes_bytes(kFormat)) {

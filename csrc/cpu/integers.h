@@ -77,9 +77,11 @@ class PackedGroup {
     static constexpr Format kFormat = format_of(kPacking);
     static constexpr CodeBytes kBytes = code_bytes(kFormat);
     static constexpr int kMinima = kFormat.has_minima ? kFormat.subs : 0;
+    static constexpr int kSums = kFormat.sums();
 
-    OCTAVO_INLINE PackedGroup(const std::byte* block, const std::byte* group)
-        : block_(block), group_(group) {
+    OCTAVO_INLINE PackedGroup(const std::byte* panel, const std::byte* block,
+                              const std::byte* group)
+        : panel_(panel), block_(block), group_(group) {
         if constexpr (kFormat.has_small()) {
             constexpr int kMask = kFormat.scales == Scales::Nibbles ? 15 : 255;
             for (int sub = 0; sub < kFormat.subs; ++sub) {
@@ -122,8 +124,17 @@ class PackedGroup {
         return small_factors(group_ + kFormat.scales_offset());
     }
 
-    OCTAVO_INLINE Vec scale() const {
-        if constexpr (kFormat.scales == Scales::Power) {
+    // Of one of kSums.
+    OCTAVO_INLINE Vec scale(int sum) const {
+        if constexpr (kFormat.has_factors()) {
+            uint16_t halves[kLanes];
+            const std::byte* from = group_ + kFormat.scales_offset() + sum * kPanelRows;
+            for (int i = 0; i < kLanes; ++i) {
+                halves[i] = e4m3_to_half(static_cast<uint8_t>(from[i]));
+            }
+            return load_half(reinterpret_cast<const std::byte*>(halves)) *
+                   broadcast(kE4m3OverHalf) * load(reinterpret_cast<const float*>(panel_));
+        } else if constexpr (kFormat.scales == Scales::Power) {
             float scales[kLanes];
             for (int i = 0; i < kLanes; ++i) {
                 scales[i] = power_scale(static_cast<uint8_t>(group_[kFormat.scales_offset() + i]));
@@ -164,6 +175,7 @@ class PackedGroup {
         }
     }
 
+    const std::byte* const panel_;
     const std::byte* const block_;
     const std::byte* const group_;
     Pairs small_[2];

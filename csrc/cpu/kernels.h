@@ -76,7 +76,8 @@ struct Panels {
     bool is_quantized() const { return format_of(packing()).is_integer(); }
     int64_t panel_bytes(Packing packing) const {
         const Format& format = format_of(packing);
-        return format.is_integer() ? groups() / format.block_groups() * format.block_bytes()
+        return format.is_integer() ? format.factors_bytes() +
+                                         groups() / format.block_groups() * format.block_bytes()
                                    : pairs() * 2 * kPanelRows * (packing == Packing::F32 ? 4 : 2);
     }
     Panel panel(int64_t index) const {

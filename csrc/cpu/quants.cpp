@@ -96,11 +96,17 @@ struct MXFP4 {
     uint8_t exponent;
     uint8_t q[16];
 };
+struct NVFP4 {
+    static constexpr int kValues = kSmall;
+    uint8_t factor[4];
+    int8_t scales[2];
+    uint8_t q[16];
+};
 static_assert(sizeof(Q8_0) == 34 && sizeof(Q4_0) == 18 && sizeof(Q4_1) == 20);
 static_assert(sizeof(Q5_0) == 22 && sizeof(Q5_1) == 24 && sizeof(Q2_K) == 84);
 static_assert(sizeof(Q3_K) == 110 && sizeof(Q4_K) == 144 && sizeof(Q5_K) == 176);
 static_assert(sizeof(Q6_K) == 210 && sizeof(IQ4_NL) == 18 && sizeof(IQ4_XS) == 136);
-static_assert(sizeof(MXFP4) == 17);
+static_assert(sizeof(MXFP4) == 17 && sizeof(NVFP4) == 22);
 static_assert(std::endian::native == std::endian::little, "files are little-endian");
 
 // Nibbles of 32 values: the low ones are the first half.
@@ -156,6 +162,16 @@ void read(const IQ4_NL& block, IntegerBlock* to) {
 void read(const MXFP4& block, IntegerBlock* to) {
     read_nibbles(block.q, to->codes);
     to->scale = block.exponent;
+}
+
+void read(const NVFP4& block, IntegerBlock* to) {
+    for (int i = 0; i < 16; ++i) {
+        to->codes[2 * i] = block.q[i] & 15;
+        to->codes[2 * i + 1] = block.q[i] >> 4;
+    }
+    std::memcpy(to->scales, block.scales, sizeof block.scales);
+    std::memcpy(&to->factor, block.factor, sizeof block.factor);
+    to->factor *= 0.5F;  // kFloat4 is doubled
 }
 
 // K types come in halves of 128 values; bits of values 32 apart share a byte. Their minima are
@@ -279,11 +295,10 @@ struct F8_E4M3 {
 };
 static_assert(sizeof(F8_E4M3) == 36);
 
-// The bits are those of a half whose exponent is 8 less; its sums of powers of two are exact.
 float e4m3_to_float(uint8_t bits) {
-    const uint32_t magnitude = bits & 0x7fU;
-    const uint32_t half = (bits & 0x80U) << 8 | (magnitude == 0x7fU ? 0x7e00U : magnitude << 7);
-    return half_to_float(static_cast<uint16_t>(half)) * 256.0F;
+    constexpr uint16_t kNan = 0x7e00U;
+    const uint16_t half = (bits & 0x7fU) == 0x7fU ? kNan : cpu::e4m3_to_half(bits);
+    return half_to_float(half) * cpu::kE4m3OverHalf;
 }
 
 void decode_e4m3(const std::byte* src, int64_t count, float* dst) {
@@ -328,6 +343,7 @@ constexpr TypeInfo kTypes[] = {
     integers<IQ4_NL>("IQ4_NL", StoredType::IQ4_NL, Packing::IQ4_NL),
     integers<IQ4_XS>("IQ4_XS", StoredType::IQ4_XS, Packing::IQ4_XS),
     integers<MXFP4>("MXFP4", StoredType::MXFP4, Packing::MXFP4),
+    integers<NVFP4>("NVFP4", StoredType::NVFP4, Packing::NVFP4),
 };
 
 constexpr bool in_order() {

@@ -1,4 +1,6 @@
-// Stored number formats and how their bytes become float: safetensors dtypes and GGUF blocks.
+// Stored number formats and how their bytes become float: safetensors dtypes, GGUF blocks, and
+// blocks of 32 that loaders make: F8_E4M3, a float32 and 32 of them; NVFP4, the row's float32
+// factor, two scales of e4m3 and 32 codes, neighbours in a byte.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +32,8 @@ enum class StoredType {
     Q6_K,
     IQ4_NL,
     IQ4_XS,
-    MXFP4
+    MXFP4,
+    NVFP4
 };
 
 // The type of that name, if there is one.

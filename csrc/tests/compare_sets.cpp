@@ -65,7 +65,9 @@ Bytes random_panels(const Panels& shape) {
         return bytes_of(random_floats(size / size_of(dtype)), dtype);
     }
     Bytes bytes(static_cast<size_t>(size));
-    for (int64_t at = 0; at < size; at += format.block_bytes()) {
+    const int64_t blocks = shape.groups() / format.block_groups();
+    for (int64_t at = 0; at < shape.count() * blocks; ++at) {
+        std::byte* panel = bytes.data() + at / blocks * shape.panel_bytes(shape.packing());
         for (int64_t lane = 0; lane < kPanelRows; ++lane) {
             IntegerBlock row;
             std::generate(std::begin(row.codes), std::end(row.codes),
@@ -77,7 +79,8 @@ Bytes random_panels(const Panels& shape) {
             row.scale = format.scales == Scales::Power ? uint16_t(112 + random_below(32))
                                                        : float_to_half(random_floats(1)[0]);
             row.minimum = float_to_half(random_floats(1)[0]);
-            put(format, bytes.data() + at, lane, row);
+            row.factor = 0.01F;
+            put(format, panel, at % blocks, lane, row);
         }
     }
     return bytes;
@@ -314,7 +317,7 @@ int compare_quantising(Packing packing) {
     return compare("quantize_group", [&](const Kernels& kernels) {
         const IntegerBlock row = kernels.quantize_group(packing, values.data());
         Bytes block(static_cast<size_t>(format_of(packing).block_bytes()));
-        put(format_of(packing), block.data(), 0, row);
+        put(format_of(packing), block.data(), 0, 0, row);
         return block;
     });
 }

@@ -3,9 +3,9 @@
 Matrices [rows = out features, cols = in features] are *packed* into panels of 16 rows: panel p
 holds, for each pair of columns (2j, 2j + 1), its 16 rows' two values side by side (bf16), or for
 each column its 16 rows' values (f32), or groups of 32 columns of integers with scales (q8, q4, and
-GGUF's types under their own names: q4_0, q5_0, q5_1, q2_k … q6_k, iq4_nl, iq4_xs, mxfp4). Rows are
-padded to 16 and columns to 2, or to whole groups, with zeros. The KV cache uses the same panels: 16
-tokens of a block are 16 rows of K, and 16 columns of V are 16 rows.
+nvfp4, and GGUF's types under their own names: q4_0, q5_0, q5_1, q2_k … q6_k, iq4_nl, iq4_xs,
+mxfp4). Rows are padded to 16 and columns to 2, or to whole groups, with zeros. The KV cache uses
+the same panels: 16 tokens of a block are 16 rows of K, and 16 columns of V are 16 rows.
 """
 
 from collections.abc import Sequence

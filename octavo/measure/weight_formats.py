@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BITS: dict[Packing, float] = {  # of a weight as the file has it, scales included
     "f32": 32, "bf16": 16, "q8": 8.5, "q4": 5, "q4_0": 4.5, "q5_0": 5.5, "q5_1": 6,
     "q2_k": 2.625, "q3_k": 3.4375, "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625,
-    "iq4_nl": 4.5, "iq4_xs": 4.25, "mxfp4": 4.25,
+    "iq4_nl": 4.5, "iq4_xs": 4.25, "mxfp4": 4.25, "nvfp4": 4.5,
 }  # fmt: skip
 DEVICE_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}  # GGUF's types that stay so on a GPU
 SCALE_BITS = 16  # of a group's scale on a GPU, and of its minimum
@@ -72,7 +72,10 @@ _SIXTEEN = Held(16, 16, "bf16", "bf16")
 def _of_checkpoint(quantization: Any, wide: Held, *, has_fp8: bool) -> Held:
     scheme = _Scheme.read(quantization)
     rounds_inputs = wide.multiplied_in != "float32"  # float32 is chosen to avoid rounding
-    if scheme is None or (scheme.is_float and not (has_fp8 and rounds_inputs)):
+    if scheme is None:
+        return wide
+    keeps_floats = scheme.bits == 8 and has_fp8 and rounds_inputs
+    if scheme.is_float and not keeps_floats:
         return wide
     if scheme.is_float:
         return Held(8, wide.head_bits, "fp8", "fp8")
@@ -91,6 +94,12 @@ class _Scheme(NamedTuple):
     is_symmetric: bool
     is_float: bool
     rounds_inputs: bool
+
+    @property
+    def stored_type(self) -> str:
+        if self.is_float and self.bits == 4:
+            return "NVFP4" if self.group_size == 16 else "MXFP4"
+        return "F8_E4M3" if self.is_float else {8: "Q8_0", 4: "Q4_1"}[self.bits]
 
     @classmethod
     def read(cls, quantization: Any) -> _Scheme | None:
@@ -158,8 +167,7 @@ def _stored_types(config: EngineConfig, files: ModelFiles) -> tuple[dict[str, in
     scheme = _Scheme.read(files.config.get("quantization_config"))
     if scheme is None:
         return {"BF16": 1}, {"BF16": 1}
-    stored = "F8_E4M3" if scheme.is_float else {8: "Q8_0", 4: "Q4_1"}[scheme.bits]
-    return {stored: 1}, {"BF16": 1}
+    return {scheme.stored_type: 1}, {"BF16": 1}
 
 
 def _gguf_types(files: ModelFiles) -> tuple[Counter[str], dict[str, Counter[str]]]:

@@ -1,7 +1,8 @@
 """Linear layers of integers, slowly: exact integers, then floats in the promised order.
 
 What a stored block's integers are, the gguf package tells: its values where the block's scale is
-one and its minimum zero, and the other way round.
+one and its minimum zero, and the other way round. NVFP4's are read here, scales by
+torch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
@@ -32,6 +34,7 @@ class Form(NamedTuple):
     minimum_at: int | None = None
     minima: int = 0  # of a group
     sign: int = 1  # of what the minimum is multiplied by
+    sums: int = 1  # of a group, each with a scale of its own
 
 
 FORMS = {
@@ -48,7 +51,11 @@ FORMS = {
     "iq4_nl": Form("IQ4_NL", 0),
     "iq4_xs": Form("IQ4_XS", 0),
     "mxfp4": Form("MXFP4", 0),
+    "nvfp4": Form("NVFP4", 4, sums=2),
 }
+LARGEST_E4M3 = 126
+NVFP4_BYTES = 22  # the row's factor, two scales, 32 codes of which neighbours share a byte
+FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 @dataclass(frozen=True)
@@ -76,10 +83,17 @@ class Blocks:
 
     def integers(self) -> NDArray[np.int64]:
         """With their small scales: [rows, groups, 32]."""
+        if self.packing == "nvfp4":
+            return (2 * self._floats()).astype(np.int64)
         return self._with(1, 0).astype(np.int64).reshape(self.rows, -1, GROUP)
 
     def scales(self) -> Floats:
-        """[rows, groups]"""
+        """[rows, groups, sums of a group]"""
+        return self._scales().reshape(self.rows, -1, self.form.sums)
+
+    def _scales(self) -> Floats:
+        if self.packing == "nvfp4":
+            return np.asarray(self._eight_bit_scales() * (self._factors() / 2), np.float32)
         if self.packing == "mxfp4":
             return np.ldexp(np.float32(1), self.data[..., 0].astype(np.int32) - ONE_AS_EXPONENT)
         return self._halves(self.form.scale_at)
@@ -92,6 +106,20 @@ class Blocks:
         halves = self._halves(form.minimum_at)[..., None] * np.float32(form.sign)
         return np.asarray(halves * small[..., 0], np.float32)
 
+    def _floats(self) -> Floats:
+        """[rows, groups, 32]"""
+        codes = self.data[..., 6:]
+        return FLOAT4[np.stack([codes & 15, codes >> 4], -1)].reshape(self.rows, -1, GROUP)
+
+    def _eight_bit_scales(self) -> Floats:
+        """[rows, groups, 2]"""
+        bits = np.ascontiguousarray(self.data[..., 4:6])
+        return torch.from_numpy(bits).view(torch.float8_e4m3fn).float().numpy()
+
+    def _factors(self) -> Floats:
+        """[rows, groups, 1]"""
+        return np.ascontiguousarray(self.data[..., :4]).view(np.float32)
+
     def _halves(self, at: int) -> Floats:
         halves = np.ascontiguousarray(self.data[..., at : at + 2]).view(np.float16)[..., 0]
         return halves.astype(np.float32).repeat(block_values(self.packing) // GROUP, axis=1)
@@ -102,13 +130,23 @@ class Blocks:
         return self._dequantized(data)
 
     def _dequantized(self, data: Bytes) -> Floats:
+        if self.packing == "nvfp4":
+            scales = np.asarray(self._eight_bit_scales() * self._factors(), np.float32)
+            return (self._floats() * scales.repeat(16, axis=2)).reshape(self.rows, -1)
         values = dequantize(data.reshape(-1), GGMLQuantizationType[self.form.stored_type])
         return np.asarray(values, np.float32).reshape(self.rows, -1)
 
 
+def block_sizes(packing: str) -> tuple[int, int]:
+    """Values and bytes."""
+    if packing == "nvfp4":
+        return GROUP, NVFP4_BYTES
+    values, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[FORMS[packing].stored_type]]
+    return int(values), int(num_bytes)
+
+
 def block_values(packing: str) -> int:
-    values, _ = GGML_QUANT_SIZES[GGMLQuantizationType[FORMS[packing].stored_type]]
-    return int(values)
+    return block_sizes(packing)[0]
 
 
 def set_scales(packing: str, data: Bytes, scale: NDArray[np.float16] | np.float16,
@@ -118,6 +156,10 @@ def set_scales(packing: str, data: Bytes, scale: NDArray[np.float16] | np.float1
     if packing == "mxfp4":
         data[..., 0] = ONE_AS_EXPONENT
         return
+    if packing == "nvfp4":
+        data[..., 4:6] = LARGEST_E4M3
+        data[..., :4] = np.ones((len(data), 1, 1), np.float32).view(np.uint8)
+        return
     for at, value in ((form.scale_at, scale), (form.minimum_at, minimum)):
         if at is not None:
             halves = np.broadcast_to(value, data.shape[:-1]).astype(np.float16)
@@ -126,13 +168,17 @@ def set_scales(packing: str, data: Bytes, scale: NDArray[np.float16] | np.float1
 
 def random_blocks(packing: str, rows: int, blocks: int, seed: int) -> Blocks:
     """Every bit of the integers and small scales at random; blocks of very different sizes."""
-    num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[FORMS[packing].stored_type]][1]
+    _, num_bytes = block_sizes(packing)
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows, blocks, num_bytes), dtype=np.uint8)
     scale, minimum = (rng.uniform(-0.1, 0.1, (rows, blocks)).astype(np.float16) for _ in range(2))
     set_scales(packing, data, scale, minimum)
     if packing == "mxfp4":
         data[..., 0] = rng.integers(120, 132, (rows, blocks))
+    if packing == "nvfp4":  # all scales that are numbers, also subnormal ones
+        data[..., 4:6] = rng.integers(0, LARGEST_E4M3 + 1, (rows, blocks, 2))
+        factors = rng.uniform(1e-4, 1e-2, (rows, 1, 1)).astype(np.float32)
+        data[..., :4] = factors.view(np.uint8)
     return Blocks(packing, data)
 
 
@@ -174,11 +220,13 @@ def linear(x: Floats, weight: Blocks, bits: int = 16) -> Floats:
     a = quantize(x, bits)
     q, scales = weight.integers(), weight.scales()
     total = np.zeros((len(x), weight.rows), np.float32)
-    num_minima = weight.form.minima
+    num_minima, num_sums = weight.form.minima, weight.form.sums
     minima, sums = (weight.minima(), a.sums(num_minima)) if num_minima else (None, None)
     for g in range(q.shape[1]):
-        dot = (a.q[:, g] @ q[:, g].T).astype(np.float32)
-        total = fma(dot, scales[:, g] * a.scale[:, g, None], total)
+        for part in range(num_sums):
+            columns = slice(part * GROUP // num_sums, (part + 1) * GROUP // num_sums)
+            dot = (a.q[:, g, columns] @ q[:, g, columns].T).astype(np.float32)
+            total = fma(dot, scales[:, g, part] * a.scale[:, g, None], total)
         for part in range(num_minima):
             assert minima is not None
             assert sums is not None

@@ -46,6 +46,7 @@ class BitsAndBytes4:
     of 256 levels. No packed kernel has these levels, so matrices get the dtype they came from."""
 
     suffix = ".weight"
+    stored_types: tuple[str, ...] = ("F32", "F16", "BF16")
 
     def __init__(self, quant_type: str) -> None:
         self.scale = f".weight.quant_state.bitsandbytes__{quant_type}"

@@ -25,7 +25,7 @@ class StoredTensor:
     """A tensor as it lies in the file: nothing is copied until a backend packs it."""
 
     name: str  # Hugging Face name, e.g. model.layers.0.self_attn.q_proj.weight
-    dtype: str  # F32, F16, BF16, F8_E4M3, or a GGUF type: see gguf_types.READABLE
+    dtype: str  # F32, F16, BF16, F8_E4M3, NVFP4, or one of gguf_types.READABLE
     shape: tuple[int, ...]  # [out, in] for a matrix
     data: NDArray[np.uint8]  # the raw bytes, a view of the mapped file
     row_map: NDArray[np.int32] | None = (

@@ -95,8 +95,8 @@ def read_block(value: object) -> tuple[int, int]:
 def refused(what: str) -> ModelError:
     return ModelError(
         f"config.json: quantization_config: {what} is not supported; there are: gptq with 2, 3, 4 "
-        "and 8 bits, awq (gemm) with 4, auto-round packed as one of these, bitsandbytes int8, "
-        "nf4 and fp4, fp8, hqq, modelopt FP8 and NVFP4, torchao Int8WeightOnlyConfig and "
+        "and 8 bits, awq (gemm, gemv) with 4, auto-round packed as one of these, bitsandbytes "
+        "int8, nf4 and fp4, fp8, hqq, modelopt FP8 and NVFP4, torchao Int8WeightOnlyConfig and "
         "Float8WeightOnlyConfig, compressed-tensors pack-quantized with 4 and 8, int-quantized and "
         "float-quantized with 8, nvfp4- and mxfp4-pack-quantized, mxfp4; "
         "or use the original model, or a GGUF file of it"

@@ -47,6 +47,7 @@ class Hqq:
 
     suffix = ".W_q"
     scale = ".scale"
+    stored_types: tuple[str, ...] = ("Q4_1", "F32")
 
     def read(
         self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]

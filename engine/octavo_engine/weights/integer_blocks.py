@@ -1,8 +1,9 @@
 """Integers and 8-bit floats with scales, however a checkpoint laid them out, as blocks.
 
-Those of integers are GGUF's: Q4_1 for 4 bits, Q8_0 for 8. A scale of float16 or bfloat16 is kept as
-it is wherever float16 can hold it; a zero point becomes the minimum -zero * scale, rounded to
-float16: exact for the symmetric 8, off by 2^-11 of itself at most for others.
+Those of integers are GGUF's: Q4_1 for 4 bits, Q8_0 for 8; csrc/cpu/quants.h describes those of
+floats. A scale of float16 or bfloat16 is kept as it is wherever float16 can hold it; a zero point
+becomes the minimum -zero * scale, rounded to float16: exact for the symmetric 8, off by 2^-11 of
+itself at most for others.
 """
 
 from __future__ import annotations
@@ -59,6 +60,17 @@ def q8_0_blocks(q: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.
     per_group = blocks.shape[1] // scales.shape[1]
     head = scales.astype(np.float16)[..., None].view(np.uint8).repeat(per_group, axis=1)
     return np.concatenate([head, blocks], axis=-1).reshape(-1)
+
+
+def nvfp4_blocks(
+    packed: NDArray[np.uint8], scales: NDArray[np.uint8], factor: np.float32
+) -> NDArray[np.uint8]:
+    """value * scale * factor. packed has two codes in a byte [rows, columns / 2], scales are bits
+    of e4m3 [rows, columns / 16]."""
+    codes = packed.reshape(len(packed), -1, BLOCK // 2)
+    pairs = scales.reshape(len(packed), -1, 2)
+    head = np.broadcast_to(np.array([factor], "<f4").view(np.uint8), (*codes.shape[:2], 4))
+    return np.concatenate([head, pairs, codes], axis=-1).reshape(-1)
 
 
 def f8_e4m3_blocks(values: NDArray[np.uint8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:

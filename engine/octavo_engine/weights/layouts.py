@@ -37,6 +37,7 @@ class Layout(Protocol):
 
     suffix: str  # of the tensor that holds a module's values
     scale: str  # of the tensor that only a quantized one has
+    stored_types: tuple[str, ...]  # what matrices are read as, StoredTensor.dtype
 
     def read(
         self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
@@ -66,6 +67,8 @@ class AsBlocks:
         self.scale = scale
         self._input_dtype = input_dtype
         self.suffix = layout.suffix
+        # 2 and 3 bits too: a block of 4 holds their values exactly.
+        self.stored_types: tuple[str, ...] = ("Q4_1",) if layout.bits <= 4 else ("Q8_0",)
 
     def read(
         self, checkpoint: SafetensorsCheckpoint, name: str, module: str, shape: tuple[int, ...]
@@ -87,7 +90,7 @@ class AsBlocks:
             raise checkpoint.error(
                 name, f"has zero points of shape {list(zeros.shape)} for scales of {scales.shape}"
             )
-        if self._layout.bits <= 4:  # 2 and 3 bits too: a block of 4 holds their values exactly
+        if self.stored_types == ("Q4_1",):
             dtype, data = "Q4_1", q4_1_blocks(q, scales, zeros)
         elif (zeros != 128).any():
             raise checkpoint.error(name, "has 8-bit integers with zero points; symmetric are read")
@@ -146,6 +149,24 @@ class AWQ:
         ordered = np.empty_like(eights)
         ordered[..., _AWQ_COLUMNS] = eights
         return ordered.reshape(values.shape)
+
+
+class AwqGemv:
+    """AWQ's rows as they are, words in the order of the columns; scales and zero points fill up
+    rows of words."""
+
+    suffix = ".qweight"
+    bits = 4
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size  # 0: a whole row
+
+    def integers(self, checkpoint: SafetensorsCheckpoint, module: str) -> Integers:
+        q = unpack_words(checkpoint.array(f"{module}.qweight", ("I32",), 2), 4)
+        zeros = unpack_words(checkpoint.array(f"{module}.qzeros", ("I32",), 2), 4)
+        scales = checkpoint.numbers(f"{module}.scales", 2)
+        groups = q.shape[1] // (self._group_size or q.shape[1])
+        return Integers(q, scales[:, :groups], zeros[:, :groups])
 
 
 class PackQuantized:
@@ -207,6 +228,8 @@ class TorchAo8:
 
 class Float8:
     """Floats of 8 bits with a scale for the matrix, for each row, or for each block."""
+
+    stored_types: tuple[str, ...] = ("F8_E4M3",)
 
     def __init__(
         self,

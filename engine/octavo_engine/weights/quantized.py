@@ -9,7 +9,15 @@ from octavo_engine.weights.by_module import ByModule, modules_of
 from octavo_engine.weights.compressed_tensors import compressed_tensors_layout, read_block, refused
 from octavo_engine.weights.four_bit_floats import Nvfp4
 from octavo_engine.weights.hqq import HQQ_PARTS, Hqq
-from octavo_engine.weights.layouts import AWQ, GPTQ, AsBlocks, BitsAndBytes8, Float8, TorchAo8
+from octavo_engine.weights.layouts import (
+    AWQ,
+    GPTQ,
+    AsBlocks,
+    AwqGemv,
+    BitsAndBytes8,
+    Float8,
+    TorchAo8,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,7 +54,7 @@ class QuantizedCheckpoint:
         }
         self._names = (names - hidden) | self._modules.keys()
         for kind in {id(own): own for own in found.values()}.values():
-            if isinstance(kind, (BitsAndBytes4, Nvfp4)):
+            if isinstance(kind, BitsAndBytes4):
                 kind.log_size(inner, [module for module, own in found.items() if own is kind])
 
     def names(self) -> Iterable[str]:
@@ -64,6 +72,12 @@ class QuantizedCheckpoint:
         return self._inner.total_bytes
 
 
+def layouts_of(config: object) -> tuple[Layout, ...]:
+    """Those that config.json's quantization_config names; ModelError if it is not read."""
+    layout = layout_of(config)
+    return layout.layouts if isinstance(layout, ByModule) else (layout,)
+
+
 def layout_of(config: object) -> AnyLayout:
     """The layout that config.json's quantization_config describes; ModelError if it is not read."""
     if not isinstance(config, dict):
@@ -75,8 +89,8 @@ def layout_of(config: object) -> AnyLayout:
             return AsBlocks(GPTQ(bits, 0 if config.get("checkpoint_format") == "gptq_v2" else 1))
         case "auto-round":
             return _auto_round(config)
-        case "awq" if bits == 4 and str(config.get("version", "gemm")).lower() == "gemm":
-            return AsBlocks(AWQ())
+        case "awq" if bits == 4:
+            return _awq(config)
         case "bitsandbytes":
             return _bitsandbytes(config)
         case "fp8":
@@ -90,6 +104,18 @@ def layout_of(config: object) -> AnyLayout:
         case "torchao":
             return _torchao(config)
     raise refused(f"quant_method {method!r:.40} with {bits!r:.20} bits")
+
+
+def _awq(config: Mapping[str, Any]) -> Layout:
+    match str(config.get("version", "gemm")).lower():
+        case "gemm":
+            return AsBlocks(AWQ())
+        case "gemv":
+            size = config.get("group_size", config.get("q_group_size", 128))
+            if isinstance(size, int) and (size == -1 or size > 0):
+                return AsBlocks(AwqGemv(max(size, 0)))
+            raise refused(f"awq with group_size {size!r:.20}")
+    raise refused(f"awq of version {config.get('version')!r:.20}; gemm and gemv are read")
 
 
 def _auto_round(config: Mapping[str, Any]) -> AnyLayout:

@@ -4,8 +4,8 @@
 
 Installing and running the libraries takes minutes, and some compile kernels, so their files are
 kept here. They are made again by hand, on a CPU and in an environment of its own, with auto-round
-0.16.1, gptqmodel 7.7.0 (from its sources), hqq 0.2.8 (DISABLE_CUDA=1) and torchao 0.18.0. Without
-names, all are made.
+0.16.1, autoawq 0.2.9 (beside transformers 4.51.3), gptqmodel 7.7.0 (from its sources), hqq 0.2.8
+(DISABLE_CUDA=1) and torchao 0.18.0. Without names, all are made.
 """
 
 from __future__ import annotations
@@ -138,6 +138,30 @@ def by_torchao(plain: Path, out: Path, scheme: str) -> dict[str, Any]:
     }
 
 
+def by_autoawq(plain: Path, out: Path, version: str) -> dict[str, Any]:
+    library: Any = importlib.import_module("awq")
+    packing: Any = importlib.import_module("awq.utils.packing_utils")
+    transformers: Any = importlib.import_module("transformers")
+    scheme = {"zero_point": True, "q_group_size": GROUP, "w_bit": 4, "version": version}
+    model = library.AutoAWQForCausalLM.from_pretrained(
+        str(plain), device_map="cpu", torch_dtype=torch.float16
+    )
+    model.quantize(
+        transformers.AutoTokenizer.from_pretrained(plain), quant_config=dict(scheme),
+        calib_data=prompts(), max_calib_seq_len=64, apply_clip=False,
+    )  # fmt: skip
+    model.save_quantized(str(out))
+    if version == "GEMV":  # its product needs a GPU; the other form of the same numbers does not
+        return by_autoawq(plain, out.with_name("gemm"), "GEMM")
+    return {
+        name: packing.dequantize_gemm(
+            module.qweight, module.qzeros, module.scales, module.w_bit, module.group_size
+        ).T
+        for name, module in model.model.named_modules()
+        if name.endswith("_proj")
+    }
+
+
 def by_products(model: Any) -> dict[str, Any]:
     """A matrix as a layer multiplies it: each column by a vector with one 1."""
     values = {}
@@ -150,6 +174,8 @@ def by_products(model: Any) -> dict[str, Any]:
 
 
 FILES: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
+    "autoawq-gemm": lambda plain, out: by_autoawq(plain, out, "GEMM"),
+    "autoawq-gemv": lambda plain, out: by_autoawq(plain, out, "GEMV"),
     "auto-round-4": lambda plain, out: by_auto_round(plain, out, 4, "auto_round"),
     "auto-round-2": lambda plain, out: by_auto_round(plain, out, 2, "auto_round"),
     "gptqmodel-4": lambda plain, out: by_gptqmodel(plain, out, 4),

@@ -3,7 +3,6 @@ files that the format's own library packs."""
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from octavo_engine._native import Packed, Team
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.registry import build_backend
 from octavo_engine.config import EngineConfig
@@ -155,7 +155,7 @@ def test_what_is_not_read_is_refused(tmp_path: Path, config: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("method", ["compressed-tensors", "modelopt"])
-def test_nvfp4_is_widened(tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str) -> None:
+def test_nvfp4_keeps_its_size(tmp_path: Path, method: str) -> None:
     values, own, _ = floats(0)
     scales = torch.linspace(0.01, 440, ROWS * COLUMNS // 16).view(ROWS, -1).to(torch.float8_e4m3fn)
     whole = scales.float().repeat_interleave(16, dim=1)
@@ -168,12 +168,26 @@ def test_nvfp4_is_widened(tmp_path: Path, caplog: pytest.LogCaptureFixture, meth
         own |= {"weight_global_scale": torch.tensor([8.0])}
         expected = values * whole / 8
     own |= {"weight_scale": scales}
-    with caplog.at_level(logging.INFO):
-        checkpoint = opened(tmp_path, {f"w.{part}": t for part, t in own.items()}, config)
+    checkpoint = opened(tmp_path, {f"w.{part}": t for part, t in own.items()}, config)
     assert set(checkpoint.names()) == {"w.weight"}
-    assert "1 NVFP4 matrices are widened" in caplog.text
     stored = checkpoint.read("w.weight", (ROWS, COLUMNS))
+    packed = Packed(ROWS, COLUMNS, "nvfp4")
+    packed.pack(Team(1), 0, stored.data, stored.dtype, ROWS)
+    assert packed.nbytes == 32 * (COLUMNS * 4.5 / 8 + 4)  # whole panels of 16 rows
+    np.testing.assert_array_equal(packed.unpack(), expected.numpy())
     np.testing.assert_array_equal(to_float32(stored), expected.numpy())
+
+
+def test_nvfp4_of_half_a_group_is_refused(tmp_path: Path) -> None:
+    own = {
+        "weight_packed": torch.zeros(ROWS, 24).byte(),
+        "weight_scale": torch.ones(ROWS, 3).to(torch.float8_e4m3fn),
+        "weight_global_scale": torch.ones(1),
+    }
+    config = mixed(group("nvfp4-pack-quantized", "Linear"))
+    checkpoint = opened(tmp_path, {f"w.{part}": t for part, t in own.items()}, config)
+    with pytest.raises(ModelError, match="48 columns; NVFP4 is read of multiples of 32"):
+        checkpoint.read("w.weight", (ROWS, 48))
 
 
 def test_mxfp4_keeps_its_size(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Files that auto-round, gptqmodel, hqq and torchao wrote (tests/data/quantized/write.py): each
-matrix is what the library unpacks, and a model of them gives the logits of those matrices."""
+"""Files that auto-round, autoawq, gptqmodel, hqq and torchao wrote (tests/data/quantized/write.py):
+each matrix is what the library unpacks, and a model of them gives the logits of those matrices."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parents[2] / "data" / "quantized"
 FILES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
-# Of a matrix's largest value. auto-round and hqq round each value to float16, torchao to bfloat16,
-# gptqmodel its scales too; we keep a scale, or a minimum, in float16. A step of 8 bits is 0.0079.
-BOUNDS = {"auto": 2**-9, "hqq": 2**-9, "torchao": 2**-8, "gptqmodel": 0.006}
+# Of a matrix's largest value. auto-round, autoawq and hqq round each value to float16, torchao to
+# bfloat16, gptqmodel its scales too; we keep a scale, or a minimum, in float16. A step of 8 bits is
+# 0.0079.
+BOUNDS = {"auto": 2**-9, "autoawq": 2**-9, "hqq": 2**-9, "torchao": 2**-8, "gptqmodel": 0.006}
 
 
 def files_of(name: str) -> ModelFiles:

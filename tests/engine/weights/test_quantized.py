@@ -189,6 +189,25 @@ def test_awq(tmp_path: Path, config: dict[str, Any]) -> None:
     assert checkpoint.read("norm.weight", (4,)).dtype == "F16"
 
 
+@pytest.mark.parametrize("group", [GROUP, -1])
+def test_awq_for_single_rows(tmp_path: Path, group: int) -> None:
+    """Words go along the rows, and those of scales and zero points are filled up."""
+    m = random_matrix(4, groups=COLUMNS // GROUP if group > 0 else 1)
+
+    def filled(matrix: NDArray[Any]) -> NDArray[Any]:
+        return np.pad(matrix, [(0, 0), (0, 32 - matrix.shape[1])], constant_values=7)
+
+    tensors = {
+        "w.qweight": words(m["q"], 4),
+        "w.qzeros": words(filled(m["zeros"]), 4),
+        "w.scales": filled(m["scales"]),
+    }
+    config = {"quant_method": "awq", "bits": 4, "version": "GEMV", "group_size": group}
+    checkpoint = opened(tmp_path, tensors, config)
+    assert set(checkpoint.names()) == {"w.weight"}
+    np.testing.assert_array_equal(read(checkpoint), values(m))
+
+
 def compressed(kind: str, bits: int) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": "int"}
     return {
@@ -231,7 +250,8 @@ def test_int_quantized(tmp_path: Path) -> None:
         {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exllamav2"},
         {"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"},
         {"quant_method": "auto-round", "bits": 4, "extra_config": {"w": {"bits": 5}}},
-        {"quant_method": "awq", "bits": 4, "version": "gemv"},
+        {"quant_method": "awq", "bits": 4, "version": "gemv_fast"},
+        {"quant_method": "awq", "bits": 4, "version": "gemv", "group_size": "all"},
         {"quant_method": "fp8", "weight_block_size": [128, 8]},
         {"quant_method": "fp8", "weight_block_size": "8"},
         {"quant_method": "fp4"},

@@ -15,7 +15,7 @@ from octavo.commands import bench_latency, bench_steps
 from octavo.measure import device_limits, limits
 from octavo.measure.machine_limits import MachineLimits
 from octavo.measure.shapes import write_shape
-from octavo.measure.weight_formats import held_by_gpu
+from octavo.measure.weight_formats import held_by_cpu, held_by_gpu
 from octavo_engine.backends.torch import cuda
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError
@@ -90,6 +90,12 @@ INT8 = {
         }
     },
 }
+NVFP4 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}},
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +111,7 @@ INT8 = {
         (INT8, {"dtype": "float32"}, True, (8, 32, "8-bit", "float32")),
         ({"quant_method": "fp8"}, {}, True, (8, 16, "fp8", "fp8")),
         ({"quant_method": "fp8"}, {}, False, (16, 16, "bf16", "bf16")),
+        (NVFP4, {}, True, (16, 16, "bf16", "bf16")),
         ({"quant_method": "bitsandbytes"}, {}, True, (16, 16, "bf16", "bf16")),
     ],
 )
@@ -112,6 +119,11 @@ def test_weights_count_in_the_form_that_a_gpu_holds(quantization, settings, has_
     files: Any = SimpleNamespace(gguf=None, config={"quantization_config": quantization})
     config = EngineConfig(model="m", device="cuda", **settings)
     assert held_by_gpu(config, files, has_fp8=has_fp8) == held
+
+
+def test_floats_of_four_bits_are_held_so_by_a_cpu():
+    files: Any = SimpleNamespace(gguf=None, config={"quantization_config": NVFP4})
+    assert held_by_cpu(EngineConfig(model="m"), files) == (4.5, 16, "4-bit", "int8")
 
 
 def test_of_a_gguf_file_the_types_count_that_stay_as_they_are():

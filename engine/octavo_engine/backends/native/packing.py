@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Packing: TypeAlias = Literal[
     "f32", "bf16", "q8", "q4", "q4_0", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
-    "iq4_nl", "iq4_xs", "mxfp4",
+    "iq4_nl", "iq4_xs", "mxfp4", "nvfp4",
 ]  # fmt: skip
 
 # The packing that a stored type is computed in unless another is requested. It holds the type's
@@ -22,7 +22,8 @@ Packing: TypeAlias = Literal[
 _AS_STORED: dict[str, Packing] = {
     "Q8_0": "q8", "Q4_0": "q4_0", "Q4_1": "q4", "Q5_0": "q5_0", "Q5_1": "q5_1",
     "Q2_K": "q2_k", "Q3_K": "q3_k", "Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k",
-    "IQ4_NL": "iq4_nl", "IQ4_XS": "iq4_xs", "MXFP4": "mxfp4", "F8_E4M3": "q8",
+    "IQ4_NL": "iq4_nl", "IQ4_XS": "iq4_xs", "MXFP4": "mxfp4", "NVFP4": "nvfp4",
+    "F8_E4M3": "q8",
 }  # fmt: skip
 _WIDER_THAN_4_BITS = frozenset(("Q8_0", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "F8_E4M3"))
 
