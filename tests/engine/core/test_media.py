@@ -17,8 +17,8 @@ from octavo_engine.core.engine import Engine
 from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.executor.uni import UniExecutor
 from octavo_engine.model_runner.media_rows import places_of, rows_between
-from octavo_engine.scheduling.media import MediaLimits
 from octavo_engine.scheduling import media, scheduler
+from octavo_engine.scheduling.media import MediaLimits
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 from octavo_engine.state.batch import ScheduledBatch
 from octavo_engine.state.media import MediaSpan

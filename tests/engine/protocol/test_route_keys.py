@@ -128,7 +128,9 @@ def test_a_part_that_is_no_text_ends_with_a_chunk():
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "audio_url"])
 def test_a_file_with_a_uuid_has_the_key_of_its_uuid_alone(kind):
     def keys(**fields):
-        return keys_of(chat(user([{"type": kind, **fields}, {"type": "text", "text": "a"}])), "chat")
+        return keys_of(
+            chat(user([{"type": kind, **fields}, {"type": "text", "text": "a"}])), "chat"
+        )
 
     brought = keys(**{kind: {"url": "data:image/png;base64,AAAA"}}, uuid="cat")
     assert brought == keys(uuid="cat") == keys(uuid="cat", **{kind: {}}) == keys(uuid="cat", x=None)
