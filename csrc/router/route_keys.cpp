@@ -397,12 +397,14 @@ struct Conversation::Part {
     Raw text;
     Raw tool_use_id;
     Raw content;
+    Raw uuid;
 
     Raw* field(std::string_view key) {
         return key == "type"          ? &type
                : key == "text"        ? &text
                : key == "tool_use_id" ? &tool_use_id
                : key == "content"     ? &content
+               : key == "uuid"        ? &uuid
                                       : nullptr;
     }
 };
@@ -438,7 +440,7 @@ void Conversation::append_parts(const Raw& content, bool has_blocks, std::string
             append_string(part.text, data);
         } else if (!has_blocks || !append_block(part, data)) {
             note_part(data);
-            append_media(part.whole, data);
+            append_media_part(part, data);
             // A prompt often ends with its picture: a key must end there too.
             data.append((kChunkBytes - data.size() % kChunkBytes) % kChunkBytes, kPad);
         }
@@ -471,6 +473,27 @@ void Conversation::append_media(const Raw& value, std::string& data) {
     } else {
         packed_.push_back('n');
     }
+    append_packed_digest(data);
+}
+
+void Conversation::append_media_part(const Part& part, std::string& data) {
+    const bool has_name =
+        part.uuid.is_string() && !is_absent(part.uuid) &&
+        (text_equals(part.type, "image_url") || text_equals(part.type, "input_audio") ||
+         text_equals(part.type, "audio_url"));
+    if (!has_name) {
+        append_media(part.whole, data);
+        return;
+    }
+    packed_.assign(1, 'u');  // no packed value begins with it
+    for (const Raw& name : {part.type, part.uuid}) {
+        append_text(packed_, name);
+        packed_.push_back(kEnd);
+    }
+    append_packed_digest(data);
+}
+
+void Conversation::append_packed_digest(std::string& data) {
     const blake2b::State digest = blake2b::digest(kMediaState, packed_);
     data.push_back(kMedia);
     data.append(reinterpret_cast<const char*>(digest.data()), kMediaBytes);

@@ -10,7 +10,7 @@
 
 namespace octavo::router {
 
-inline constexpr std::string_view kRouteKeysVersion = "octavo-route-2";
+inline constexpr std::string_view kRouteKeysVersion = "octavo-route-3";
 inline constexpr size_t kChunkBytes = 64;
 inline constexpr size_t kKeyBytes = 8;
 
@@ -87,6 +87,9 @@ class Conversation {
     void append_parts(const Raw& content, bool has_blocks, std::string& data);
     bool append_block(const Part& part, std::string& data);
     void append_media(const Raw& value, std::string& data);
+    // A part that is no text. By its uuid where it has one, whether it brings its file or not.
+    void append_media_part(const Part& part, std::string& data);
+    void append_packed_digest(std::string& data);
     void note_part(const std::string& data);
     void append_field(std::string_view name, const Raw& value, std::string& data);
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 NAMES = ("engine-cpu", "router", "operator")
+# Stages that one story needs with an argument of its own; it builds and loads them itself.
+VARIANTS = {"engine-cpu-media": ("engine-cpu", {"MEDIA": "1"})}
 TAG = "e2e"
 # What the Dockerfile copies; .dockerignore says the same.
 _INPUTS = ("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml")
@@ -127,18 +129,25 @@ def _base(argument: str) -> str:
     return f"localhost/octavo-{argument.lower().replace('_', '-')}:{debian.SUITE}-{made_with}"
 
 
+def stage(name: str) -> tuple[str, dict[str, str]]:
+    """Of the Dockerfile, and what else than usual it is built with."""
+    return VARIANTS.get(name, (name, {}))
+
+
 def _build(name: str, context: Path) -> None:
+    target, own = stage(name)
     arguments = {
         **{argument: _base(argument) for argument in debian.PACKAGES},
         "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
         "DEMO_MODEL": "1",
         "SOURCE_DATE_EPOCH": "0",
+        **own,
     }
     _buildah(
         *("bud", "--quiet", "--isolation=chroot", "--layers", "--format=docker"),
         *_trust_of_this_machine(),
         *(f"--build-arg={key}={value}" for key, value in arguments.items()),
-        *(f"--target={name}", f"--tag={reference(name)}", str(context)),
+        *(f"--target={target}", f"--tag={reference(name)}", str(context)),
     )
 
 

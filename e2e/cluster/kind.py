@@ -34,9 +34,13 @@ class KindCluster:
 
     def build(self, names: Iterable[str]) -> None:
         for name in names:
-            image = images.reference(name)
-            arguments = ("--build-arg=DEMO_MODEL=1", f"--target={name}", f"--tag={image}")
-            _run("docker", "build", "--quiet", *arguments, str(cache.ROOT))
+            target, own = images.stage(name)
+            arguments = {"DEMO_MODEL": "1", **own}
+            _run(
+                *("docker", "build", "--quiet"),
+                *(f"--build-arg={key}={value}" for key, value in arguments.items()),
+                *(f"--target={target}", f"--tag={images.reference(name)}", str(cache.ROOT)),
+            )
 
     def archives(self, names: Iterable[str]) -> list[Path]:
         paths = {name: cache.folder() / f"kind-{name}.tar" for name in names}

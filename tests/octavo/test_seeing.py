@@ -217,6 +217,33 @@ def test_the_router_sends_a_picture_to_the_engine_that_has_it(platform: Platform
     assert texts(again) == texts(answers)
 
 
+def test_the_router_knows_which_engine_holds_a_picture_by_its_uuid(platform: Platform) -> None:
+    """The request that brings the file and those that name it have one route key. Where a request
+    goes depends on what else engines do, too."""
+    import openai
+
+    router, several = platform.router, unseen(208)[192::8]
+    brought, named = [], []
+    for number, about in enumerate(several):
+        picture, text = content(about)
+        name = f"square-{number}"
+        brought.append([{**picture, "uuid": name}, text])
+        named.append([{"type": "image_url", "image_url": {}, "uuid": name}, text])
+    answers = ask(router.url, *brought)
+    for each, answer in zip(named, answers, strict=True):
+        body = {"model": NAME, "messages": [{"role": "user", "content": each}]}
+        router.until(lambda body=body: router.would_match(body) > NUM_ROWS)  # type: ignore[misc]
+        found = []
+        for engine in platform.engines:
+            try:
+                found += ask(engine.url, each)
+            except openai.BadRequestError as error:
+                assert "nothing is held under the uuid" in str(error)
+        assert texts(found) == texts([answer])  # one of the two holds it
+        assert found[0].usage is not None
+        assert cached(found[0]) == found[0].usage.prompt_tokens - 1
+
+
 def test_other_apis_and_the_terminal_say_the_same(platform: Platform, tmp_path: Path) -> None:
     import anthropic
     import openai

@@ -14,7 +14,9 @@ fields and however its strings are escaped:
 
     chat     data = for each message: MESSAGE role CONTENT content, then its FIELDs
              content = a text, or parts joined by PART; a part that is no text is MEDIA, the digest
-             of the part as it was sent, and PADs up to the end of a chunk: a key covers it whole
+             of the part as it was sent, and PADs up to the end of a chunk: a key covers it whole.
+             Of a NAMED_PART with a uuid only type and uuid are hashed: the request that brings a
+             file and those that name it have one key
              FIELD  = name END value, in the order of MESSAGE_FIELDS
     messages data = as a chat, but for line ends between parts. `system` comes first; a tool_use is
              a message of that role: no text, and itself as a FIELD; a tool_result is its id's
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 64
 KEY_BYTES = 8
-VERSION = b"octavo-route-2"  # raise it when the recipe changes: old and new must never meet
+VERSION = b"octavo-route-3"  # raise it when the recipe changes: old and new must never meet
 
 Kind = Literal["chat", "completion", "messages", "responses"]
 Form = Literal["chat", "text", "ids"]
@@ -81,6 +83,8 @@ ADD_SPECIAL_TOKENS: Mapping[Kind, bool] = {
 # The fields of a message besides role and content that templates write.
 MESSAGE_FIELDS = ("name", "tool_call_id", "tool_calls", "reasoning")
 TEXT_PARTS = ("text", "input_text", "output_text")
+# The parts that later requests may send by their uuid alone.
+NAMED_PARTS = ("image_url", "input_audio", "audio_url")
 
 _KEY_PERSON = b"octavo route"
 _ROOT_PERSON = b"octavo route 0"
@@ -317,7 +321,7 @@ class _Writer:
                 self._media(content)
         else:
             start = len(self.data)
-            self._media(part)
+            self.data += MEDIA + _part_digest(part)
             # A prompt often ends with its picture: a key must end there too.
             self.data += PAD * (-len(self.data) % CHUNK_BYTES)
             self.media.append(Span(start, len(self.data), self._number))
@@ -347,9 +351,23 @@ def _part_text(part: Any) -> str | None:
     return None
 
 
-def _media_digest(part: Any) -> bytes:
+def _part_digest(part: Any) -> bytes:
+    """Of a part that is no text."""
+    if isinstance(part, dict) and part.get("type") in NAMED_PARTS:
+        name = part.get("uuid")
+        if isinstance(name, str) and name:
+            # No packed value begins with this letter.
+            return _digest(b"u" + _utf8(part["type"]) + END + _utf8(name) + END)
+    return _media_digest(part)
+
+
+def _media_digest(value: Any) -> bytes:
     # An image takes far fewer tokens than its base64 has bytes: one digest, not a chunk each 64.
-    return blake2b(pack_value(part), digest_size=_MEDIA_BYTES, person=_MEDIA_PERSON).digest()
+    return _digest(pack_value(value))
+
+
+def _digest(packed: bytes) -> bytes:
+    return blake2b(packed, digest_size=_MEDIA_BYTES, person=_MEDIA_PERSON).digest()
 
 
 def _message_fields(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from octavo_engine.state.sequence import Sequence
 
 MIN_CHUNK = 16  # prefill tokens that a step computes however slow it is: prompts must advance
+MIN_PICTURE_CHUNK = 4  # the same, where all prompts have pictures and others decode
 
 MAX_CHOICES = 1 << 20  # log-probabilities of prompt tokens that a step hands out for a sequence
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FORGET = 0.8  # weight of the past at each new picture
 PARTS_A_STEP = 4  # so that what a step has room for is used, whatever else is in it
-MAX_PARTS = 256
+MAX_PARTS = 2048
 
 
 class MediaLimits(NamedTuple):
@@ -56,7 +56,7 @@ class MediaPlanner:
         self._row_s = 0.0  # that a row of a picture takes to encode, lately
         self._under_way: _UnderWay | None = None
         self._is_shared = False  # sequences decode in the step that is planned
-        self._step_s = self._room_s = 0.0
+        self._room_s = self._shared_room_s = 0.0
         self._behind: List[Sequence] = ()
         self._unread: set[bytes] = set()  # encoded for a step to come: no hit when that reads it
         self._lost: list[bytes] = []  # that the runner may hold, of steps that failed
@@ -83,13 +83,13 @@ class MediaPlanner:
         return whole
 
     def start_step(
-        self, batch: ScheduledBatch, behind: List[Sequence], *, step_s: float, room_s: float
+        self, batch: ScheduledBatch, behind: List[Sequence], *, room_s: float, shared_room_s: float
     ) -> None:
-        """Before chunks of those behind are planned. A step in which sequences decode takes about
-        `step_s` at most; this one has `room_s` for prompts and pictures."""
+        """Before chunks of those behind are planned. The step has `room_s` for prompts and
+        pictures; `shared_room_s` is what one has in which sequences decode."""
         self._read.clear()
         self._is_shared = bool(batch.sequences)
-        self._step_s, self._room_s, self._behind = step_s, room_s, behind
+        self._room_s, self._shared_room_s, self._behind = room_s, shared_room_s, behind
         way = self._under_way
         if way is not None and any(awaits(s, way.item.digest) for s in behind):
             self._encode(way, batch)
@@ -176,9 +176,10 @@ class MediaPlanner:
         self.misses += 1
         item = next(i for i in sequence.request.media_items if i.digest == span.digest)
         num_parts = 1
-        if self._step_s:
+        if self._shared_room_s > 0.0:
             whole_s = self._row_s * span.length
-            num_parts = min(MAX_PARTS, max(1, math.ceil(PARTS_A_STEP * whole_s / self._step_s)))
+            in_room = math.ceil(PARTS_A_STEP * whole_s / self._shared_room_s)
+            num_parts = min(MAX_PARTS, max(1, in_room))
         return _UnderWay(item, span.length, 0, num_parts)
 
     def _encode(self, way: _UnderWay, batch: ScheduledBatch) -> None:

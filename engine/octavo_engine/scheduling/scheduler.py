@@ -14,7 +14,13 @@ from octavo_engine.kv.manager import KVManager
 from octavo_engine.scheduling import background, limits
 from octavo_engine.scheduling.adapter_slots import AdapterSlots
 from octavo_engine.scheduling.admission import AdmissionControl
-from octavo_engine.scheduling.chunks import MIN_CHUNK, demand, is_long, schedule_chunks
+from octavo_engine.scheduling.chunks import (
+    MIN_CHUNK,
+    MIN_PICTURE_CHUNK,
+    demand,
+    is_long,
+    schedule_chunks,
+)
 from octavo_engine.scheduling.deadlines import Deadlines
 from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.scheduling.media import MediaPlanner, awaits
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
 
 SPARE_LOGITS = 64  # rows of logits in a step beyond one a sequence, for prompt log-probabilities
 ALONE = 4  # times max_step_ms is a step long in which no sequence decodes
+STRETCH = 1.4  # times what its sequences that decode take is a step long beside pictures
 MAX_LONG = 2  # prompts longer than half a step's room that run at once: more would only hold memory
 LONG_LOOK_STEPS = 8  # after so many, a long prompt may have become short: its prefix is cached
 BLOCKED_LOOK_STEPS = 8  # after so many, a sequence blocked for memory may find more of it cached
@@ -259,8 +266,8 @@ class Scheduler:
             if can_admit:
                 self._admit(batch, prefills, budget, now)
             if self.media is not None:
-                self._start_media(self.media, batch, prefills, num_decodes + num_drafts)
-                budget = self._media_budget(self.media, batch, prefills, budget)
+                num_rows = num_decodes + num_drafts
+                budget = self._start_media(self.media, batch, prefills, budget, num_rows)
             spare_logits = self.max_num_logits - len(self.running) - num_drafts
             self._schedule_prefills(batch, prefills, budget, spare_logits)
         if self.media is not None:
@@ -839,21 +846,38 @@ class Scheduler:
         return max_step_s if num_decodes else max_step_s * ALONE
 
     def _start_media(
-        self, media: MediaPlanner, batch: ScheduledBatch, prefills: Prefills, num_decodes: int
-    ) -> None:
-        room_s = self._max_step_s(num_decodes) - self._step_time.decode_s(num_decodes)
-        step_s = self.config.max_step_ms / 1e3
-        media.start_step(batch, prefills.all(), step_s=step_s, room_s=room_s)
-
-    def _media_budget(
-        self, media: MediaPlanner, batch: ScheduledBatch, prefills: Prefills, budget: int
+        self,
+        media: MediaPlanner,
+        batch: ScheduledBatch,
+        prefills: Prefills,
+        budget: int,
+        num_decodes: int,
     ) -> int:
-        """What is left of the step's tokens if a picture must be encoded for them."""
+        """What is left of the step's tokens where pictures are encoded and read.
+
+        A picture must not be noticed by sequences that decode: beside them a step is longer by a
+        part of what they take, whatever --max-step-ms is, and so are those that compute nothing but
+        prompts with pictures.
+        """
+        behind = prefills.all()
+        decode_s, max_step_s = self._step_time.decode_s(num_decodes), self._max_step_s(num_decodes)
+        min_chunk = MIN_CHUNK
+        if decode_s and not self._is_background_alone():
+            max_step_s = min(max_step_s, STRETCH * decode_s)
+            if all(sequence.request.media for sequence in behind):
+                min_chunk = MIN_PICTURE_CHUNK
+                in_time = self._step_time.prefill_tokens(max_step_s, num_decodes=num_decodes)
+                budget = min(budget, max(in_time, min_chunk))
+        room_s = max_step_s - decode_s
+        # Parts are cut for the shortest step: sequences may decode before the picture is done.
+        shared_room_s = (STRETCH - 1.0) * self._step_time.decode_s(1) or room_s
+        shared_room_s = min(shared_room_s, room_s, self.config.max_step_ms / 1e3)
+        media.start_step(batch, behind, room_s=room_s, shared_room_s=shared_room_s)
         token_s = self._step_time.prefill_s(1)
-        encode_s = media.encode_s(batch, prefills.all(), budget)
+        encode_s = media.encode_s(batch, behind, budget)
         if not encode_s or not token_s:
             return budget
-        return max(min(budget, MIN_CHUNK), budget - int(encode_s / token_s))
+        return max(min(budget, min_chunk), budget - int(encode_s / token_s))
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from octavo_engine.core.engine import Engine
 from octavo_engine.errors import ConfigError, InvalidRequest
 from octavo_engine.executor.uni import UniExecutor
 from octavo_engine.model_runner.media_rows import places_of, rows_between
+from octavo_engine.scheduling import media, scheduler
 from octavo_engine.scheduling.media import MediaLimits
 from octavo_engine.scheduling.scheduler import SPARE_LOGITS, Scheduler
 from octavo_engine.state.batch import ScheduledBatch
@@ -69,6 +70,14 @@ class Counted:
             self.encoded.append(item.digest)
         self.parts.append(part)
         return self._encoder.encode_part(item, part, num_parts)
+
+
+@pytest.fixture(autouse=True)
+def steps_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step holds does not depend on this machine's pace; test_media_parts.py is about
+    that."""
+    monkeypatch.setattr(scheduler, "STRETCH", 1e6)
+    monkeypatch.setattr(media, "MAX_PARTS", 256)
 
 
 class Rig:

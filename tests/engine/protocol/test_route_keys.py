@@ -58,13 +58,13 @@ GOLDEN: list[tuple[Kind, str, dict[str, Any], list[str]]] = [
         "chat",
         "",
         chat(system(SYSTEM), user(QUESTION)),
-        ["a7727df98ad2d0a8", "0eeffb018d7af537", "c068048c4f2cc5ae"],
+        ["65eec1527d72a033", "fcd3428c3b6c58bf", "6ac62615e7712074"],
     ),
     (
         "chat",
         "",
         chat(user("Zoë 日本 😀 " * 12)),
-        ["037cf0eb31cfce34", "41d8689248713dd3", "72758fd9ad07dabc", "890a80a7b292ffeb"],
+        ["a8b6736bbeaf9c43", "5688b6df01f3d37c", "72f64ec9dd97b191", "807749c2c8af7ae4"],
     ),
     (
         "chat",
@@ -80,19 +80,25 @@ GOLDEN: list[tuple[Kind, str, dict[str, Any], list[str]]] = [
             cache_salt="s",
             chat_template_kwargs={"enable_thinking": False, "budget": 3, "none": None},
         ),
-        ["cb1cb18cb99c229b", "507e1cfa1d74cc31", "5354c43d0bc7bea3"],
+        ["dc3285ac288d92bd", "5c38851b9b9bed79", "d4a9f31e8d4c7568"],
+    ),
+    (
+        "chat",
+        "",
+        chat(user([{"type": "image_url", "uuid": "cat-1"}, "What is it?"])),
+        ["a8b6736bbeaf9c43", "8d6f983b6b44a7a8"],
     ),
     (
         "completion",
         "",
         {"prompt": "Once upon a time, " * 12},
-        ["e79627b869a8a9d9", "8c7b562946d74853", "84427393e17a69af"],
+        ["71ba0098d05f06d5", "51b52c3e9bb266a8", "8077da54ff9dc127"],
     ),
     (
         "completion",
         "",
         {"prompt": list(range(40)), "add_special_tokens": False},
-        ["0316f018bc512013", "fd9004075302f1a5"],
+        ["c2d81a0cd97cc3d1", "58cde6a1153053c3"],
     ),
 ]
 
@@ -117,6 +123,31 @@ def test_a_part_that_is_no_text_ends_with_a_chunk():
     assert keys == keys_of(chat(user([text, image, text])), "chat")
     assert keys[0] == keys_of(chat(user([text, other])), "chat")[0]
     assert keys[1] != keys_of(chat(user([text, other])), "chat")[1]
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "audio_url"])
+def test_a_file_with_a_uuid_has_the_key_of_its_uuid_alone(kind):
+    def keys(**fields):
+        return keys_of(
+            chat(user([{"type": kind, **fields}, {"type": "text", "text": "a"}])), "chat"
+        )
+
+    brought = keys(**{kind: {"url": "data:image/png;base64,AAAA"}}, uuid="cat")
+    assert brought == keys(uuid="cat") == keys(uuid="cat", **{kind: {}}) == keys(uuid="cat", x=None)
+    others = [
+        brought,
+        keys(uuid="dog"),
+        keys(**{kind: {"url": "data:image/png;base64,AAAA"}}),
+        keys(**{kind: {"url": "data:image/png;base64,AAAA"}}, uuid=""),  # no name
+        keys(**{kind: {"url": "data:image/png;base64,AAAA"}}, uuid=["cat"]),
+        keys_of(chat(user([{"type": kind, "uuid": "cat"}]), cache_salt="s"), "chat"),
+    ]
+    assert len({found[1] for found in others}) == len(others)
+    # Of parts that have no uuid in their protocol it is one more field.
+    block = {"type": "image", "source": {"data": "AAAA"}, "uuid": "cat"}
+    other = {**block, "source": {"data": "AAAB"}}
+    first, second = (keys_of(chat(user([part])), "messages") for part in (block, other))
+    assert first[1] != second[1]
 
 
 def test_the_data_of_a_conversation_in_full():

@@ -8,8 +8,7 @@ import pytest
 
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.scheduling.media import MAX_PARTS, MediaLimits
-from octavo_engine.scheduling.scheduler import ALONE, Scheduler
-from octavo_engine.state.batch import EncodeParts
+from octavo_engine.scheduling.scheduler import ALONE, STRETCH, Scheduler
 from octavo_engine.state.media import MediaItem, MediaSpan
 from octavo_engine.state.outputs import StepResult
 from tests.fakes.clock import ManualClock
@@ -82,12 +81,43 @@ def test_streams_get_their_token_in_steps_of_the_usual_length(picture_s: float) 
         batch = machine.step()
         ids = {s.request_id for s in batch.sequences}
         assert ids.issuperset(s.request_id for s in streams)
-    assert max(machine.times) <= 1.2 * MAX_STEP_S
+    assert max(machine.times) <= 1.5 * DECODE_S
     parts = [batch.encode_parts for batch in machine.batches if batch.encode is not None]
     assert parts[0].first == 0 and parts[-1].is_last
     assert [p.first for p in parts[1:]] == [p.end for p in parts[:-1]]
-    # A step has room for 80 ms; the first leaves half of it to the text. They are used, or nearly.
-    assert len(parts) <= 2 + picture_s / (0.75 * (MAX_STEP_S - DECODE_S))
+    # A step has room for 8 ms; the first leave half of it to the text. They are used, or nearly.
+    room_s = (STRETCH - 1) * DECODE_S
+    assert len(parts) <= 4 + picture_s / (0.7 * room_s)
+    # So the picture and its text take a fixed share of the time, however many streams there are.
+    wait_s = sum(machine.times)
+    alone_s = picture_s + len(request.prompt_token_ids) * TOKEN_S
+    assert wait_s <= 3 * DECODE_S + alone_s * STRETCH / (0.7 * (STRETCH - 1))
+
+
+def test_texts_beside_pictures_have_the_steps_of_texts() -> None:
+    machine = Machine(0.05)
+    machine.decode(1)
+    machine.scheduler.add(picture(1))
+    text = make_request(400, max_tokens=5)
+    machine.scheduler.add(text)
+    batch = machine.step()
+    assert 0.6 * MAX_STEP_S < machine.times[0] <= 1.2 * MAX_STEP_S
+    assert batch.encode is not None and max(batch.counts) > 30
+
+
+def test_a_prompt_with_a_picture_advances_whatever_the_streams_take() -> None:
+    """Steps are as good as full already, by what is known of them."""
+    machine = Machine(0.0)
+    machine.decode(1)
+    request = picture(1, text=200)
+    machine.scheduler.add(request)
+    sequence = machine.scheduler.sequences[request.request_id]
+    while len(sequence.token_ids) == len(request.prompt_token_ids):
+        before = sequence.num_computed_tokens
+        batch = machine.step()
+        assert sequence.num_computed_tokens > before or batch.encode is not None
+    chunks = [batch.counts[1] for batch in machine.batches if len(batch.counts) > 1]
+    assert max(chunks) * TOKEN_S <= (STRETCH - 1) * DECODE_S + TOKEN_S
 
 
 def test_a_short_picture_is_encoded_and_read_in_one_step_where_nothing_decodes() -> None:
@@ -124,13 +154,13 @@ def test_a_text_that_arrives_while_a_long_picture_is_encoded_waits_for_a_step() 
 
 
 def test_the_step_behind_the_last_part_reads_the_rows() -> None:
-    machine = Machine(0.01)
+    machine = Machine(0.003)
     machine.decode(1)
-    machine.scheduler.add(picture(1))
+    machine.scheduler.add(picture(1, text=2))
     first, second = machine.step(), machine.step()
-    assert (first.encode_parts, first.reads_encoded) == (EncodeParts(), False)
-    assert first.counts == [1, 8]
-    assert (second.encode, second.counts) == (None, [1, NUM_ROWS + 8])
+    assert first.encode_parts.share == 1.0 and not first.reads_encoded
+    assert first.counts == [1, 2]
+    assert second.encode is None and second.counts[1] > 4
 
 
 def test_one_picture_is_under_way_at_a_time_and_each_gets_its_turn() -> None:
@@ -141,7 +171,7 @@ def test_one_picture_is_under_way_at_a_time_and_each_gets_its_turn() -> None:
         machine.scheduler.add(request)
     while len({b.encode.digest for b in machine.batches if b.encode is not None}) < 4:
         machine.step()
-    assert max(machine.times) <= 1.2 * MAX_STEP_S
+    assert max(machine.times) <= 1.5 * DECODE_S
     order = [batch.encode.digest[0] for batch in machine.batches if batch.encode is not None]
     assert list(dict.fromkeys(order)) == [1, 2, 3, 4] and order == sorted(order)
 
@@ -177,4 +207,6 @@ def test_the_number_of_parts_is_bounded() -> None:
     machine = Machine(10_000.0)
     machine.decode(1)
     machine.scheduler.add(picture(1))
-    assert machine.step().encode_parts == EncodeParts(0, 1, MAX_PARTS)
+    while (batch := machine.step()).encode is None:
+        pass
+    assert batch.encode_parts == (0, 1, MAX_PARTS)

@@ -24,7 +24,7 @@ RESTRICTED = {
 }
 USES = (
     "minimal", "cpu", "gpu", "quantized", "several-models", "autoscaled", "canary", "private",
-    "pvc-weights", "vision", "speech", "prefill", "group",
+    "pvc-weights", "vision", "speech", "hearing", "prefill", "group",
 )  # fmt: skip
 
 

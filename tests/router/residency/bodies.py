@@ -175,6 +175,8 @@ class Bodies:
                 {"type": "text", "text": self.text()},
                 {"type": "input_text", "text": self.text(), "x": 1},
                 {"type": "image_url", "image_url": {"url": self.text()}},
+                {"type": "input_audio", "uuid": self.text(), "input_audio": self.value()},
+                {"type": self.random.choice(["image_url", "image"]), "uuid": self.value()},
                 {"type": "text"},
                 {"type": "tool_use", "id": self.text(), "input": self.value()},
                 {"type": "tool_result", "tool_use_id": self.text(), "content": self.value()},

@@ -102,6 +102,20 @@ def test_an_image_takes_as_much_as_a_digest_and_the_rest_of_its_chunk(hot_path, 
     assert len(scan.keys) == 8 * 2  # the opening, and what ends with the picture
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "audio_url", "input_image"])
+@pytest.mark.parametrize("name", ["cat", "é😀", "", None, 7, ["cat"]])
+@pytest.mark.parametrize("value", [{}, None, {"url": "data:image/png;base64,AAAA"}])
+def test_media_with_a_uuid_have_the_keys_of_the_engine(hot_path, kind, name, value):
+    part = {"uuid": name, kind: value, "type": kind}
+    body = {"messages": [{"role": "user", "content": [part, "What is it?"]}]}
+    raw = json.dumps(body).encode()
+    keys = pack_keys(keys_of(json.loads(raw), "chat"))
+    assert hot_path.scan(raw, CHAT).keys == keys
+    named = {"messages": [{"role": "user", "content": [{"type": kind, "uuid": name}]}]}
+    is_named = bool(name) and isinstance(name, str) and kind != "input_image"
+    assert (pack_keys(keys_of(named, "chat")) == keys) is is_named
+
+
 @pytest.mark.parametrize("num_chars", range(30, 46))
 def test_pictures_at_any_place_have_the_keys_of_the_engine(hot_path, num_chars):
     """Pictures whose marks, digests and paddings fall on every place of a chunk."""

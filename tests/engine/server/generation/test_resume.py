@@ -20,8 +20,11 @@ from octavo_engine.errors import RequestError
 from octavo_engine.protocol.endpoints import POD_UID_HEADER, RESUME_HEADER, STREAM_HEADER
 from octavo_engine.protocol.resume import Resume, pack
 from octavo_engine.server.http.resume_frame import read_frame
+from tests.engine.server.openai.chat.test_pictures import RED, picture
+from tests.engine.server.openai.chat.test_sounds import LOUD, sound
 from tests.fakes.process import serving
 from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.seeing import write_seeing_model
 from tests.fakes.server import running
 from tests.fakes.stream_reader import StreamReader, events_of, lines_of, read_all
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+PICTURE, SOUND = picture(RED), sound(LOUD)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello there"}]}
 USAGE = {"stream_options": {"include_usage": True}}
@@ -116,8 +120,12 @@ def resume(client: httpx.Client, path: str, body: dict[str, Any], known: Resume)
     return answer.content
 
 
-def check(client: httpx.Client, path: str, body: dict[str, Any], *, every: int = 1) -> None:
-    """Cut after each event, and the streams that go on at random, as long as they are long."""
+def check(
+    client: httpx.Client, path: str, body: dict[str, Any], *, every: int = 1,
+    onto: httpx.Client | None = None,
+) -> None:  # fmt: skip
+    """Cut after each event, and the streams that go on at random, as long as they are long. They
+    go on at the server `onto`, or at the same."""
     body = {"max_tokens": 16, **body, "stream": True}
     raw = ask(client, path, body)
     unbroken, whole = events_of(raw), read_all(raw)
@@ -131,7 +139,7 @@ def check(client: httpx.Client, path: str, body: dict[str, Any], *, every: int =
         while cut < len(stream) - 1:
             for event in stream[:cut]:
                 reader.read(event)
-            stream = events_of(resume(client, path, body, reader.resume))
+            stream = events_of(resume(onto or client, path, body, reader.resume))
             cut = rng.randint(3, 20)
         for event in stream:
             reader.read(event)
@@ -179,6 +187,23 @@ def model() -> Iterator[httpx.Client]:
 def test_a_real_model_goes_on_too(model, more):
     messages = [{"role": "user", "content": "Write a poem with emoji 🦊 about a fox."}]
     check(model, CHAT, {"messages": messages, "max_tokens": 16, **more}, every=3)
+
+
+@pytest.mark.parametrize(("name", "part"), [("llava", PICTURE), ("qwen2audio", SOUND)])
+def test_a_picture_and_a_sound_go_with_a_stream_to_another_engine(tmp_path, name, part):
+    """What is resumed is the request as it came, with its media."""
+    folder = str(write_seeing_model(tmp_path / name, name))
+    flags = ("--device", "cpu", "--dtype", "float32", "--num-threads", "1")
+    text = {"type": "text", "text": "tell me more"}
+    body = {
+        "messages": [{"role": "user", "content": [part, text]}],
+        "temperature": 0.0, "max_tokens": 12, "ignore_eos": True, "logprobs": True,
+    }  # fmt: skip
+    with (
+        serving(folder, *flags) as first, serving(folder, *flags) as second,
+        first.client() as client, second.client() as other,
+    ):  # fmt: skip
+        check(client, CHAT, body, every=4, onto=other)
 
 
 def test_a_character_of_several_tokens_is_never_cut(client):
