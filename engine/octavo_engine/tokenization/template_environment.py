@@ -104,6 +104,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         bounds.tick()
+        if obj is bounds.tick:
+            return None
         return super().call(context, obj, *bounds.check_method(obj, args), **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
