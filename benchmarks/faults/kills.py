@@ -246,7 +246,11 @@ class Pair:
         engine = rng.choice(self.engines)
         how = rng.choice(engine.hows)
         under_way = set(tally.live)
-        await engine.kill(how)
+        try:
+            await engine.kill(how)
+        except TimeoutError:  # the machine is too busy for the kernel to find no memory in time
+            how = "all"
+            await engine.kill(how)
         tally.hit += len(under_way)
         count.hows[how] += 1
         number = count.done
