@@ -72,7 +72,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("*", "**", "%", "+"))
     code_generator_class = _BoundedGenerator
-    concat = staticmethod(bounds.joined)  # type: ignore[assignment]  # of what a block writes
+    concat = staticmethod(bounds.joined)  # of what a block writes
     tick = staticmethod(bounds.tick)
 
     def __init__(self, now: Callable[[], datetime]) -> None:
