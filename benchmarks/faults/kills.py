@@ -331,9 +331,10 @@ def serving(setup: Setup, folder: Path) -> Iterator[Pair]:
         )  # fmt: skip
         yield Pair(setup, engines, router)
     finally:
-        for one in (router, *engines):
-            if one is not None:
-                one.stop()
+        if router is not None:
+            router.stop()
+        for engine in engines:
+            engine.stop()
         for group in filter(None, groups):
             group.remove()
 
