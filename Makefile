@@ -51,7 +51,7 @@ test-all: $(VENV)/.test  ## All tests but those on a cluster
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # Measurements need an idle machine, so this is not part of `test`.
-test-faults: $(VENV)/.test  ## Load, hostile input and faults, as figures with bounds: 15 minutes
+test-faults: $(VENV)/.test  ## Load, hostile input and faults, as figures with bounds: 10 minutes
 	$(BIN)/python -m benchmarks.faults.run $(FAULTS_ARGS)
 
 soak: $(VENV)/.test  ## Memory, descriptors, threads and blocks under a mixed load with faults, for SOAK_MINUTES

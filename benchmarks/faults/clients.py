@@ -107,8 +107,12 @@ class Clients:
                     tally.changed.append(f"{case.name}: {answer} instead of {wanted}")
             except (ValueError, KeyError, httpx.HTTPError) as error:
                 tally.not_survived[case.name] += 1
-                tally.lost.append(f"{case.name}: {type(error).__name__}: {error}")
-                print(f"  lost: {tally.lost[-1][:300]}", flush=True)
+                after_s = time.monotonic() - began_at
+                tally.lost.append(
+                    f"{case.name}: {type(error).__name__} of {error.__cause__!r} after"
+                    f" {after_s:.1f} s, stream {bool(body.get('stream'))}: {error}"
+                )
+                print(f"  {time.strftime('%X')} lost: {tally.lost[-1][:300]}", flush=True)
             finally:
                 del tally.live[number]
             tally.ended[case.name] += 1

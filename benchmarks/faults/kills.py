@@ -1,7 +1,8 @@
 """Engines are killed at random times under a hundred live requests: what their clients get of it.
 
     python -m benchmarks.faults.kills [--kills N] [--clients N] [--model MODEL] [--with FEATURE]...
-                                      [--how HOW]... [--simulated] [--seconds S] [--json FILE]
+                                      [--beside FEATURE,...]... [--how HOW]... [--simulated]
+                                      [--seconds S] [--json FILE]
 
 Two engines behind a router, all of them processes; with `--simulated` they have the real scheduler
 and no forward pass, which takes little of a processor. Requests are of every kind that can be
@@ -22,7 +23,11 @@ engines serve again.
 Features of the engines: `speculation` guesses tokens by n-grams, `tiers` keeps KV blocks in host
 memory and on disk behind a small device cache, `adapters` sends half of the requests to a LoRA
 adapter, `media` serves a model that sees (it is trained first, once, in minutes) and asks it about
-pictures as well.
+pictures as well, never simulated.
+
+Each `--beside` adds two engines, a router and clients of their own with the features that it names
+(`none`: with none), to the run: most of a kill is waiting for an engine that starts, so several
+pairs lose engines in the time of one. They share the number of kills.
 
 Ends with status 1 where a bound of `benchmarks/faults/bounds.json` is not kept.
 """
@@ -39,7 +44,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -48,7 +54,7 @@ import psutil
 
 from benchmarks.faults.answers import CASES, PICTURE_CASES
 from benchmarks.faults.bounds import judge
-from benchmarks.faults.clients import TIMEOUT_S, Clients, expected_answers, until
+from benchmarks.faults.clients import TIMEOUT_S, Clients, Tally, expected_answers, until
 from benchmarks.faults.memory_group import MemoryGroup
 from benchmarks.router.overload import Verdict
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port
@@ -56,7 +62,7 @@ from tests.fakes.adapters import write_adapter
 from tests.fakes.trained_seeing import trained_seeing_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.faults.answers import Case
 
@@ -67,6 +73,7 @@ PAUSE_S: Final = (0.2, 1.5)  # between the last engine's return and the next kil
 READY_WITHIN_S: Final = 300.0  # of an engine, on a machine that does much else
 HOWS: Final = ("all", "core", "memory", "stall", "frozen")
 FEATURES: Final = ("speculation", "tiers", "adapters", "media")
+NONE: Final = "none"
 # So that requests are not refused because the machine is slow: this is about those that are in.
 ROUTER: Final = {
     "flow": {"queue_timeout_s": 1200, "hold_timeout_s": 1200},
@@ -100,6 +107,26 @@ class Setup:
     @property
     def cases(self) -> tuple[Case, ...]:
         return (*CASES, *PICTURE_CASES) if "media" in self.features else CASES
+
+
+@dataclass(slots=True)
+class KillCount:
+    """Of all pairs of a run."""
+
+    left: int
+    ends_at: float  # no further kill after that
+    hows: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def done(self) -> int:
+        return sum(self.hows.values())
+
+    def take(self) -> bool:
+        """One more kill is due."""
+        if self.left <= 0 or time.monotonic() > self.ends_at:
+            return False
+        self.left -= 1
+        return True
 
 
 @dataclass(slots=True)
@@ -182,95 +209,156 @@ class Engine:
             self.server.stop()
 
 
-async def play(setup: Setup, engines: list[Engine], router: Server) -> Verdict:
-    verdict = Verdict("kills")
-    rng = random.Random(setup.seed)
-    expected = await expected_answers(
-        engines[0].url, setup.cases, models=setup.models, seed=setup.seed
-    )
-    clients = Clients(lambda: router.url, expected)
-    tally = clients.tally
-    running = asyncio.create_task(clients.run(setup.clients))
-    hows: Counter[str] = Counter()
-    try:
-        await until(lambda: sum(tally.ended.values()) >= setup.clients, TIMEOUT_S)
-        began_at = time.monotonic()
-        for number in range(setup.kills):
-            if time.monotonic() - began_at > setup.seconds:
-                break
-            await asyncio.sleep(rng.uniform(*PAUSE_S))
-            engine = rng.choice(engines)
-            how = rng.choice(engine.hows)
-            under_way = set(tally.live)
+@dataclass(slots=True)
+class Pair:
+    """Two engines behind a router, and what became of their clients' requests."""
+
+    setup: Setup
+    engines: list[Engine]
+    router: Server
+    tally: Tally = field(default_factory=Tally)
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.setup.features) or "plain"
+
+    async def play(self, count: KillCount) -> None:
+        setup, url = self.setup, self.router.url
+        expected = await expected_answers(
+            self.engines[0].url, setup.cases, models=setup.models, seed=setup.seed
+        )
+        clients = Clients(lambda: url, expected)
+        self.tally = clients.tally
+        running = asyncio.create_task(clients.run(setup.clients))
+        try:
+            await until(lambda: sum(self.tally.ended.values()) >= setup.clients, TIMEOUT_S)
+            rng = random.Random(setup.seed)
+            while count.take():
+                await self._lose_one(rng, count)
+        finally:
+            clients.end()
+            await asyncio.wait_for(running, TIMEOUT_S)
+
+    async def _lose_one(self, rng: random.Random, count: KillCount) -> None:
+        tally = self.tally
+        await asyncio.sleep(rng.uniform(*PAUSE_S))
+        engine = rng.choice(self.engines)
+        how = rng.choice(engine.hows)
+        under_way = set(tally.live)
+        try:
             await engine.kill(how)
-            tally.hit += len(under_way)
-            hows[how] += 1
-            if how != "frozen":
-                await asyncio.to_thread(engine.start_again)
-            ready = await until(lambda: _all_ready(router.url, len(engines)), READY_WITHIN_S)
-            verdict.expect(ready, f"kill {number}: the engine did not come back to the router")
-            waited = await until(lambda hit=under_way: not hit & tally.live.keys(), TIMEOUT_S)
-            verdict.expect(waited, f"kill {number}: requests did not end")
-            print(
-                f"  {number + 1} of {setup.kills}: {how}, {len(under_way)} under way,"
-                f" {len(tally.lost)} lost, {len(tally.changed)} changed", flush=True,
-            )  # fmt: skip
-    finally:
-        clients.end()
-        await asyncio.wait_for(running, TIMEOUT_S)
+        except TimeoutError:  # the machine is too busy for the kernel to find no memory in time
+            how = "all"
+            await engine.kill(how)
+        tally.hit += len(under_way)
+        count.hows[how] += 1
+        number = count.done
+        if how != "frozen":
+            await asyncio.to_thread(engine.start_again)
+        if not await _are_all_ready(self.router.url):
+            self.complaints.append(f"kill {number}: the engine did not come back to the router")
+        if not await until(lambda: not under_way & tally.live.keys(), TIMEOUT_S):
+            self.complaints.append(f"kill {number}: requests did not end")
+        print(
+            f"  {number} of {number + count.left}, {self.name}: {how}, {len(under_way)} under way,"
+            f" {len(tally.lost)} lost, {len(tally.changed)} changed", flush=True,
+        )  # fmt: skip
+
+
+async def play(pairs: Sequence[Pair], count: KillCount) -> Verdict:
+    """All pairs at once, until there were as many kills as there are to be."""
+    await asyncio.gather(*(pair.play(count) for pair in pairs))
+    verdict = Verdict("kills")
+    tallies = [pair.tally for pair in pairs]
+    lost = [f"{pair.name}: {one}" for pair in pairs for one in pair.tally.lost]
+    changed = [f"{pair.name}: {one}" for pair in pairs for one in pair.tally.changed]
     verdict.seen = {
-        "kills": sum(hows.values()),
-        **{f"kills, {how}": hows[how] for how in HOWS},
-        "requests": sum(tally.ended.values()),
-        "under way at a kill": tally.hit,
-        "lost": len(tally.lost),
-        "changed": len(tally.changed),
-        "longest, s": tally.longest_s,
+        "kills": count.done,
+        **{f"kills, {how}": count.hows[how] for how in HOWS},
+        "requests": sum(sum(tally.ended.values()) for tally in tallies),
+        "under way at a kill": sum(tally.hit for tally in tallies),
+        "lost": len(lost),
+        "changed": len(changed),
+        "longest, s": max(tally.longest_s for tally in tallies),
     }
-    verdict.board = tally.board
-    for complaint in (tally.lost + tally.changed)[:10]:
+    for pair in pairs:
+        prefix = f"{pair.name}, " if len(pairs) > 1 else ""
+        verdict.board |= {prefix + case: counts for case, counts in pair.tally.board.items()}
+        for complaint in pair.complaints:
+            verdict.expect(False, f"{pair.name}: {complaint}")
+    for complaint in (lost + changed)[:10]:
         verdict.expect(False, complaint[:600])
     judge("kills", verdict)
     return verdict
 
 
-def _all_ready(url: str, count: int) -> bool:
+async def _are_all_ready(url: str) -> bool:
+    """Waits for it. The other pairs go on meanwhile."""
+    end = time.monotonic() + READY_WITHIN_S
+    async with httpx.AsyncClient(timeout=5) as client:
+        while time.monotonic() < end:
+            with suppress(httpx.HTTPError, ValueError):
+                endpoints = (await client.get(f"{url}/octavo/v1/state")).json()["endpoints"]
+                if [one["state"] for one in endpoints] == ["ready"] * ENGINES:
+                    return True
+            await asyncio.sleep(0.1)
+    return False
+
+
+@contextmanager
+def serving(setup: Setup, folder: Path) -> Iterator[Pair]:
+    """Starts the pair, and leaves nothing of it."""
+    folder.mkdir()
+    if "adapters" in setup.features:
+        write_adapter(folder / ADAPTER, _ADAPTED, rank=8, size=0.05)
+    if "media" in setup.features:
+        setup = replace(setup, model=str(trained_seeing_model()), is_simulated=False)
+    groups = [MemoryGroup.create(f"octavo-{folder.name}-{number}") for number in range(ENGINES)]
+    engines = [Engine(setup, free_port(), folder, group=group) for group in groups]
+    router: Server | None = None
     try:
-        endpoints = httpx.get(f"{url}/octavo/v1/state", timeout=5).json()["endpoints"]
-    except (httpx.HTTPError, ValueError):
-        return False
-    return [one["state"] for one in endpoints] == ["ready"] * count
+        for engine in engines:
+            engine.start()
+        port = free_port()
+        config = folder / "router.yaml"
+        config.write_text(json.dumps(ROUTER))
+        router = Server.start(
+            [sys.executable, "-m", "octavo.cli", "router", "--host", "127.0.0.1", "--port",
+             str(port), "--config", str(config),
+             "--upstreams", ",".join(engine.url for engine in engines)],
+            port=port, log=folder / "router.log", ready="/ready", within_s=READY_WITHIN_S,
+        )  # fmt: skip
+        yield Pair(setup, engines, router)
+    finally:
+        if router is not None:
+            router.stop()
+        for engine in engines:
+            engine.stop()
+        for group in filter(None, groups):
+            group.remove()
 
 
-def run(setup: Setup) -> Verdict:
-    with tempfile.TemporaryDirectory(prefix="octavo-kills-") as name:
-        folder = Path(name)
-        if "adapters" in setup.features:
-            write_adapter(folder / ADAPTER, _ADAPTED, rank=8, size=0.05)
-        if "media" in setup.features:
-            setup = replace(setup, model=str(trained_seeing_model()))
-        groups = [MemoryGroup.create(f"octavo-kills-{number}") for number in range(ENGINES)]
-        engines = [Engine(setup, free_port(), folder, group=group) for group in groups]
-        router: Server | None = None
-        try:
-            for engine in engines:
-                engine.start()
-            port = free_port()
-            config = folder / "router.yaml"
-            config.write_text(json.dumps(ROUTER))
-            router = Server.start(
-                [sys.executable, "-m", "octavo.cli", "router", "--host", "127.0.0.1", "--port",
-                 str(port), "--config", str(config),
-                 "--upstreams", ",".join(engine.url for engine in engines)],
-                port=port, log=folder / "router.log", ready="/ready", within_s=READY_WITHIN_S,
-            )  # fmt: skip
-            return asyncio.run(play(setup, engines, router))
-        finally:
-            for one in (router, *engines):
-                if one is not None:
-                    one.stop()
-            for group in filter(None, groups):
-                group.remove()
+def run(setup: Setup, *beside: Setup) -> Verdict:
+    """`setup` has the number of kills and the time of all."""
+    with tempfile.TemporaryDirectory(prefix="octavo-kills-") as name, ExitStack() as stack:
+        pairs = [
+            stack.enter_context(serving(one, Path(name) / f"kills-{number}"))
+            for number, one in enumerate((setup, *beside))
+        ]
+        count = KillCount(setup.kills, time.monotonic() + setup.seconds)
+        return asyncio.run(play(pairs, count))
+
+
+def _features(text: str) -> tuple[str, ...]:
+    """Raises ArgumentTypeError."""
+    names = tuple(sorted(set(text.split(",")) - {NONE, ""}))
+    if unknown := set(names) - set(FEATURES):
+        raise argparse.ArgumentTypeError(
+            f"no such feature: {', '.join(sorted(unknown))}; choose from {', '.join(FEATURES)}, or "
+            f"{NONE}"
+        )
+    return names
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -283,6 +371,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default=default.model)
     parser.add_argument("--seed", type=int, default=default.seed, metavar="N")
     parser.add_argument("--with", dest="features", action="append", choices=FEATURES, default=[])
+    parser.add_argument(
+        "--beside", action="append", type=_features, default=[], metavar="FEATURE,...",
+        help="another pair of engines with these features, or none",
+    )  # fmt: skip
     parser.add_argument("--how", dest="hows", action="append", choices=HOWS, help="default: all")
     parser.add_argument("--simulated", action="store_true", help="engines without a forward pass")
     parser.add_argument("--seconds", type=float, default=default.seconds, metavar="S")
@@ -294,7 +386,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.model, args.kills, args.clients, args.seed, features, args.seconds, args.simulated,
         tuple(args.hows or HOWS),
     )  # fmt: skip
-    return run(setup).report(args.json)
+    beside = [
+        replace(setup, features=names, seed=args.seed + number)
+        for number, names in enumerate(args.beside, start=1)
+    ]
+    return run(setup, *beside).report(args.json)
 
 
 if __name__ == "__main__":

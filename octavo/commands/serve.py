@@ -83,6 +83,11 @@ def _serve_with(
         listener = open_port(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
         url = f"{'https' if settings.ssl_certfile else 'http'}://{_readable(host)}:{port}"
+    admin_listener = None
+    if settings.admin_port:
+        admin_listener = open_port(
+            settings.admin_host, settings.admin_port, "--admin-host and --admin-port"
+        )
     from octavo.local.home import Home
     from octavo.models.servers import ServerRecord
     from octavo.startup import StartupReporter, settle_access_log
@@ -102,10 +107,12 @@ def _serve_with(
 
     try:
         with record:
-            _run(serve(start, settings, listener, reporter, keys))
+            _run(serve(start, settings, listener, reporter, keys, admin_listener=admin_listener))
     finally:
         reporter.close()
         listener.close()
+        if admin_listener is not None:
+            admin_listener.close()
         if settings.uds:
             with contextlib.suppress(OSError):
                 os.unlink(settings.uds)

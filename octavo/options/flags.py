@@ -189,6 +189,11 @@ DERIVED = frozenset(("scheduler.max_model_len", "data_parallel_rank"))
 SERVER_FLAGS = (
     Flag("host", "address to listen on; 0.0.0.0 for all"),
     Flag("port", "port to listen on; 0: any free one"),
+    Flag("admin_host", "address of the administrators' listener; another one needs keys or "
+         "certificates"),
+    Flag("admin_port",
+         "port of a listener for administrators: drain, abort and routes of --dev-mode are only "
+         "there; 0: none"),
     Flag("uds", "path of a Unix socket to listen on, instead of host and port"),
     Flag("root_path", "path prefix that a proxy in front removes, such as /llm"),
     Flag("api_keys", "API keys that clients must send one of; none: no key is required", "api-key",

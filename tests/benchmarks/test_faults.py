@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.faults import run
+from benchmarks.faults import kills, run
 from benchmarks.faults.bounds import bounds_of, judge
 from benchmarks.router.overload import Verdict
 
@@ -83,3 +86,36 @@ def test_tests_that_fail_or_are_not_there_are_not_kept(tmp_path):
     assert any("test_bad" in complaint for complaint in verdict.complaints)
     [verdict] = run.tests("router workers", str(tmp_path / "test_gone.py"))
     assert not all(row.is_kept for row in run.rows_of("router workers", verdict))
+
+
+def test_what_one_process_saw_is_what_another_one_reads():
+    seen = Verdict("kills", {"lost": 1.0}, ["an answer was lost"], {"chat": (12, 1)})
+    assert run._verdict(json.loads(json.dumps(asdict(seen)))) == seen
+
+
+def test_a_lane_that_ends_without_a_result_is_not_kept_and_says_why():
+    verdicts, [row] = run.run_side_by_side([("no such thing",)])
+    assert not verdicts
+    assert not row.is_kept
+    assert "no such scenario" in row.figure
+
+
+def test_all_that_counts_losses_runs_side_by_side_and_the_rest_alone():
+    alone = run._alone(is_any=True)
+    assert sorted([*alone, *run.COUNTS]) == sorted(run.SCENARIOS)
+    assert not run._alone(is_any=False)
+
+
+def test_kills_take_pairs_with_features_of_their_own(capsys: pytest.CaptureFixture[str]):
+    assert kills._features("tiers,adapters") == ("adapters", "tiers")
+    assert kills._features("none") == ()
+    with pytest.raises(SystemExit):
+        kills.main(["--beside", "tires"])
+    assert "no such feature: tires" in capsys.readouterr().err
+
+
+def test_pairs_share_the_number_of_kills():
+    count = kills.KillCount(3, time.monotonic() + 60)
+    taken = [count.take() for _ in range(4)]
+    assert taken == [True, True, True, False]
+    assert not kills.KillCount(3, time.monotonic() - 1).take()

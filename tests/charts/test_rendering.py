@@ -330,9 +330,10 @@ REFUSED: dict[str, Object] = {
     "set router.replicas": {"router": {"config": {"server": {"workers": 2}}}},
     "router.stateToken.existingSecret": {"router": {"config": {"server": {"state_token": "x"}}}},
     "router.adminKey.existingSecret": {"router": {"config": {"server": {"admin_key": "x"}}}},
-    "would take /metrics away": {
-        "router": {"config": {"server": {"admin_port": 9100}}},
-        "monitoring": {"podMonitor": True},
+    "would take /metrics away": {"router": {"config": {"server": {"admin_port": 9100}}}},
+    "reached from other pods: set router.adminKey": {"router": {"adminPort": 9100}},
+    "is the port of something else": {
+        "router": {"adminPort": 8080, "adminKey": {"existingSecret": "admin-key"}}
     },
     "router.engineKey.existingSecret": {"router": {"config": {"discovery": {"engine_key": "x"}}}},
     "engines require a key that routers must show": {
@@ -403,6 +404,7 @@ def test_in_production_every_connection_is_encrypted_and_every_door_has_a_key(ch
     assert config.flow.keys_file and not config.server.open_state
     names = {v["name"]: v.get("valueFrom", {}).get("secretKeyRef") for v in router["env"]}
     assert names["OCTAVO_ROUTER_ADMIN_KEY"] == {"name": "octavo-admin-key", "key": "key"}
+    assert config.server.admin_port, "/debug and /metrics are where clients are"
     assert names["OCTAVO_ROUTER_ENGINE_KEY"] == {"name": "octavo-engine-key", "key": "key"}
     assert names["OCTAVO_ROUTER_STATE_TOKEN"]["optional"] is False
     assert "--engine-key-secret=octavo-engine-key" in operator["args"]
@@ -411,6 +413,41 @@ def test_in_production_every_connection_is_encrypted_and_every_door_has_a_key(ch
     kinds = {body["kind"] for body in objects}
     assert {"NetworkPolicy", "ValidatingAdmissionPolicy", "PodDisruptionBudget"} <= kinds
     assert not [body for body in objects if body["kind"] == "Secret"], "made by us, it would change"
+
+
+def test_administrators_of_routers_have_a_port_that_no_client_reaches(chart: Chart):
+    """Its Service is for the scraper; NetworkPolicies let in nobody else, and the key is needed."""
+    monitored = {"monitoring": {"serviceMonitor": True}}
+    objects = chart.objects(laid_over(PRODUCTION, monitored))
+    ports = {port["name"]: port["containerPort"] for port in container(objects, "router")["ports"]}
+    admin = _router_config(objects).server
+    assert (admin.admin_host, admin.admin_port) == ("0.0.0.0", ports["admin"])
+    assert ports["admin"] != ports["http"]
+    services = {
+        body["metadata"]["name"]: {port["targetPort"] for port in body["spec"]["ports"]}
+        for body in objects
+        if body["kind"] == "Service"
+    }
+    assert services["octavo-router"] == {"http"}
+    assert services["octavo-router-admin"] == {"admin"}
+    (monitor,) = (
+        body for body in objects
+        if body["kind"] == "ServiceMonitor" and body["metadata"]["name"] == "octavo-router"
+    )  # fmt: skip
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["scheme"]) == ("admin", "https")
+    assert endpoint["authorization"]["credentials"]["name"] == "octavo-admin-key"
+    (policy,) = (
+        body["spec"] for body in objects
+        if body["kind"] == "NetworkPolicy" and body["metadata"]["name"] == "octavo-router"
+    )  # fmt: skip
+    (rule,) = (
+        one for one in policy["ingress"] if {"port": "admin", "protocol": "TCP"} in one["ports"]
+    )
+    (peer,) = rule["from"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    others = [one for one in policy["ingress"] if one is not rule]
+    assert peer not in [each for one in others for each in one["from"]]
 
 
 def test_the_settings_of_production_reach_engine_pods(chart: Chart, tmp_path: Path):

@@ -79,6 +79,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "router.allowUnauthenticated": {"ingress": {"enabled": True}},
     "router.apiKeys.secretKey": KEYS,
     "router.tls.caKey": TLS,
+    "router.adminPort": nested("router.adminKey.existingSecret", "a"),
     "router.adminKey.secretKey": nested("router.adminKey.existingSecret", "a"),
     "router.engineKey.secretKey": nested("router.engineKey.existingSecret", "a"),
     "router.engineTLS.existingSecret": _ENGINES,

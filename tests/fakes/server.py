@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from octavo_engine.server.admin.reload import KeyFiles, Reloader
-from octavo_engine.server.app import build_app
+from octavo_engine.server.app import build_admin_app, build_app
 from octavo_engine.server.http.listen import open_port, open_unix_socket
 from octavo_engine.server.http.tls import TlsFiles
 from octavo_engine.server.run import make_server
@@ -38,6 +38,7 @@ class RunningServer:
     service: Service
     loop: asyncio.AbstractEventLoop
     reloader: Reloader
+    admin_url: str = ""  # of the administrators' listener, where there is one
 
     def look_at_files(self) -> None:
         """What it would do within two seconds anyway."""
@@ -45,6 +46,9 @@ class RunningServer:
 
     def client(self, **kwargs: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=_PATIENCE_S, **kwargs)
+
+    def admin(self, **kwargs: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.admin_url, timeout=_PATIENCE_S, **kwargs)
 
     def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """To a POST, which must be answered with 200."""
@@ -114,6 +118,10 @@ def running(
         listener = open_port("127.0.0.1", 0)
         port = listener.getsockname()[1]
     scheme = "https" if settings.ssl_certfile else "http"
+    admin_listener = open_port("127.0.0.1", 0) if settings.admin_port else None
+    admin_url = ""
+    if admin_listener is not None:
+        admin_url = f"{scheme}://127.0.0.1:{admin_listener.getsockname()[1]}"
     started = threading.Event()
     parts: dict[str, Any] = {}
 
@@ -122,10 +130,16 @@ def running(
         tls = TlsFiles(settings) if settings.ssl_certfile else None
         app = build_app(engine, settings, key_files)
         server = make_server(app, settings, tls)
-        parts.update(server=server, service=app.state.service, loop=asyncio.get_running_loop())
+        servers = {server: listener}
+        if admin_listener is not None:
+            admin = make_server(build_admin_app(app.state.service), settings, tls)
+            servers[admin] = admin_listener
+        parts.update(
+            servers=tuple(servers), service=app.state.service, loop=asyncio.get_running_loop()
+        )
         parts["reloader"] = Reloader([key_files, *([tls] if tls else [])])
         started.set()
-        await server.serve(sockets=[listener])
+        await asyncio.gather(*(server.serve(sockets=[own]) for server, own in servers.items()))
         if app.state.service.batches is not None:
             await app.state.service.batches.stop()
 
@@ -144,8 +158,10 @@ def running(
             parts["service"],
             parts["loop"],
             parts["reloader"],
+            admin_url,
         )
     finally:
-        parts["loop"].call_soon_threadsafe(parts["server"].leave)
+        for server in parts["servers"]:
+            parts["loop"].call_soon_threadsafe(server.leave)
         thread.join(_PATIENCE_S)
         assert not thread.is_alive()

@@ -69,9 +69,15 @@
 {{- fail "router.config.server.workers above 1 would hide all but one worker's state from the operator: set router.replicas" -}}
 {{- end -}}
 {{- if $server.state_token }}{{ fail "router.config.server.state_token would lie in a ConfigMap: set router.stateToken.existingSecret" }}{{ end -}}
-{{- $monitoring := .Values.monitoring -}}
-{{- if and $server.admin_port (or $monitoring.podMonitor $monitoring.serviceMonitor $monitoring.scrapeAnnotations) -}}
-{{- fail "router.config.server.admin_port would take /metrics away from the port that is scraped: set router.adminKey.existingSecret, or monitoring.scrapeAnnotations, podMonitor and serviceMonitor to false" -}}
+{{- if or $server.admin_port $server.admin_host -}}
+{{- fail "router.config.server.admin_port would take /metrics away from the port that is scraped: set router.adminPort" -}}
+{{- end -}}
+{{- $admin := int $router.adminPort -}}
+{{- if and $admin (not $router.adminKey.existingSecret) -}}
+{{- fail "router.adminPort is reached from other pods: set router.adminKey.existingSecret" -}}
+{{- end -}}
+{{- if or (eq $admin 8080) (and $router.epp.enabled (eq $admin 9002)) -}}
+{{- fail (printf "router.adminPort %d is the port of something else: set router.adminPort to another one, such as 8081" $admin) -}}
 {{- end -}}
 {{- if $server.admin_key }}{{ fail "router.config.server.admin_key would lie in a ConfigMap: set router.adminKey.existingSecret" }}{{ end -}}
 {{- $discovery := default dict $router.config.discovery -}}

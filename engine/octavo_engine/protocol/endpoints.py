@@ -1,6 +1,7 @@
 """Paths, ports and header names that engine, router and operator share."""
 
 ENGINE_PORT = 8000
+ENGINE_ADMIN_PORT = 8001  # where one listens for administrators, in pods
 ROUTER_PORT = 8080
 OPERATOR_PORT = 8090
 KV_PORT = 14579  # of engines that serve KV blocks to others

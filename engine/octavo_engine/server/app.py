@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -20,22 +21,22 @@ from octavo_engine.protocol.endpoints import POD_UID_HEADER
 from octavo_engine.server.compat.data_parallel_rank import RANK_HEADER, check_rank
 from octavo_engine.server.docs.openapi import document
 from octavo_engine.server.http.disconnect import ClientGone
-from octavo_engine.server.http.errors import from_routing, machine_error
+from octavo_engine.server.http.errors import HttpError, from_routing, machine_error
 from octavo_engine.server.http.exchange import Exchange
 from octavo_engine.server.memory import LARGE_BODY_BYTES
 from octavo_engine.server.openai.batches.runner import BatchRunner
 from octavo_engine.server.openai.batches.shelf import FileStore
-from octavo_engine.server.routes import served_routes
+from octavo_engine.server.routes import is_for_administrators, served_routes
 from octavo_engine.server.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from octavo_engine.server.admin.reload import KeyFiles
-    from octavo_engine.server.routes import Row
+    from octavo_engine.server.routes import Handler, Row
     from octavo_engine.server.served_engine import ServedEngine
     from octavo_engine.server.settings import ServerSettings
     from octavo_engine.tracing import EngineTrace, EngineTracing
@@ -58,9 +59,31 @@ def build_app(
         shelf = shelf or FileStore(settings.files_dir, settings.limits)
         inside = Inside({row.path: EndpointHandler(row, service, guarded=False) for row in rows})
         service.batches = BatchRunner(shelf, inside, settings.limits, settings.batch_concurrency)
+    elsewhere = [row for row in rows if settings.admin_port and is_for_administrators(row)]
+    described = [row for row in rows if row not in elsewhere]
     service.describe = cache(
-        lambda: msgspec.json.encode(document(rows, root_path=settings.root_path))
+        lambda: msgspec.json.encode(document(described, root_path=settings.root_path))
     )
+    moved = [replace(row, handler=_refuse_here, works=False) for row in elsewhere]
+    app = _application([*described, *moved], service)
+    if settings.allowed_origins:
+        from octavo_engine.server.http.cors import allow_origins  # only where browsers call
+
+        allow_origins(app, settings)
+    return app
+
+
+def build_admin_app(service: Service) -> Starlette:
+    """What the administrators' listener serves: their routes, probes and metrics, no pages."""
+    rows = [
+        replace(row, handler=_refusing_pages(row.handler))
+        for row in served_routes(service.settings)
+        if is_for_administrators(row) or (row.access == "public" and not row.needs)
+    ]
+    return _application(rows, service)
+
+
+def _application(rows: Sequence[Row], service: Service) -> Starlette:
     app = _App(
         routes=[
             Route(row.path, EndpointHandler(row, service), methods=[row.method]) for row in rows
@@ -69,11 +92,31 @@ def build_app(
     )
     app.router.redirect_slashes = False  # a scraper or client follows no redirect
     app.state.service = service
-    if settings.allowed_origins:
-        from octavo_engine.server.http.cors import allow_origins  # only where browsers call
-
-        allow_origins(app, settings)
     return app
+
+
+async def _refuse_here(exchange: Exchange, service: Service) -> None:
+    raise HttpError(
+        404,
+        f"{exchange.scope['path']} answers on the administrators' listener only, port "
+        f"{service.settings.admin_port} (--admin-port).",
+        code="route_not_found",
+    )
+
+
+def _refusing_pages(handler: Handler) -> Handler:
+    """A page that a browser shows must not administrate what runs on the same machine."""
+
+    async def handle(exchange: Exchange, service: Service) -> None:
+        if b"origin" in exchange.headers:
+            raise HttpError(
+                403,
+                "The administrators' listener does not accept requests from browser pages.",
+                code="page_refused",
+            )
+        await handler(exchange, service)
+
+    return handle
 
 
 class _App(Starlette):

@@ -84,11 +84,18 @@ class Row:
     media: str = "application/json"  # of an answer without a type; empty: it has no body
     probes: bool = False  # its 503 is an answer like the other one, no error
     also: tuple[int, ...] = ()  # statuses of errors beside those that follow from the above
+    from_routers: bool = False  # routers call it, so it is on the port of requests in any case
 
 
 def served_routes(settings: ServerSettings) -> tuple[Row, ...]:
     """Those whose switch is on."""
     return tuple(row for row in ROUTES if not row.needs or getattr(settings, row.needs))
+
+
+def is_for_administrators(row: Row) -> bool:
+    """On their listener alone, where there is one."""
+    is_theirs = row.access == "admin" or row.needs == "dev_mode"
+    return is_theirs and not row.from_routers
 
 
 # /metrics is public because scrapers of clusters send no key; it holds no prompt and no key.
@@ -223,10 +230,11 @@ ROUTES = (
     Row("POST", "/v1/load_lora_adapter", adapters.load_adapter, "admin",
         says="Serve a LoRA adapter under a name of its own; 403 without "
         "--allow-runtime-lora-updating", body=adapters.LoadAdapterRequest, media="text/plain",
-        also=(403, 404, 503)),
+        also=(403, 404, 503), from_routers=True),
     Row("POST", "/v1/unload_lora_adapter", adapters.unload_adapter, "admin",
         says="Serve a LoRA adapter no longer; what runs with it ends with it",
-        body=adapters.UnloadAdapterRequest, media="text/plain", also=(403, 404)),
+        body=adapters.UnloadAdapterRequest, media="text/plain", also=(403, 404),
+        from_routers=True),
     Row("POST", "/abort_requests", abort_requests, "admin",
         says="End requests by their ids", body=AbortRequest, answer=Aborted),
     Row("POST", "/invocations", sagemaker.invocations, "key", works=True,

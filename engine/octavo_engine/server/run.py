@@ -18,7 +18,7 @@ from octavo_common.loop_watch import LoopWatch
 from octavo_engine import __version__
 from octavo_engine.server.admin.reload import KeyFiles, Reloader
 from octavo_engine.server.admin.statistics import log_statistics
-from octavo_engine.server.app import build_app
+from octavo_engine.server.app import build_admin_app, build_app
 from octavo_engine.server.http.connection import http_protocol
 from octavo_engine.server.http.tls import TlsFiles
 from octavo_engine.server.openai.batches.shelf import FileStore
@@ -64,6 +64,8 @@ async def serve(
     listener: socket.socket,
     observer: LifecycleObserver,
     keys: EncryptionKeys | None = None,
+    *,
+    admin_listener: socket.socket | None = None,
 ) -> None:
     """Returns when drained after SIGTERM, SIGINT or a call of the drain route; a second signal ends
     the process at once. SIGHUP reads keys and certificates again. Raises the ConfigError or
@@ -84,7 +86,9 @@ async def serve(
     modules = parse_modules(settings.lora_modules, engine.config.names)
     app = build_app(engine, settings, key_files, tracing, shelf)
     service: Service = app.state.service
-    server = make_server(app, settings, tls)
+    servers = {make_server(app, settings, tls): listener}
+    if admin_listener is not None:
+        servers[make_server(build_admin_app(service), settings, tls)] = admin_listener
     reloader = Reloader([key_files, *([tls] if tls else [])])
     stop = asyncio.Event()
     with _signals(stop, reloader):
@@ -92,7 +96,10 @@ async def serve(
         watching = asyncio.create_task(_watch_loop(), name="octavo-loop-watch")
         texts = asyncio.create_task(_watch_texts(service), name="octavo-text-watch")
         helpers = [reloading, watching, texts]
-        serving = asyncio.create_task(server.serve(sockets=[listener]), name="octavo-http")
+        serving = [
+            asyncio.create_task(server.serve(sockets=[own]), name="octavo-http")
+            for server, own in servers.items()
+        ]
         try:
             if await _load(engine, observer, stop, service, modules):
                 if service.batches is not None:
@@ -107,8 +114,9 @@ async def serve(
             if service.batches is not None:
                 await service.batches.stop()
             await engine.stop()
-            server.leave()
-            await serving
+            for server in servers:
+                server.leave()
+            await asyncio.gather(*serving)
             for helper in helpers:
                 helper.cancel()
             await asyncio.wait(helpers)

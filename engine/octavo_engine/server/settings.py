@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ class ServerSettings:
 
     host: str = "127.0.0.1"  # safe by default; a container says 0.0.0.0
     port: int = ENGINE_PORT  # 0: any free one
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 0  # of a listener for administrators; 0: none
     uds: str = ""  # path of a Unix socket to listen on, instead of host and port
     root_path: str = ""  # what a proxy in front takes off each path
     api_keys: tuple[str, ...] = ()  # none, and no file: everybody may call
@@ -94,6 +97,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be between 0 and 65535; got {self.port}")
+        self._check_admin_listener()
         if any(not key for key in self.api_keys):
             raise ConfigError("--api-key must not be empty; leave it out to let everybody call")
         if any(not key for key in self.admin_api_keys):
@@ -134,6 +138,22 @@ class ServerSettings:
                 f"--shutdown-timeout must not be negative; got {self.shutdown_timeout_s}"
             )
 
+    def _check_admin_listener(self) -> None:
+        if not 0 <= self.admin_port <= 65535:
+            raise ConfigError(f"--admin-port must be between 0 and 65535; got {self.admin_port}")
+        if self.admin_port and self.admin_port == self.port and not self.uds:
+            raise ConfigError(f"--admin-port {self.admin_port} is --port; choose another one")
+        is_guarded = (
+            self.api_keys or self.api_key_file or self.admin_api_keys or self.admin_api_key_file
+            or self.client_certificates in ("required", "protected")
+        )  # fmt: skip
+        if self.admin_port and not is_guarded and not _is_loopback(self.admin_host):
+            raise ConfigError(
+                f"--admin-host {self.admin_host} lets other machines stop this server: require a "
+                "key (--admin-api-key-file) or a certificate (--ssl-ca-certs), or leave it at "
+                "127.0.0.1"
+            )
+
     def _check_client_certificates(self) -> None:
         if self.client_certificates != "none" and not self.ssl_ca_certs:
             raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs")
@@ -143,3 +163,11 @@ class ServerSettings:
             )
         if any(not name.strip() for name in self.ssl_client_names):
             raise ConfigError("--ssl-client-names must not have an empty name")
+
+
+def _is_loopback(host: str) -> bool:
+    """A name that is not an address may lead anywhere."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -178,19 +178,23 @@ def _compile(source: str, where: str, now: Callable[[], datetime]) -> JinjaTempl
 
 
 def _render(template: JinjaTemplate, variables: Mapping[str, Any]) -> str:
+    from octavo_engine.tokenization.template_bounds import limited_time
     from octavo_engine.tokenization.template_environment import CountedRange
 
     pieces: list[str] = []
     size = 0
     deadline = time.monotonic() + MAX_RENDER_S
     try:
-        for piece in template.generate({**variables, "range": CountedRange()}):
-            pieces.append(piece)
-            size += len(piece)
-            if size > MAX_OUTPUT_CHARS:
-                raise _refuse(f"the chat template makes more than {MAX_OUTPUT_CHARS} characters")
-            if time.monotonic() > deadline:
-                raise _refuse(f"the chat template takes longer than {MAX_RENDER_S:g} s")
+        with limited_time(MAX_RENDER_S):
+            for piece in template.generate({**variables, "range": CountedRange()}):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_OUTPUT_CHARS:
+                    raise _refuse(
+                        f"the chat template makes more than {MAX_OUTPUT_CHARS} characters"
+                    )
+                if time.monotonic() > deadline:
+                    raise _refuse(f"the chat template takes longer than {MAX_RENDER_S:g} s")
     except InvalidRequest:
         raise
     except Exception as error:

@@ -7,21 +7,23 @@ raise or count to is bounded.
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from octavo_engine.tokenization import template_bounds as bounds
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from jinja2 import nodes
+    from jinja2.compiler import Frame
     from jinja2.parser import Parser
     from jinja2.runtime import Context
 
@@ -38,23 +40,74 @@ _FILTERS = frozenset(
 )  # fmt: skip
 
 
+# Of built-in types: what neither changes a value nor makes much of little.
+_METHODS: Final[tuple[tuple[type, frozenset[str]], ...]] = (
+    (str, frozenset((
+        "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha",
+        "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable",
+        "isspace", "istitle", "isupper", "join", "lower", "lstrip", "partition", "removeprefix",
+        "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split",
+        "splitlines", "startswith", "strip", "swapcase", "title", "upper",
+    ))),
+    (dict, frozenset(("copy", "get", "items", "keys", "values"))),
+    (list, frozenset(("copy", "count", "index"))),
+    (tuple, frozenset(("count", "index"))),
+    (bytes, frozenset()), (int, frozenset()), (float, frozenset(("is_integer",))),
+    (range, frozenset(("count", "index"))),
+)  # fmt: skip
+
+
+class _BoundedGenerator(CodeGenerator):
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        """`~`, through the environment."""
+        self.write("environment.concatenate((")
+        for arg in node.nodes:
+            self.visit(arg, frame)
+            self.write(", ")
+        self.write("))")
+
+
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Made once per template; holds nothing of a request."""
 
-    intercepted_binops = frozenset(("*", "**", "%"))
+    intercepted_binops = frozenset(("*", "**", "%", "+"))
+    code_generator_class = _BoundedGenerator
+    concat = staticmethod(bounds.joined)  # of what a block writes
+    tick = staticmethod(bounds.tick)
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-        )
-        self.filters = {k: v for k, v in self.filters.items() if k in _FILTERS}
-        self.filters["tojson"] = _tojson
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock],
+            finalize=bounds.shown,
+            optimized=False,  # it takes seconds for a long chain of filters, and saves microseconds
+        )  # fmt: skip
+        filters = {k: v for k, v in self.filters.items() if k in _FILTERS} | {"tojson": _tojson}
+        self.filters = {k: bounds.bounded_filter(k, v) for k, v in filters.items()}
         self.globals = {
             "dict": _make_dict,
             "namespace": _PlainNamespace,
             "raise_exception": _raise_exception,
             "strftime_now": lambda format: now().strftime(str(format)[:200]),
         }
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """With a look at the clock at each turn of a loop."""
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            look = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
+            loop.body.insert(0, nodes.ExprStmt(look).set_lineno(loop.lineno))
+        return template
+
+    def concatenate(self, values: tuple[Any, ...]) -> str:
+        for value in values:
+            bounds.shown(value)
+        return bounds.joined(map(str, values))
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        bounds.tick()
+        if obj is bounds.tick:
+            return None
+        return super().call(context, obj, *bounds.check_method(obj, args), **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         sequences = [v for v in (left, right) if isinstance(v, (str, list, tuple))]
@@ -66,16 +119,21 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             raise SecurityError("the template raises too large a power")
         elif operator == "%" and isinstance(left, str):
             raise SecurityError("the template formats with %")
+        elif operator == "*":
+            bounds.check_product(left, right)
+        elif operator == "+":
+            bounds.check_sum(left, right)
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         # Padding to a width is the short way to fill the memory; no chat template needs it.
-        if isinstance(obj, str) and attr in _PADDING:
-            return False
+        for kind, methods in _METHODS:
+            if isinstance(obj, kind):
+                return attr in methods
         return super().is_safe_attribute(obj, attr, value)
 
-
-_PADDING = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"))
+    def wrap_str_format(self, value: Any) -> None:
+        """`format` pads as well: it is no safe attribute."""
 
 
 class _GenerationBlock(Extension):
@@ -143,7 +201,7 @@ def _tojson(
     """Plain JSON: jinja2's own escapes HTML, which no model was trained on."""
     if indent is not None and indent > 16:
         raise SecurityError("the template indents JSON by more than 16")
-    return json.dumps(
+    return bounds.encoded(
         value,
         ensure_ascii=ensure_ascii,
         indent=indent,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from octavo_engine.protocol.endpoints import ENGINE_ADMIN_PORT
 from octavo_engine.protocol.kubernetes import TLS_NAME_ANNOTATION
 from octavo_operator.objects import names
 
@@ -36,6 +37,8 @@ def arguments(settings: OperatorSettings) -> list[str]:
         found += [
             f"--ssl-ca-certs={_MOUNT}/{AUTHORITY}", "--ssl-cert-reqs=protected",
             f"--ssl-client-names={json.dumps(settings.engine_client_names)}",
+            # Not even routers drain an engine or end requests of others: only who is in the pod.
+            "--admin-host=127.0.0.1", f"--admin-port={ENGINE_ADMIN_PORT}",
         ]  # fmt: skip
     return found
 

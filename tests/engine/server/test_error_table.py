@@ -161,6 +161,13 @@ def without_a_certificate() -> Met:
             return of(client.post(COMPLETIONS, json=HELLO))
 
 
+def from_a_page() -> Met:
+    """At the administrators' listener."""
+    settings = ServerSettings(admin_port=1)
+    with running(settings=settings) as server, server.admin() as client:
+        return of(client.post("/octavo/v1/drain", headers={"origin": "https://app.example"}))
+
+
 def not_held() -> Met:
     """As a model that sees answers a uuid that came without its picture."""
     with pytest.raises(InvalidRequest) as raised:
@@ -201,6 +208,7 @@ MEET: dict[str, Callable[[], Met]] = {
     "invalid_api_key": requested(api_keys=("k",)),
     "admin_key_required": requested("/octavo/v1/drain", headers={"x-api-key": "k"}, api_keys=("k",),
                                 admin_api_keys=("boss",)),
+    "page_refused": from_a_page,
     "model_not_found": requested(body=HELLO | {"model": "other"}),
     "route_not_found": requested("/v2/completions"),
     "method_not_allowed": requested(method="PUT"),

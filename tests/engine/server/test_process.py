@@ -15,6 +15,7 @@ import pytest
 from tests.fakes.certificates import make_authority
 from tests.fakes.process import environment, serving
 from tests.fakes.server import post
+from tests.fakes.upstream import closed_port
 
 pytestmark = pytest.mark.slow
 
@@ -186,3 +187,29 @@ def test_a_misspelt_environment_variable_is_warned_of():
         "octavo: warning: OCTAVO_PROT is set, but nothing reads it",
         "octavo: --max-num-seqs must be at least 1; got 0",
     ]
+
+
+def test_an_administrators_listener_ends_the_process_and_the_other_one_does_not():
+    port = closed_port()
+    with serving("m", *SLOW, "--admin-port", str(port)) as server:
+        with server.client() as client:
+            refused = client.post("/octavo/v1/drain")
+            assert (refused.status_code, client.get("/ready").status_code) == (404, 200)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as admin:
+            assert admin.get("/ready").status_code == 200
+            assert admin.post("/v1/completions", json={"prompt": "a"}).status_code == 404
+            assert admin.post("/octavo/v1/drain").status_code == 202
+        assert server.wait() == 0
+
+
+def test_an_administrators_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "octavo.cli", "serve", "m", "--device", "sim", "--port", "0",
+             "--admin-port", str(port)],
+            env=environment(), capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode != 0
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "--admin-host and --admin-port" in done.stderr

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import tracemalloc
 from datetime import datetime
 
 import pytest
@@ -196,6 +197,69 @@ def test_the_sandbox_holds(source):
     assert len(text) < 200
     assert not any(word in text for word in ("<class", "<function", "root:", "uid=", "module"))
     assert time.monotonic() - started < 10
+
+
+DOUBLED = (
+    "{% set ns = namespace(x='ab') %}{% for i in range(64) %}{% set ns.x = WHAT %}{% endfor %}"
+)
+BOMBS = [
+    "{{ messages" + " | tojson" * 60 + " }}",
+    DOUBLED.replace("WHAT", "ns.x ~ ns.x"),
+    DOUBLED.replace("WHAT", "ns.x + ns.x"),
+    DOUBLED.replace("WHAT", "[ns.x, ns.x]") + "{{ ns.x }}",
+    DOUBLED.replace("WHAT", "[ns.x, ns.x]") + "{{ ns.x | tojson }}",
+    DOUBLED.replace("WHAT", "[ns.x, ns.x]") + "{{ ns.x | string | length }}",
+    DOUBLED.replace("WHAT", "[ns.x, ns.x]") + "{{ ('' ~ ns.x) | length }}",
+    DOUBLED.replace("WHAT", "ns.x | replace('a', 'aa')"),
+    DOUBLED.replace("WHAT", "ns.x.replace('a', 'aa')"),
+    DOUBLED.replace("WHAT", "ns.x | list | join(ns.x)"),
+    DOUBLED.replace("WHAT", "ns.x.join(['a', 'a', 'a'])"),
+    DOUBLED.replace("set ns.x = WHAT", "set ns.x %}{{ ns.x }}{{ ns.x }}{% endset"),
+    "{% set ns = namespace(x=9) %}{% for i in range(64) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "{% macro a(x) %}{{ x }}{{ x }}{% endmacro %}{% set x = 'a' * 1000000 %}"
+    + "{% set x = a(x) %}" * 30,
+    "{{ ['a' * 1000000] * 1000000 | join }}{{ (['a' * 1000000] * 1000000) | join }}",
+    "{{ (['a' * 1000000] * 1000000) | map('trim') | join }}",
+    "{{ ''.join((['a' * 1000000] * 1000000) | map('trim')) }}",
+    "{{ ([[1] * 1000000] * 1000000) | sum(start=[]) | length }}",
+    "{{ ('a\\n' * 500000) | indent(999999999) }}",
+    "{{ [1] | batch(999999999, 'x') | list }}",
+    "{{ [1] | slice(999999999) | list }}",
+    "{{ 5 | round(-999999999) }}{{ 5 | round(999999999, 'ceil') }}",
+    "{{ (1).to_bytes(999999999, 'big') }}",
+    "{{ 'a'.encode().center(999999999) }}",
+    "{{ '{:999999999}'.format('a') }}",
+    "{{ (([1] * 1000000) | tojson(indent=16)) * 2 }}{{ [[[[1] * 1000000]]] | tojson(indent=16) }}",
+    "{% macro f() %}{% for a in [1] * 1000000 %}{% for b in [1] * 1000000 %}{% endfor %}"
+    "{% endfor %}{% endmacro %}{{ f() }}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for a in [1] * 1000000 %}{% for b in [1] * 1000000 if false %}{% endfor %}{% endfor %}",
+    "{{ ([1] * 1000000)" + " | sort" * 3000 + " | length }}",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", BOMBS, ids=range(len(BOMBS)))
+def test_what_a_template_makes_and_how_long_it_takes_is_bounded(source):
+    """Refused, with a fraction of the memory that it would take: each of these wants gigabytes, or
+    hours."""
+    tracemalloc.start()
+    started = time.process_time()
+    try:
+        with pytest.raises((InvalidRequest, ModelError), match="template"):
+            ChatTemplate(source).render(USER)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 300 << 20
+    assert time.process_time() - started < 30  # some are tried three times, and slowly here
+
+
+def test_a_long_chain_of_filters_is_compiled_in_a_moment():
+    """Folding its constants would take the square of its length, for each of many chains."""
+    started = time.process_time()
+    ChatTemplate(("{{ 'a'" + " | e" * 90 + " }}") * 60)
+    assert time.process_time() - started < 5
 
 
 SNIPPETS = st.sampled_from(

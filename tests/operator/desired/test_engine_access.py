@@ -106,13 +106,15 @@ def test_engines_take_only_clients_whose_certificates_have_the_names():
     settings = replace(TLS, engine_client_names=("router.svc", "spiffe://cluster/router"))
     pod = template(settings)
     container = pod["spec"]["containers"][0]
-    flags = [a for a in container["args"] if a.startswith("--ssl-")]
+    flags = [a for a in container["args"] if a.startswith(("--ssl-", "--admin-"))]
     parser = argparse.ArgumentParser()
     add_engine_options(parser)
     add_server_options(parser)
     _, served, _ = serve_settings(parser.parse_args(["m", *flags]), {})
     assert served.ssl_client_names == ("router.svc", "spiffe://cluster/router")
     assert served.client_certificates == "protected", "the kubelet's probes have no certificate"
+    assert served.admin_port and served.admin_host == "127.0.0.1", "administration is open to pods"
+    assert served.admin_port not in [port["containerPort"] for port in container["ports"]]
     (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "tls")
     (mount,) = (m for m in container["volumeMounts"] if m["name"] == "tls")
     files = {f"{mount['mountPath']}/{item['path']}" for item in volume["secret"]["items"]}

@@ -6,6 +6,10 @@
 {{- $_ := set $server "tls_cert" "/etc/octavo/tls/tls.crt" -}}
 {{- $_ := set $server "tls_key" "/etc/octavo/tls/tls.key" -}}
 {{- end -}}
+{{- with $router.adminPort -}}
+{{- $_ := set $server "admin_host" "0.0.0.0" -}}
+{{- $_ := set $server "admin_port" (int .) -}}
+{{- end -}}
 {{- $namespaces := default (list "*") .Values.operator.watchNamespaces -}}
 {{- $discovery := dict "kubernetes" (dict "enabled" true "namespaces" $namespaces) -}}
 {{- if .Values.engines.tls.secretName }}{{ $_ := set $discovery "tls_ca" "/etc/octavo/engine-ca/ca.crt" }}{{ end -}}

@@ -72,6 +72,8 @@ CATALOGUE = (
              "--ssl-client-names; only with --ssl-ca-certs."),
     ErrorRow(403, "admin_key_required", "permission_error",
              "The API key is right, but this route changes the server and needs an admin key."),
+    ErrorRow(403, "page_refused", "permission_error",
+             "The administrators' listener accepts no requests from pages in browsers."),
     ErrorRow(403, "adapters_fixed", "permission_error",
              "Adapters are loaded and unloaded only on a server with "
              "--allow-runtime-lora-updating."),

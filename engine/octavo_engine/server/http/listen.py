@@ -45,7 +45,7 @@ def _remove_dead(path: str) -> None:
     raise ConfigError(f"--uds {path}: another server listens there")
 
 
-def open_port(host: str, port: int) -> socket.socket:
+def open_port(host: str, port: int, flags: str = "--host and --port") -> socket.socket:
     """Connections wait in it until the server runs. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -58,5 +58,5 @@ def open_port(host: str, port: int) -> socket.socket:
             0
         ]  # Python repeats the address
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}; choose others with --host and --port"
+            f"cannot listen on {host}:{port}: {reason}; choose others with {flags}"
         ) from None
