@@ -16,6 +16,7 @@ from octavo.fetch.errors import EXIT_CODES, FetchReason
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
 OCTAVO = shlex.join([sys.executable, "-m", "octavo.cli"])
 KIB = 64  # of the disk
 _NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), "--mount")

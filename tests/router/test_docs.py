@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from octavo_engine.protocol import metric_names
+from octavo_router import errors
 from octavo_router.config import check, docs
 from octavo_router.config.load import load_config, parse_part
 from octavo_router.config.settings import KeyConfig, UpstreamConfig
@@ -64,9 +65,16 @@ def refusals() -> dict[tuple[int, str], set[bool]]:
             codes = [code.body, code.orelse] if isinstance(code, ast.IfExp) else [code]
             tells = any(keyword.arg == "retry_after_s" for keyword in node.keywords)
             for one in codes:
-                assert isinstance(one, ast.Constant), ast.unparse(node)
-                found.setdefault((status.value, str(one.value)), set()).add(tells)
+                found.setdefault((status.value, code_of(one)), set()).add(tells)
     return found
+
+
+def code_of(node: ast.expr) -> str:
+    """A literal, or the name of a constant in `errors`."""
+    if isinstance(node, ast.Name):
+        return str(getattr(errors, node.id))
+    assert isinstance(node, ast.Constant), ast.unparse(node)
+    return str(node.value)
 
 
 def test_the_settings_are_current():

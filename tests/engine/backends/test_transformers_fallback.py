@@ -27,6 +27,7 @@ from octavo_engine.state.sampling_params import SamplingParams
 from tests.engine.backends.driver import Driver, random_tokens, run_alone
 from tests.engine.models.tiny import SHAPE
 
+pytestmark = pytest.mark.slow
 CLOSE: Any = {"rtol": 1e-4, "atol": 1e-4}
 WINDOW = 24
 MLA = {
@@ -150,7 +151,6 @@ def greedy(name: str, prompt: tuple[int, ...], count: int) -> Any:
 BLOCKS = {"helium": 14, "cwm": 22}  # too few for four sequences, enough for any one
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_whole_engine_equals_generate(name: str) -> None:
     """In one batch, with prompts in chunks, prefix hits and too little memory for all at once."""

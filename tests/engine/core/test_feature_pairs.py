@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from octavo_engine.state.media import MediaItem
     from octavo_engine.state.request import EngineRequest
 
+pytestmark = pytest.mark.slow
 MEDIA = seeing_model("llava").media
 RED, BLUE, GREEN = (tile(MEDIA, seed) for seed in range(3))
 TEXT = [5, 6, 7]

@@ -205,10 +205,13 @@ def test_every_leaf_of_the_spec_changes_something():
     decided_elsewhere = {
         "rollout.strategy", "rollout.maxSurge",
         "rollout.canary.steps.[].weight", "rollout.canary.steps.[].pause",
-        "rollout.canary.analysis.maxErrorRate", "rollout.canary.analysis.maxTTFTp95Ratio",
-        "rollout.canary.analysis.maxITLRatio", "rollout.canary.analysis.minRequests",
-        "autoscaling.targets.ttft",
+        "adapters.[].canary.pause", "autoscaling.targets.ttft",
     }  # fmt: skip
+    decided_elsewhere |= {
+        f"{canary}.analysis.{name}"
+        for canary in ("rollout.canary", "adapters.[].canary")
+        for name in ("maxErrorRate", "maxTTFTp95Ratio", "maxITLRatio", "minRequests")
+    }
     decided_elsewhere |= {f"prefill.autoscaling.{name}" for name in PREFILL_SCALING}
     decided_elsewhere |= {
         "prefill.flip.minPrefill", "prefill.flip.minDecode",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from octavo_operator.objects.kinds import Object
 
+pytestmark = pytest.mark.slow
 SIZE = 64
 GROUP = {"size": SIZE, "secretRef": {"name": "between"}}
 
@@ -171,7 +172,6 @@ def test_a_lost_rank_costs_its_group_alone_and_is_replaced_without_the_operator(
     }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_to_groups_they_become_whole_again(seed: int):
     """Small ones, so that much happens to them."""

@@ -21,6 +21,7 @@ from tests.engine.backends.torch_cuda.test_attention import (
     to_device,
 )
 
+pytestmark = pytest.mark.slow
 LENGTHS = [(40, 1), (0, 1), (100, 1), (15, 1), (127, 1)]
 TILE = WalkTile(block_n=16, num_warps=4, num_stages=1)
 
@@ -78,7 +79,6 @@ def test_sixteen_bits_stay_close_to_the_reference(dtype, device):
         assert (result - expected).norm() / expected.norm() < 1e-2
 
 
-@pytest.mark.slow
 def test_who_arrives_last_changes_no_bit(device):
     paged = Paged(LENGTHS, make_spec(), device)
     first, _ = run(paged, 32)

@@ -15,6 +15,7 @@ from octavo_engine.backends.torch.triton_kernels import TritonKernels
 from tests.engine.backends.torch_cuda.steps import of_prompts, on_device
 from tests.engine.backends.torch_cuda.test_attention import Paged, make_spec
 
+pytestmark = pytest.mark.slow
 SHORT = 24  # instead of MIN_TOKENS: the interpreter takes its time
 
 
