@@ -55,7 +55,7 @@ def build_pooling_backend(
                 config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
             )
         case "cuda":
-            return _build_cuda(
+            return _cuda_builder()(
                 config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
             )
     raise AssertionError(config.device)
@@ -112,21 +112,12 @@ def _build_torch(
     )
 
 
-def _build_cuda(
-    config: EngineConfig,
-    pooling: PoolingConfig,
-    checkpoint: Checkpoint,
-    *,
-    max_model_len: int,
-    progress: Callable[[int, int], None] | None,
-) -> PoolingBackend:
+def _cuda_builder() -> Callable[..., PoolingBackend]:
     try:
         from octavo_engine.backends.torch.build_pooling import build_cuda_pooling
     except ImportError as error:
         raise ConfigError("--device cuda needs torch: pip install torch triton") from error
-    return build_cuda_pooling(
-        config, pooling, checkpoint, max_model_len=max_model_len, progress=progress
-    )
+    return build_cuda_pooling
 
 
 def _open(config: EngineConfig, pooling: PoolingConfig, files: ModelFiles) -> Checkpoint:

@@ -5,8 +5,6 @@ request; a block of a torn object is used; the tier is loaded where computing is
 """
 
 import random
-import subprocess
-import sys
 import time
 
 import pytest
@@ -22,13 +20,13 @@ from tests.engine.core.test_kv_tiers import (
     ask,
     break_something,
     forget_pool,
+    kill_while_writing,
     make_engine,
     run_some,
 )
 from tests.fakes.backend import POISON
-from tests.fakes.model_store import Store, StoreReply, serving
+from tests.fakes.model_store import StoreReply
 from tests.fakes.requests import make_prompt
-from tests.fakes.s3_bucket import Bucket
 
 
 @pytest.fixture(autouse=True)
@@ -38,23 +36,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(run_folder, "RESCAN_S", 0.02)
     monkeypatch.setattr(run_bucket, "RESCAN_S", 0.02)
     monkeypatch.setattr(run_store, "RETRY_S", 0.05)
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    with serving(Store()) as store:
-        bucket = Bucket(store)
-        for variable, value in bucket.environ().items():
-            monkeypatch.setenv(variable, value)
-        yield bucket
-
-
-@pytest.fixture(params=["folder", "bucket"])
-def place(request, tmp_path):
-    if request.param == "folder":
-        return str(tmp_path)
-    request.getfixturevalue("bucket")
-    return "s3://kv/blocks"
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 40)])
@@ -202,26 +183,10 @@ def break_bucket(chance, bucket):
             bucket.objects[key] = bytes(content) if kind == "flip" else torn
 
 
-WRITER = """
-import sys
-from tests.engine.core.test_kv_tiers import ask, make_engine
-from tests.fakes.requests import make_prompt
-engine, backend = make_engine(kv_shared_store=sys.argv[1])
-ask(engine, backend, make_prompt(100))
-engine._tiers.stored[0].store.flush()
-print("written", flush=True)
-for number in range(1, 100000):
-    ask(engine, backend, make_prompt(200, first=number))
-"""
-
-
 @pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_files_to_others(place):
     second, backend = make_engine(kv_shared_store=place)
-    with subprocess.Popen([sys.executable, "-c", WRITER, place], stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None and writer.stdout.readline() == b"written\n"
-        time.sleep(0.1)
-        writer.kill()
+    kill_while_writing(kv_shared_store=place)
     end = time.monotonic() + 10
     while second.stats().tiers.shared_blocks < 6 and time.monotonic() < end:
         time.sleep(0.01)

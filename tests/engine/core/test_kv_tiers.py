@@ -326,7 +326,7 @@ WRITER = """
 import sys
 from tests.engine.core.test_kv_tiers import ask, make_engine
 from tests.fakes.requests import make_prompt
-engine, backend = make_engine(kv_disk_path=sys.argv[1])
+engine, backend = make_engine(**dict([sys.argv[1:]]))
 ask(engine, backend, make_prompt(100))
 engine._tiers.stored[0].store.flush()
 print("written", flush=True)
@@ -335,14 +335,20 @@ for number in range(1, 100000):
 """
 
 
-@pytest.mark.slow
-def test_a_killed_writer_leaves_whole_files_and_the_first_repeat_is_a_hit(tmp_path):
+def kill_while_writing(**place):
+    """An engine in a process of its own that has stored a prompt, and stores others."""
+    [setting] = place.items()
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
+        [sys.executable, "-c", WRITER, *setting], stdout=subprocess.PIPE
     ) as writer:
         assert writer.stdout is not None and writer.stdout.readline() == b"written\n"
         time.sleep(0.1)
         writer.kill()
+
+
+@pytest.mark.slow
+def test_a_killed_writer_leaves_whole_files_and_the_first_repeat_is_a_hit(tmp_path):
+    kill_while_writing(kv_disk_path=str(tmp_path))
     engine, backend = make_engine(kv_disk_path=str(tmp_path))
     assert ask(engine, backend, make_prompt(100)) == 4
     stats = engine.stats().tiers

@@ -52,9 +52,9 @@ def fill(store, *numbers):
     assert store.flush()
 
 
-def read(store, *numbers):
+def read(store, *numbers, **more):
     found: list[Any] = []
-    store.fetch([name(number) for number in numbers], found.append)
+    store.fetch([name(number) for number in numbers], found.append, **more)
     end = time.monotonic() + 10
     while not found and time.monotonic() < end:
         time.sleep(0.002)

@@ -6,9 +6,7 @@ of another; the budget is not kept in a bucket.
 """
 
 import time
-from typing import Any
 
-import numpy as np
 import pytest
 
 from octavo_engine.encryption import EncryptionKeys
@@ -16,36 +14,8 @@ from octavo_engine.errors import ConfigError
 from octavo_engine.tiers import run_bucket, run_folder, run_store
 from octavo_engine.tiers.run_store import RunStore
 from octavo_engine.tiers.shared_store import open_shared
-from tests.fakes.model_store import Store, StoreReply, serving
-from tests.fakes.s3_bucket import Bucket
-
-KEY = b"k" * 16
-PAGE = 4096
-
-
-def name(number: int) -> bytes:
-    return number.to_bytes(17, "big")
-
-
-def page(number: int):
-    return np.random.default_rng(number).integers(0, 256, PAGE, np.uint8)
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    with serving(Store()) as store:
-        bucket = Bucket(store)
-        for variable, value in bucket.environ().items():
-            monkeypatch.setenv(variable, value)
-        yield bucket
-
-
-@pytest.fixture(params=["folder", "bucket"])
-def place(request, tmp_path):
-    if request.param == "folder":
-        return str(tmp_path)
-    request.getfixturevalue("bucket")
-    return "s3://kv/blocks"
+from tests.engine.tiers.test_run_store import KEY, PAGE, fill, name, page, read
+from tests.fakes.model_store import StoreReply
 
 
 @pytest.fixture
@@ -67,19 +37,6 @@ def opened(monkeypatch):
     yield open_store
     for store in stores:
         store.close()
-
-
-def fill(store, *numbers):
-    for number in numbers:
-        store.put(name(number), page(number))
-    assert store.flush()
-
-
-def read(store, *numbers, **more):
-    found: list[Any] = []
-    store.fetch([name(number) for number in numbers], found.append, **more)
-    until(lambda: found)
-    return [None if p is None else bytes(p) for p in found[0]]
 
 
 def until(condition):
