@@ -202,6 +202,7 @@ def _adapter(folder: Path) -> Opened:
     def read(data: bytes) -> None:
         is_config = data[:1] == b"{"
         config.write_bytes(data if is_config else valid[0])
+        weights.unlink()  # threads may still hash the last one, which stays whole for them
         weights.write_bytes(valid[1] if is_config else data)
         read_adapter(str(folder))
 

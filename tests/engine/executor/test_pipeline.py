@@ -155,7 +155,7 @@ def test_a_step_that_a_stage_refuses_fails_alone(monkeypatch: pytest.MonkeyPatch
     ("changes", "message"),
     [
         ({"pipeline_parallel_size": 0}, "--pipeline-parallel-size must be from 1 to 64; got 0"),
-        ({"device": "sim"}, "--pipeline-parallel-size 2 is computed by --device cpu only"),
+        ({"device": "torch"}, "--pipeline-parallel-size 2 is computed by --device cpu only"),
         ({"tensor_parallel_size": 2}, "one of them must be 1"),
         ({"distributed_executor_backend": "uni"}, "is one process"),
         (

@@ -171,10 +171,10 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2():
     )
 
 
-def test_a_model_that_is_not_there_is_one_sentence_and_exit_code_1(tmp_path):
+def test_a_model_that_is_not_there_is_one_sentence_and_exit_code_2(tmp_path):
     done = run("serve", str(tmp_path / "nothing.gguf"), "--device", "cpu", "--port", "0")
 
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     assert "nothing.gguf" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -371,6 +371,7 @@ ELSEWHERE = {
     # What takes longer than ten seconds by its nature: it must have lasted.
     R.READINESS_PROBE_FAILING, R.NOT_ROUTABLE, R.PROGRESS_DEADLINE_EXCEEDED,  # test_status
     R.CANARY_REJECTED,  # test_canary
+    R.ADAPTER_ROLLED_BACK,  # decide/test_adapter_trials
     # test_adapters
     R.ADAPTER_NAME_CONFLICT, R.DEPLOYMENT_NOT_FOUND, R.LORA_DISABLED, R.ADAPTER_NOT_LOADED,
 }  # fmt: skip

@@ -116,7 +116,7 @@ def test_a_stream_begins_with_who_speaks_and_all_that_is_there(core, server):
             "max_num_seqs": 128, "version": hello["version"], "pod_uid": "", "tokens": True,
             "architecture": "FakeForCausalLM", "format": "safetensors bfloat16",
             "vocab_size": 300, "kv_role": "", "kv_address": "", "kv_follows": False,
-            "tiers": [],
+            "tiers": [], "kv_store": "",
         }  # fmt: skip
         assert next(reported) == ("snapshot", {"stored": core.stored, "last": True, "tiers": {}})
         kind, first = next(reported)
