@@ -121,6 +121,7 @@ def test_sounds_in_chat(platform: Platform, space: Kubectl, tmp_path: Path) -> N
         ask(platform, model, picture("red"))
 
 
+@pytest.mark.timeout(1200)  # it builds an image
 def test_pictures_in_chat(
     platform: Platform, node: Cluster, space: Kubectl, tmp_path: Path
 ) -> None:
