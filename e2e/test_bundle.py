@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -80,8 +79,7 @@ def await_true(condition: object, log: Path) -> None:
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
     """HOST:PORT of Debian's docker-registry."""
-    if shutil.which("docker-registry") is None:
-        packages.install("docker-registry")
+    packages.install_missing()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{free.getsockname()[1]}"

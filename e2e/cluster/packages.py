@@ -1,4 +1,4 @@
-"""The programs of Debian that a node runs on, installed where they are absent."""
+"""The programs of Debian that nodes and stories run on, installed where they are absent."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ PROGRAMS = {
     "unshare": "util-linux",
     "buildah": "buildah",
     "mmdebstrap": "mmdebstrap",
+    # Beside a running cluster some machines resolve no names, so it is there before.
+    "docker-registry": "docker-registry",
 }
 
 
