@@ -4,6 +4,7 @@ hostile file holds up anyone else."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.media.prepare_sound import prepare_media
+from octavo_engine.core.media.prepared import PREPARED_BYTES, PreparedMedia
 from octavo_engine.errors import InvalidRequest, QueueFull, RequestError
 
 if TYPE_CHECKING:
@@ -29,17 +31,18 @@ logger = logging.getLogger(__name__)
 NUM_WORKERS = 2
 TIMEOUT_S = 20.0  # of one picture, waiting for a worker included
 _SLICES = 20
+_HASHED_AT_ONCE = 1 << 20  # bytes, which take half a millisecond
 MAX_WAITING = 256
 WORKER_BYTES = 2 << 30  # of address space in a worker
 
 
 class PictureWorkers:
     """Started with the first picture. A worker that dies or hangs takes its pool with it; the next
-    picture starts another."""
+    picture starts another. What was prepared lately is not decoded again."""
 
     def __init__(
         self, spec: MediaSpec, tokens: PictureTokens, *, max_images: int | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S, prepared_bytes: int = PREPARED_BYTES,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.tokens = tokens
@@ -48,6 +51,7 @@ class PictureWorkers:
         self.seconds = 0.0  # that pictures took, waiting included
         self._timeout_s = timeout_s
         self._pool: ProcessPoolExecutor | None = None
+        self._prepared = PreparedMedia(prepared_bytes)
 
     @property
     def kind(self) -> MediaKind:
@@ -63,6 +67,9 @@ class PictureWorkers:
                 param=param,
                 code="not_supported",
             )
+        key = (await _digest(data), num_pictures)
+        if (known := self._prepared.find(key)) is not None:
+            return known
         if self.num_waiting >= MAX_WAITING:
             noun = self.spec.media.noun
             raise QueueFull(f"{MAX_WAITING} {noun} are waiting to be decoded", retry_after_s=1)
@@ -75,6 +82,7 @@ class PictureWorkers:
             self.seconds += time.monotonic() - started
         if result.picture is None:
             raise InvalidRequest(f"{param} {result.problem}", param=param)
+        self._prepared.hold(key, result.picture)
         return result.picture
 
     def close(self) -> None:
@@ -108,6 +116,13 @@ class PictureWorkers:
         if self._pool is pool:
             self.close()
         raise InvalidRequest(f"{param} {problem}", param=param)
+
+
+async def _digest(data: bytes) -> bytes:
+    """Large files are not hashed on the event loop."""
+    if len(data) <= _HASHED_AT_ONCE:
+        return hashlib.sha256(data).digest()
+    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
 
 
 async def _within(work: asyncio.Future[PreparationResult], seconds: float) -> PreparationResult:

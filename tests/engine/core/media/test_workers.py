@@ -69,7 +69,7 @@ def test_mutated_files_end_no_worker() -> None:
 def test_a_pause_of_the_whole_process_is_no_pictures_fault() -> None:
     """As when it was stopped and went on, with its workers."""
     words = TextTokenizer(tokenizer("llava"), where="test")
-    workers = PictureWorkers(spec(), PictureTokens(spec().media, words))
+    workers = PictureWorkers(spec(), PictureTokens(spec().media, words), prepared_bytes=0)
     picture = encoded(noise(700, 500), FORMATS[0])
 
     async def scene() -> None:

@@ -341,9 +341,13 @@ def test_metrics_have_the_time_that_pictures_took_to_be_decoded(rig: Rig) -> Non
         assert found is not None, page
         return float(found[1])
 
+    new = encoded(Image.new("RGB", (51, 37), "purple"))
     before = taken_s()
-    rig.chat(picture(RED), text("what"))
-    assert taken_s() > before
+    rig.chat(picture(new), text("what"))
+    once = taken_s()
+    assert once > before
+    rig.chat(picture(new), text("what else"))
+    assert taken_s() == once  # it was not decoded again
 
 
 def test_a_text_that_spells_the_placeholder_is_text(rig: Rig) -> None:
@@ -407,7 +411,7 @@ def test_a_model_does_not_start_with_settings_that_cannot_be_applied(tmp_path: P
 
 def test_a_worker_that_dies_or_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.engine.pictures is not None
-    workers = PictureWorkers(rig.engine.pictures.spec, rig.engine.pictures.tokens)
+    workers = PictureWorkers(rig.engine.pictures.spec, rig.engine.pictures.tokens, prepared_bytes=0)
 
     async def scene() -> None:
         item = await workers.prepare(RED, "picture")
