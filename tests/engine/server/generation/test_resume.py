@@ -197,13 +197,13 @@ def test_a_picture_and_a_sound_go_with_a_stream_to_another_engine(tmp_path, name
     text = {"type": "text", "text": "tell me more"}
     body = {
         "messages": [{"role": "user", "content": [part, text]}],
-        "temperature": 0.0, "max_tokens": 12, "ignore_eos": True, "logprobs": True,
+        "temperature": 0.0, "max_tokens": 60, "ignore_eos": True, "logprobs": True,
     }  # fmt: skip
     with (
         serving(folder, *flags) as first, serving(folder, *flags) as second,
         first.client() as client, second.client() as other,
     ):  # fmt: skip
-        check(client, CHAT, body, every=4, onto=other)
+        check(client, CHAT, body, every=16, onto=other)
 
 
 def test_a_character_of_several_tokens_is_never_cut(client):
