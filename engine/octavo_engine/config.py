@@ -6,10 +6,13 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.endpoints import KV_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 # Tokens per KV block: a sheet folded into sixteen pages. It is the kernels' panel width too.
 HOST_MEMORY_FRACTION = 0.5  # for KV, of the memory free after loading; others share the host
@@ -105,10 +108,7 @@ class KVEventsConfig:
         """From JSON. Raises ConfigError that names the field."""
         flag = "--kv-events-config"
         given = _json_object(flag, text)
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name, value in given.items():
-            if name not in known:
-                raise ConfigError(f"{flag} has an unknown field {name}; known: {', '.join(known)}")
+        for name, value in _known_items(flag, given, cls):
             if value is None and name in ("publisher", "replay_endpoint"):
                 continue
             kind = str if name == "replay_endpoint" else type(getattr(cls(), name))
@@ -139,10 +139,7 @@ class EplbConfig:
         """From JSON. Raises ConfigError that names the field."""
         flag = "--eplb-config"
         given = _json_object(flag, text)
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name, value in given.items():
-            if name not in known:
-                raise ConfigError(f"{flag} has an unknown field {name}; known: {', '.join(known)}")
+        for name, value in _known_items(flag, given, cls):
             if type(value) is not type(getattr(cls(), name)):
                 raise ConfigError(f"{flag}: {name} has the wrong type; got {value!r:.60}")
             least = 0 if name == "num_redundant_experts" else 1
@@ -819,6 +816,15 @@ def _pairs(flag: str, text: str) -> dict[str, Any]:
                f'{flag} must be like image=4,video=0 or {{"image": 4}}', text[:60])  # fmt: skip
         result[kind] = int(count)
     return result
+
+
+def _known_items(flag: str, given: Mapping[str, Any], kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """The fields one by one. Raises ConfigError at the first that `kind` does not have."""
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(f"{flag} has an unknown field {name}; known: {', '.join(known)}")
+        yield name, value
 
 
 def _json_object(flag: str, text: str) -> dict[str, Any]:
