@@ -349,7 +349,8 @@ class KVTiers:
         for tier in self.stored:
             if there := [name for name in rest if name in tier.store]:
                 reads.append(TierRead(tier.name, tier.meter, there, now))
-                rest = [name for name in rest if name not in set(there)]
+                found_here = set(there)
+                rest = [name for name in rest if name not in found_here]
         if found is not None and rest:
             reads.append(TierRead("peer", found.peer.meter, rest, now))
         load_s = self._host_meter.seconds(len(pages) * self._page_bytes)
