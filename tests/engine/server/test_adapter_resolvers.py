@@ -248,7 +248,7 @@ def test_a_request_may_name_what_lies_in_a_repository_of_the_hub(hub: StandInHub
             "org/other", "org", "adapters", "org/adapters2", "other/adapters/team/legal",
         ):  # fmt: skip
             assert ask(server, name).status_code == 404, name
-        assert hub.paths == before  # nothing is asked for names that clients make up
+        assert hub.paths == before  # nothing is requested for names that clients make up
         server.check_idle()
     assert not any(path.endswith((".py", ".md")) for path in hub.paths)
     own = [path for path in hub.paths if path != "/api/agent-harnesses"]  # of its library
@@ -279,12 +279,12 @@ def test_a_hub_that_is_away_is_no_unknown_adapter(
         assert ask(server, "org/adapters").status_code == 200  # the failure is not remembered
     # Without the network, what is in the cache is served.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    asked = len(hub.paths)
+    sent = len(hub.paths)
     resolver = HubResolver(["org/adapters"])
     assert resolver("org/adapters") is not None
     assert resolver("org/adapters/team/legal") is None
     assert HubResolver(["org/unknown"])("org/unknown") is None
-    assert len(hub.paths) == asked
+    assert len(hub.paths) == sent
 
 
 @pytest.mark.parametrize("text", ["", "org", "org/a/b", "org/a.gguf/x", "../a", "org/a/b.gguf"])
