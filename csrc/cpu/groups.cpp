@@ -38,13 +38,55 @@ inline void put_plane(int bits, const uint8_t* codes, int from, std::byte* plane
     }
 }
 
-// The low bits of row `lane`'s code of `column`.
-inline int take_bits(int bits, const std::byte* plane, int64_t lane, int64_t column) {
-    const int64_t fields = 16 / bits;
-    const int64_t pair = column / 2;
-    uint16_t word;
-    std::memcpy(&word, plane + pair / fields * kChunkBytes + lane * 4 + column % 2 * 2, 2);
-    return word >> pair % fields * bits & ((1 << bits) - 1);
+// The reverse: the plane's bits of a row's codes, which are zero there.
+template <int Bits>
+inline void take_plane(const std::byte* plane, int64_t lane, int to, uint8_t* codes) {
+    constexpr int kFields = 16 / Bits;
+    constexpr uint32_t kMask = (1U << Bits) - 1;
+    for (int64_t chunk = 0; chunk < kGroupPairs / kFields; ++chunk) {
+        uint32_t word;
+        std::memcpy(&word, plane + chunk * kChunkBytes + lane * 4, 4);
+        for (int field = 0; field < kFields; ++field) {
+            uint8_t* pair = codes + (chunk * kFields + field) * 2;
+            pair[0] |= static_cast<uint8_t>((word >> (field * Bits) & kMask) << to);
+            pair[1] |= static_cast<uint8_t>((word >> (16 + field * Bits) & kMask) << to);
+        }
+    }
+}
+
+inline void take_plane(int bits, const std::byte* plane, int64_t lane, int to, uint8_t* codes) {
+    switch (bits) {
+        case 1:
+            return take_plane<1>(plane, lane, to, codes);
+        case 2:
+            return take_plane<2>(plane, lane, to, codes);
+        case 4:
+            return take_plane<4>(plane, lane, to, codes);
+        case 8:
+            return take_plane<8>(plane, lane, to, codes);
+        default:
+            return;
+    }
+}
+
+// to = scale * the integers that codes stand for.
+inline void scale_codes(const Format& format, const uint8_t* codes, int64_t count, float scale,
+                        float* __restrict to) {
+    if (format.codes >= Codes::Nonlinear) {
+        const int8_t* table = format.codes == Codes::Nonlinear ? kNonlinear : kFloat4;
+        for (int64_t i = 0; i < count; ++i) {
+            to[i] = scale * static_cast<float>(table[codes[i]]);
+        }
+    } else if (format.codes == Codes::Signed) {
+        for (int64_t i = 0; i < count; ++i) {
+            to[i] = scale * static_cast<float>(static_cast<int8_t>(codes[i]));
+        }
+    } else {
+        const int less = format.codes == Codes::Centred ? 1 << (format.bits - 1) : 0;
+        for (int64_t i = 0; i < count; ++i) {
+            to[i] = scale * static_cast<float>(codes[i] - less);
+        }
+    }
 }
 
 inline float e4m3(int8_t bits) {
@@ -106,14 +148,10 @@ IntegerBlock take(const Format& format, const std::byte* panel, int64_t index, i
         std::memcpy(&row.minimum, minimum + lane * 2, 2);
     }
     for (int64_t g = 0; g < format.block_groups(); ++g, group += format.group_bytes()) {
-        for (int64_t i = 0; i < kGroupColumns; ++i) {
-            int code = take_bits(format.low_bits(), group, lane, i);
-            if (format.high_bits() != 0) {
-                code |= take_bits(format.high_bits(), group + format.high_plane(), lane, i)
-                        << format.low_bits();
-            }
-            row.codes[g * kGroupColumns + i] = static_cast<uint8_t>(code);
-        }
+        uint8_t* codes = row.codes + g * kGroupColumns;
+        std::memset(codes, 0, kGroupColumns);
+        take_plane(format.low_bits(), group, lane, 0, codes);
+        take_plane(format.high_bits(), group + format.high_plane(), lane, format.low_bits(), codes);
         for (int64_t sub = 0; format.has_subs() && sub < format.subs; ++sub) {
             const int64_t at = sub * kPanelRows + lane;
             const auto scale_bits = static_cast<uint8_t>(group[format.scales_offset() + at]);
@@ -131,11 +169,6 @@ IntegerBlock take(const Format& format, const std::byte* panel, int64_t index, i
 }
 
 void expand(const Format& format, const IntegerBlock& row, float* __restrict to) {
-    float integers[256];
-    const int num_codes = 1 << format.bits;
-    for (int code = 0; code < num_codes; ++code) {
-        integers[code] = static_cast<float>(integer_of(format, code));
-    }
     const float d = format.scales == Scales::Power ? power_scale(row.scale)  //
                                                    : half_to_float(row.scale);
     const float d_min = half_to_float(row.minimum);
@@ -146,10 +179,13 @@ void expand(const Format& format, const IntegerBlock& row, float* __restrict to)
                                                  : d;
         const float minimum =
             format.has_small() ? d_min * static_cast<float>(row.minima[sub]) : d_min;
-        for (int64_t i = sub * columns; i < (sub + 1) * columns; ++i) {
-            const float value = scale * integers[row.codes[i]];
-            to[i] = format.has_minima ? value + minimum : value;
+        scale_codes(format, row.codes + sub * columns, columns, scale, to);
+        if (format.has_minima) {
+            for (int64_t i = 0; i < columns; ++i) {
+                to[i] += minimum;
+            }
         }
+        to += columns;
     }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,19 @@ import numpy as np
 import pytest
 
 from octavo_engine import _native
+from octavo_engine.backends.native.pooling import parts_of
 from octavo_engine.backends.pooling import PoolingStep, make_step
 from octavo_engine.backends.pooling_registry import build_pooling_backend
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.pooling_config import read_pooling
 from octavo_engine.weights.source import resolve_model
-from tests.engine.backends.tolerance import INT4_AGAINST_FLOAT32, INT8_AGAINST_FLOAT32, error
+from tests.engine.backends.tolerance import (
+    INT4_AGAINST_FLOAT32,
+    INT8_AGAINST_FLOAT32,
+    INTEGERS_WITH_8_BITS,
+    error,
+)
 from tests.engine.models.tiny_poolers import (
     CLASSIFIERS,
     EMBEDDERS,
@@ -138,6 +145,40 @@ def test_threads_instruction_sets_and_fusion_change_no_bit():
     np.testing.assert_array_equal(embed(native(tiny, is_fused=False), texts), expected)
 
 
+@pytest.mark.parametrize("max_tokens", [1, 40, 151, 1000])
+@pytest.mark.parametrize("lengths", [(1,), (150,), (3, 150, 1), (40, 40, 1, 40, 17, 150, 2)])
+def test_parts_are_a_steps_texts_in_their_order(lengths, max_tokens):
+    texts = texts_of(lengths, seed=6)
+    step = make_step([(ids, [1] * len(ids)) for ids in texts], is_last=True)
+    parts = list(parts_of(step, max_tokens))
+    found = []
+    for part in parts:
+        for begin, end, last in zip(part.starts, part.starts[1:], part.pooled_rows, strict=False):
+            found.append(part.token_ids[begin:end].tolist())
+            assert part.positions[begin:end].tolist() == list(range(end - begin))
+            assert part.type_ids[begin:end].tolist() == [1] * (end - begin)
+            assert last == end - 1
+        assert len(part.token_ids) <= max_tokens or len(part.pooled_rows) == 1
+    assert found == texts
+    both = [len(a.token_ids) + len(b.token_ids) for a, b in itertools.pairwise(parts)]
+    assert all(total > max_tokens for total in both)
+
+
+@pytest.mark.parametrize("settings", [{}, {"quantization": "int8", "activation_bits": 8}],
+                         ids=["float32", "8 bits"])  # fmt: skip
+def test_texts_in_parts_have_the_bits_of_one_step(settings, monkeypatch):
+    tiny = tiny_embedder("bert")
+    texts = texts_of((1, 17, 100, 150, 2, 33), seed=7)
+    whole = build(tiny, **settings)
+    monkeypatch.setattr("octavo_engine.backends.native.pooling.TOKENS_PER_THREAD", 20)
+    monkeypatch.setattr("octavo_engine.backends.native.pooling.MIN_TOKENS", 20)
+    in_parts = build(tiny, **settings)
+    np.testing.assert_array_equal(embed(in_parts, texts), embed(whole, texts))
+    np.testing.assert_array_equal(
+        in_parts.token_rows(step_of(in_parts, texts)), whole.token_rows(step_of(whole, texts))
+    )
+
+
 @pytest.mark.parametrize("name", ["bert", "nomic", "qwen3", "modernbert"])
 def test_fewer_bits_cost_what_they_must(name):
     tiny = tiny_embedder(name)
@@ -146,6 +187,8 @@ def test_fewer_bits_cost_what_they_must(name):
     assert error(embed(build(tiny, dtype="bfloat16"), texts), truth) < BF16
     assert error(embed(build(tiny, quantization="int8"), texts), truth) < INT8_AGAINST_FLOAT32
     assert error(embed(build(tiny, quantization="int4"), texts), truth) < INT4_AGAINST_FLOAT32
+    in_bytes = embed(build(tiny, quantization="int8", activation_bits=8), texts)
+    assert error(in_bytes, truth) < INT8_AGAINST_FLOAT32 + INTEGERS_WITH_8_BITS
 
 
 def test_a_text_that_computes_to_nan_spoils_no_other():

@@ -1,11 +1,16 @@
-"""Models that pool on the CPU: whole texts without padding, one call into csrc a step.
+"""Models that pool on the CPU: whole texts without padding, a step as a few calls into csrc.
 
 Keys and values live only as long as a layer's attention, so all layers share one, which is laid out
 like a KV cache in which each text's blocks follow the ones of the text before.
+
+A layer writes what the next one reads. Of a few hundred tokens that stays in a core's own cache,
+of thousands it goes through memory that all cores share; weights are small beside either. So texts
+go through all layers some at a time.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,7 +27,7 @@ from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.pooled import PooledModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -33,6 +38,12 @@ if TYPE_CHECKING:
     from octavo_engine.config import Quantization
     from octavo_engine.models.pooling_config import PoolingConfig
     from octavo_engine.weights.checkpoint import Checkpoint
+
+
+# Tokens that go through the layers at once: so many for each thread, but enough that weights, which
+# are read once for them, cost little.
+TOKENS_PER_THREAD = 256
+MIN_TOKENS = 512
 
 
 class _Loaded(NamedTuple):
@@ -76,6 +87,10 @@ class NativePoolingBackend:
         loader.finish()
         if activation_bits == 8:
             loader.check_integers()
+        # Attention in the type of the products around it.
+        is_wide = dtype == "f32" and activation_bits != 8
+        self._kv_format = "f32" if is_wide else "bf16"
+        self._tokens_at_once = max(TOKENS_PER_THREAD * team.num_threads, MIN_TOKENS)
         self._limits: BackendLimits | None = None
         self._pooled: CompiledProgram | None = None
         self._tokens: CompiledProgram | None = None  # once it was requested
@@ -86,6 +101,7 @@ class NativePoolingBackend:
         return f"native/{self.isa}"
 
     def prepare(self, *, max_tokens: int, max_texts: int) -> None:
+        max_tokens = min(max_tokens, max(self._tokens_at_once, self._max_model_len))
         self._limits = BackendLimits(
             max_tokens=max_tokens,
             max_seqs=max_texts,
@@ -98,7 +114,7 @@ class NativePoolingBackend:
         self._pooled = self._compile(self._in_memory.model.forward)
         try:
             self._kv = _native.KVCache(
-                num_blocks, [(0, 0, num_kv_heads, body.head_dim)], [0], "f32"
+                num_blocks, [(0, 0, num_kv_heads, body.head_dim)], [0], self._kv_format
             )
         except MemoryError as error:
             raise ConfigError(
@@ -107,14 +123,12 @@ class NativePoolingBackend:
 
     def pool(self, step: PoolingStep) -> NDArray[np.float32]:
         assert self._pooled is not None, "prepare() comes first"
-        self._run(self._pooled, step)
-        return self._pooled.program.read(self._pooled.logits, len(step.pooled_rows))
+        return self._run(self._pooled, step, is_per_token=False)
 
     def token_rows(self, step: PoolingStep) -> NDArray[np.float32]:
         if self._tokens is None:
             self._tokens = self._compile(self._in_memory.model.forward_tokens)
-        self._run(self._tokens, step)
-        return self._tokens.program.read(self._tokens.logits, len(step.token_ids))
+        return self._run(self._tokens, step, is_per_token=True)
 
     def close(self) -> None:
         self._pooled = self._tokens = None
@@ -142,7 +156,17 @@ class NativePoolingBackend:
                 "lower --max-num-batched-tokens"
             ) from error
 
-    def _run(self, compiled: CompiledProgram, step: PoolingStep) -> None:
+    def _run(
+        self, compiled: CompiledProgram, step: PoolingStep, *, is_per_token: bool
+    ) -> NDArray[np.float32]:
+        parts = []
+        for part in parts_of(step, self._tokens_at_once):
+            self._run_part(compiled, part)
+            count = len(part.token_ids) if is_per_token else len(part.pooled_rows)
+            parts.append(compiled.program.read(compiled.logits, count).copy())
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _run_part(self, compiled: CompiledProgram, step: PoolingStep) -> None:
         assert self._kv is not None
         places = _places(step)
         compiled.program.run(
@@ -157,6 +181,26 @@ class NativePoolingBackend:
             step.pooled_rows,
             step.type_ids,
         )
+
+
+def parts_of(step: PoolingStep, max_tokens: int) -> Iterator[PoolingStep]:
+    """Neighbouring texts of so many tokens; a longer text goes alone."""
+    starts = step.starts.tolist()
+    first = 0
+    for text in range(1, len(starts)):
+        is_last = text == len(starts) - 1
+        if not is_last and starts[text + 1] - starts[first] <= max_tokens:
+            continue
+        tokens = slice(starts[first], starts[text])
+        yield replace(
+            step,
+            token_ids=step.token_ids[tokens],
+            type_ids=step.type_ids[tokens],
+            positions=step.positions[tokens],
+            starts=step.starts[first : text + 1] - np.int32(starts[first]),
+            pooled_rows=step.pooled_rows[first:text] - np.int32(starts[first]),
+        )
+        first = text
 
 
 class _Places(NamedTuple):
