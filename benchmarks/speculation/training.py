@@ -75,15 +75,14 @@ def _train_eagle3(args: argparse.Namespace, answers: Sequence[Answer]) -> Score:
     config = eagle3.head_config(states, len(token_ids))
     started = time.perf_counter()
     to_fit, to_score = (
-        [eagle3.example_of(states, answer, columns) for answer in some]
-        for some in split_answers(answers)
+        [eagle3.example_of(states, answer) for answer in some] for some in split_answers(answers)
     )
     say(f"{sum(len(one.states) for one in to_fit)} positions, "
         f"{time.perf_counter() - started:.0f} s")  # fmt: skip
-    scales = eagle3.scales_of(to_fit[:64], len(config["eagle_aux_hidden_state_layer_ids"]))
-    head = eagle3.make_head(config, states, token_ids, scales)
+    head, teacher = eagle3.make_head(config, states, token_ids, to_fit)
     states.close()
-    eagle3.fit(head, to_fit, columns, depth=args.depth, epochs=args.epochs, batch=args.batch,
-               rate=args.rate, seed=args.seed)  # fmt: skip
+    eagle3.fit(head, teacher, to_fit, columns, depth=args.depth, epochs=args.epochs,
+               batch=args.batch, rate=args.rate, seed=args.seed,
+               seconds=60 * args.minutes)  # fmt: skip
     eagle3.write_head(args.folder, head, config, token_ids)
     return eagle3.score(head, to_score, columns, args.depth)

@@ -182,6 +182,38 @@ def test_proposals_are_those_of_the_papers(make: Any, name: str) -> None:
     seen.check(head)
 
 
+def test_no_pass_follows_a_token_that_is_not_likely_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each proposal goes on while the product of its tokens' rates is above the least chance."""
+    head = HEADS["eagle3"]()
+    seen = Seen(exact(head), head)
+    plan, found = seen.speculation.plan_proposals, []
+    trust = (0.3, *(0.9,) * 7)
+
+    def planning(batch: Any, *args: Any) -> None:
+        plan(batch, *args)
+        batch.num_proposed, batch.least_chance, batch.trust = 3, 0.2, trust
+
+    take = seen.speculation.take_proposals
+
+    def noting(batch: Any, result: Any) -> None:
+        take(batch, result)
+        found.extend((result.sureness[entry], len(own)) for entry, own in result.proposed.items())
+
+    monkeypatch.setattr(seen.speculation, "plan_proposals", planning)
+    monkeypatch.setattr(seen.speculation, "take_proposals", noting)
+    run(seen.engine, greedy(), random.Random(1))
+    seen.engine.close()
+    assert len(found) > 30 and {level for levels, _ in found for level in levels} > {0}
+    for levels, count in found:
+        assert len(levels) == count
+        chance = 1.0
+        for level in levels[:-1]:
+            chance *= trust[level]
+            assert chance > 0.2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp of deepseek-v3", "mtp of qwen3-next"])
 def test_a_head_knows_of_tokens_for_which_it_drafted_nothing(
