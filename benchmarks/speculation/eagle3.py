@@ -42,6 +42,7 @@ FOCUS = 3.5  # of attention on its own position, from each fast pair
 FAST_PAIRS = 4  # of a query's numbers: those that turn most from one position to the next
 OUTPUT_RATE = 0.2  # of the learning rate: of the output matrix and the norms
 SOLVED_FROM = 200  # answers
+PROMPT_TAIL = 48  # positions of a prompt that are kept: a head looks little further back
 WARM_UP_STEPS = 20
 _F16_MAX = 65504.0  # some models have single values beyond it
 
@@ -264,11 +265,12 @@ class Seen:
 
 
 def example_of(states: ModelStates, answer: Answer) -> Example:
-    kept = states.layers(answer)
+    start = max(0, answer.num_prompt_tokens - 1 - PROMPT_TAIL)
+    kept = states.layers(answer)[start:]
     return Example(
         torch.from_numpy(np.clip(kept, -_F16_MAX, _F16_MAX).astype(np.float16)),
-        torch.tensor(answer.token_ids),
-        answer.num_prompt_tokens - 1,
+        torch.tensor(answer.token_ids[start:]),
+        answer.num_prompt_tokens - 1 - start,
     )
 
 

@@ -1,5 +1,4 @@
-"""What a served model would have computed behind each token: of its own weights, in its own
-arithmetic."""
+"""What a served model would have computed behind each token, of its own weights."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.speculation.answers import MAX_LEN
+from benchmarks.speculation.answers import MAX_LEN, ROUNDED_BITS
 from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.draft_files import open_weights
@@ -53,6 +52,7 @@ class ModelStates:
             self.checkpoint,
             max_model_len=MAX_LEN,
             num_threads=num_threads,
+            activation_bits=ROUNDED_BITS,
             heads=None if kept else _no_heads(self.config),
             draft_head=_no_draft_head(self.config, kept) if kept else None,
         )

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from octavo_engine.state.batch import ScheduledBatch
     from octavo_engine.state.outputs import StepResult
 
-LEVEL_WEIGHT = 1 / 64  # of a proposal in how often those of its level of sureness are right
+LEVEL_MEMORY = 64  # proposals of a level of sureness that say how often those are right
+LEVEL_PRIOR = 8  # proposals that FIRST_RATE counts as
 FIRST_RATE = 0.5  # how often a proposal is right, before any was seen
 WEIGHT = 1 / 16  # of a new proposal in a sequence's rate
 SHARED_WEIGHT = 1 / 128  # and in the rate that new sequences begin with
@@ -73,18 +74,24 @@ class Trust:
     where its tokens are worth a row.
     """
 
-    __slots__ = ("is_known", "rates", "shares")
+    __slots__ = ("_counts", "rates", "shares")
 
     def __init__(self) -> None:
-        self.is_known = False  # whether a proposal came with its sureness yet
+        self._counts = [0] * SURENESS_LEVELS
         self.rates = [FIRST_RATE] * SURENESS_LEVELS
         self.shares = [1 / SURENESS_LEVELS] * SURENESS_LEVELS
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a proposal came with its sureness yet."""
+        return any(self._counts)
+
     def observe(self, level: int, is_right: bool) -> None:
-        self.is_known = True
-        self.rates[level] += (is_right - self.rates[level]) * LEVEL_WEIGHT
+        weight = _weight(sum(self._counts))
         for other in range(SURENESS_LEVELS):
-            self.shares[other] += ((other == level) - self.shares[other]) * LEVEL_WEIGHT
+            self.shares[other] += ((other == level) - self.shares[other]) * weight
+        self.rates[level] += (is_right - self.rates[level]) * _weight(self._counts[level])
+        self._counts[level] = min(self._counts[level] + 1, LEVEL_MEMORY)
 
     def saved_s(self, count: int, *, token_s: float, row_s: float, pass_s: float) -> float:
         """What up to `count` passes save of a sequence's time, where a token takes so long without:
@@ -94,6 +101,11 @@ class Trust:
             worth = (max(0.0, rate * (token_s + saved) - row_s) for rate in self.rates)
             saved = max(0.0, sum(map(mul, self.shares, worth)) - pass_s)
         return saved
+
+
+def _weight(count: int) -> float:
+    """Of a proposal behind so many."""
+    return 1 / min(count + LEVEL_PRIOR + 1, LEVEL_MEMORY)
 
 
 class DraftGain:
