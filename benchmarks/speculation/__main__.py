@@ -71,6 +71,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", action="append", help="ngram, suffix, or METHOD=FOLDER; default: ngram, suffix"
     )
+    parser.add_argument("--weights", default="auto", help="of the model: auto, none (bf16), …")
     parser.add_argument("--quantization", default="auto", help="of draft models and heads")
     parser.add_argument("--streams", type=int, action="append", help="default: 1, 4, 16, 64")
     parser.add_argument("--threads", type=int, help="default: all")
