@@ -60,6 +60,10 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=float, default=40.0, help="of an eagle3 head's fit, at most"
     )
+    parser.add_argument(
+        "--activation-bits", type=int, default=16, choices=(8, 16),
+        help="8: answers and states of a quantised model in a third of the time",
+    )  # fmt: skip
     parser.add_argument("--batch", type=int, default=16, help="answers in a step")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.speculation.answers import MAX_LEN, ROUNDED_BITS
+from benchmarks.speculation.answers import MAX_LEN
 from octavo_engine.backends.backend import BackendLimits, BackendStep
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.draft_files import open_weights
@@ -39,6 +39,7 @@ class ModelStates:
         *,
         kept_layers: Callable[[int], Sequence[int]] | None = None,
         num_threads: int | None = None,
+        activation_bits: int = 16,
     ) -> None:
         """`kept_layers`: behind which layers, of so many."""
         settings = EngineConfig(model=model, device="cpu")
@@ -52,7 +53,7 @@ class ModelStates:
             self.checkpoint,
             max_model_len=MAX_LEN,
             num_threads=num_threads,
-            activation_bits=ROUNDED_BITS,
+            activation_bits=activation_bits,
             heads=None if kept else _no_heads(self.config),
             draft_head=_no_draft_head(self.config, kept) if kept else None,
         )

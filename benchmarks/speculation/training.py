@@ -32,7 +32,7 @@ def train(args: argparse.Namespace) -> Score:
     file = args.answers if args.answers is not None else args.folder / "answers.jsonl"
     answers = write_answers(
         args.model, file, args.count, questions=args.questions, max_tokens=args.max_tokens,
-        seed=args.seed, num_threads=args.threads,
+        seed=args.seed, num_threads=args.threads, activation_bits=args.activation_bits,
     )  # fmt: skip
     count = sum(len(answer.token_ids) - answer.num_prompt_tokens for answer in answers)
     say(f"{len(answers)} answers, {count} tokens")
@@ -51,7 +51,7 @@ def columns_of(token_ids: NDArray[np.int64], vocab_size: int) -> NDArray[np.int6
 
 
 def _train_medusa(args: argparse.Namespace, answers: Sequence[Answer]) -> Score:
-    states = ModelStates(args.model, num_threads=args.threads)
+    states = ModelStates(args.model, num_threads=args.threads, activation_bits=args.activation_bits)
     vocab_size = states.config.vocab_size
     token_ids = common_tokens(answers, args.tokens, vocab_size)
     columns = np.append(columns_of(token_ids, vocab_size), NO_TARGET)  # the last is of NO_TARGET
@@ -68,7 +68,10 @@ def _train_medusa(args: argparse.Namespace, answers: Sequence[Answer]) -> Score:
 
 
 def _train_eagle3(args: argparse.Namespace, answers: Sequence[Answer]) -> Score:
-    states = ModelStates(args.model, kept_layers=eagle3.kept_layers, num_threads=args.threads)
+    states = ModelStates(
+        args.model, kept_layers=eagle3.kept_layers, num_threads=args.threads,
+        activation_bits=args.activation_bits,
+    )  # fmt: skip
     vocab_size = states.config.vocab_size
     token_ids = common_tokens(answers, args.tokens, vocab_size)
     columns = columns_of(token_ids, vocab_size)
