@@ -365,7 +365,8 @@ def _solved(inputs: Tensor, outputs: Tensor) -> Tensor:
     """The linear layer from these to those."""
     squares = inputs.T @ inputs
     squares += RIDGE * squares.diagonal().mean() * torch.eye(len(squares))
-    return torch.linalg.solve(squares, inputs.T @ outputs).T
+    result: Tensor = torch.linalg.solve(squares, inputs.T @ outputs).T
+    return result
 
 
 def scales_of(examples: Sequence[Example], count: int) -> list[float]:
