@@ -56,9 +56,16 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=160, help="of an answer")
     parser.add_argument("--depth", type=int, default=3, help="draft tokens that are learned")
     parser.add_argument("--tokens", type=int, default=8192, help="the most common ones: drafted")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=8, help="answers in a step")
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--epochs", type=int, default=6, help="at most")
+    parser.add_argument(
+        "--minutes", type=float, default=40.0, help="of an eagle3 head's fit, at most"
+    )
+    parser.add_argument(
+        "--activation-bits", type=int, default=16, choices=(8, 16),
+        help="8: answers and states of a quantised model in a third of the time",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=int, default=16, help="answers in a step")
+    parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="default: all")
 
@@ -68,6 +75,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", action="append", help="ngram, suffix, or METHOD=FOLDER; default: ngram, suffix"
     )
+    parser.add_argument("--weights", default="auto", help="of the model: auto, none (bf16), …")
     parser.add_argument("--quantization", default="auto", help="of draft models and heads")
     parser.add_argument("--streams", type=int, action="append", help="default: 1, 4, 16, 64")
     parser.add_argument("--threads", type=int, help="default: all")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 MAX_LEN = 1024  # tokens of a request and its answer
 KV_BYTES = 512 << 20
-PART = 64  # requests that are answered together and stored
+PART = 96  # requests that are answered together and stored
 HELD_OUT = 15  # every so manieth answer is not trained on: odd, as every other one is sampled
-SHARES = {"chat": 4, "code": 3, "json": 2, "summaries": 3}  # of 20; the rest is made up
+SHARES = {"chat": 5, "code": 3, "json": 2, "summaries": 2}  # of 20; the rest is made up
 
 
 class Answer(NamedTuple):
@@ -82,7 +82,7 @@ def params_of(
 
 def write_answers(
     model: str, file: Path, count: int, *, questions: Path | None, max_tokens: int, seed: int,
-    num_threads: int | None = None,
+    num_threads: int | None = None, activation_bits: int = 16,
 ) -> list[Answer]:  # fmt: skip
     """Answers to so many requests, half of them greedy and half sampled, as users want them.
 
@@ -92,7 +92,11 @@ def write_answers(
     if len(found) >= count:
         return found[:count]
     started, before = time.perf_counter(), len(found)
-    settings: dict[str, Any] = {"kv_cache_memory_bytes": KV_BYTES, "num_threads": num_threads}
+    settings: dict[str, Any] = {
+        "kv_cache_memory_bytes": KV_BYTES,
+        "num_threads": num_threads,
+        "activation_bits": activation_bits,
+    }
     with LLM(model, max_model_len=MAX_LEN, **settings) as llm:
         if questions is None:
             wanted = training_requests(llm, count, seed=seed)

@@ -11,6 +11,7 @@ it drafts from are called anchors.
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,19 +35,39 @@ if TYPE_CHECKING:
     from benchmarks.speculation.states import ModelStates
 
 DECAY = 0.8  # of a pass's weight in the loss, to the pass before it
-LIKELIEST = 16  # tokens of the model's own distribution that are learned from
+WRITTEN = 0.3  # weight of the token that was written, beside the model's own distribution
+CLOSENESS = 1.0  # weight of how far the head's last state is from the model's
+RIDGE = 1e-3  # of the mean square of what a first guess is solved from
+FOCUS = 3.5  # of attention on its own position, from each fast pair
+FAST_PAIRS = 4  # of a query's numbers: those that turn most from one position to the next
+OUTPUT_RATE = 0.2  # of the learning rate: of the output matrix and the norms
+SOLVED_FROM = 200  # answers
+PROMPT_TAIL = 48  # positions of a prompt that are kept: a head looks little further back
+WARM_UP_STEPS = 20
 _F16_MAX = 65504.0  # some models have single values beyond it
-WRITTEN = 0.5  # weight of the token that was written, beside that distribution
 
 
 class Example(NamedTuple):
     """One answer."""
 
-    states: Tensor  # [T, states of several layers], float16
+    states: Tensor  # [T, states of several layers, and behind all layers], float16
     token_ids: Tensor  # [T + 1], those of the prompt, too
     first: int  # anchor: where the first token of the answer is behind
-    likeliest: Tensor  # [A, K] columns of the head's logits, of each token of the answer
-    shares: Tensor  # [A, K], of the columns; 0 where the head has none
+
+    @property
+    def num_anchors(self) -> int:
+        return len(self.states) - self.first
+
+
+class Teacher(NamedTuple):
+    """The model's own end: what its last states say."""
+
+    norm: Tensor
+    output: Tensor  # of the head's tokens
+    eps: float
+
+    def normed(self, states: Tensor) -> Tensor:
+        return functional.rms_norm(states.float(), (states.shape[-1],), self.norm, self.eps)
 
 
 class Eagle3Head(nn.Module):
@@ -78,43 +99,66 @@ class Eagle3Head(nn.Module):
         self.scales = torch.tensor(scales).repeat_interleave(size)
         self.fc = linear(len(scales) * size, size)
         self.embedding_norm, self.state_norm, self.mlp_norm, self.norm = (norm() for _ in range(4))
-        self.qkv = linear(2 * size, q_size + 2 * kv_size)
+        self.q = linear(2 * size, q_size)
+        self.k, self.v = linear(2 * size, kv_size), linear(2 * size, kv_size)
         self.attention_out = linear(q_size, size)
         self.gate_up, self.down = linear(size, 2 * width), linear(width, size)
         self.output = linear(size, num_out)
 
     def passes(self, batch: Sequence[Example], count: int) -> Iterator[Tensor]:
-        """Logits of each pass at all anchors; the rows of the k-th that lie beyond an answer's end
-        mean nothing."""
-        rows = Rows.of(batch)
+        """The head's own states of each pass at all anchors; the rows of the k-th that lie beyond
+        an answer's end mean nothing."""
+        rows = Rows.of(batch, len(self.scales))
         state = self.joined(rows.states)
         seen = Seen(rows, self.num_heads // self.num_kv_heads)
         for number in range(count):
             if number == 0:
-                state = self.layer(rows.next_ids(0, all_rows=True), state, rows.positions, seen)
-                state = state[rows.anchors]
+                ids = rows.next_ids(0, all_rows=True)
+                state = self.layer(ids, state, rows.positions, seen, rows.anchors)
             else:
                 positions = rows.positions[rows.anchors] + number
                 state = self.layer(rows.next_ids(number), state, positions, seen)
-            yield self.logits(state)
+            yield state
 
     def joined(self, states: Tensor) -> Tensor:
         """The model's states of several layers as one of the head's."""
-        result: Tensor = self.fc(states * self.scales)
+        return self.joined_scaled(states * self.scales)
+
+    def joined_scaled(self, states: Tensor) -> Tensor:
+        result: Tensor = self.fc(states)
         return result
 
-    def layer(self, token_ids: Tensor, state: Tensor, positions: Tensor, seen: Seen) -> Tensor:
-        embedding = self._normed(self.embedding[token_ids].float(), self.embedding_norm)
-        both = torch.cat([embedding, self._normed(state, self.state_norm)], dim=-1)
-        qkv = self.qkv(both).float().unflatten(-1, (-1, self.head_dim))
-        q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+    def layer(
+        self,
+        token_ids: Tensor,
+        state: Tensor,
+        positions: Tensor,
+        seen: Seen,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """`wanted`: the rows that more than keys and values are made of; None: all."""
+        both = self.inputs(token_ids, state)
+        q, k, v = (
+            one(both).float().unflatten(-1, (-1, self.head_dim)) for one in (self.q, self.k, self.v)
+        )
         q, k = (self._turned(one, positions) for one in (q, k))
-        x = state + self.attention_out(seen.attend(q, k, v).flatten(1))
+        attended = seen.attend(q, k, v).flatten(1)
+        if wanted is not None:
+            attended, state = attended[wanted], state[wanted]
+        x = state + self.attention_out(attended)
         gate, up = self.gate_up(self._normed(x, self.mlp_norm)).chunk(2, dim=-1)
         return torch.add(x, self.down(functional.silu(gate) * up))
 
+    def inputs(self, token_ids: Tensor, state: Tensor) -> Tensor:
+        embedding = self._normed(self.embedding[token_ids].float(), self.embedding_norm)
+        return torch.cat([embedding, self._normed(state, self.state_norm)], dim=-1)
+
+    def last(self, state: Tensor) -> Tensor:
+        """What logits are made of."""
+        return self._normed(state, self.norm)
+
     def logits(self, state: Tensor) -> Tensor:
-        result: Tensor = self.output(self._normed(state, self.norm))
+        result: Tensor = self.output(self.last(state))
         return result
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -140,13 +184,14 @@ class Rows(NamedTuple):
     firsts: list[int]  # its first anchor
 
     @classmethod
-    def of(cls, batch: Sequence[Example]) -> Rows:
+    def of(cls, batch: Sequence[Example], size: int) -> Rows:
+        """`size`: of what the head sees of the states."""
         lengths = [len(one.states) for one in batch]
         positions = torch.cat([torch.arange(length) for length in lengths])
         firsts = torch.tensor([one.first for one in batch])
         is_anchor = positions >= firsts.repeat_interleave(torch.tensor(lengths))
         return cls(
-            torch.cat([one.states.float() for one in batch]),
+            torch.cat([one.states[:, :size].float() for one in batch]),
             [one.token_ids for one in batch],
             positions,
             is_anchor.nonzero()[:, 0],
@@ -219,16 +264,13 @@ class Seen:
 # -- examples -------------------------------------------------------------------------------------
 
 
-def example_of(states: ModelStates, answer: Answer, columns: NDArray[np.int64]) -> Example:
-    """`columns`: of the head's logits, by token; NO_TARGET where it has none."""
-    kept, likeliest = states.layers(answer, LIKELIEST)
-    own = columns[likeliest.token_ids]
+def example_of(states: ModelStates, answer: Answer) -> Example:
+    start = max(0, answer.num_prompt_tokens - 1 - PROMPT_TAIL)
+    kept = states.layers(answer)[start:]
     return Example(
         torch.from_numpy(np.clip(kept, -_F16_MAX, _F16_MAX).astype(np.float16)),
-        torch.tensor(answer.token_ids),
-        answer.num_prompt_tokens - 1,
-        torch.from_numpy(np.maximum(own, 0)),
-        torch.from_numpy(np.where(own == NO_TARGET, np.float32(0), likeliest.shares)),
+        torch.tensor(answer.token_ids[start:]),
+        answer.num_prompt_tokens - 1 - start,
     )
 
 
@@ -248,7 +290,7 @@ def head_config(states: ModelStates, num_tokens: int) -> dict[str, Any]:
         "intermediate_size": model.intermediate_size,
         "num_hidden_layers": 1,
         "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads,
+        "num_key_value_heads": model.num_heads,  # each with values of its own: one layer has to do
         "head_dim": model.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": model.max_position_embeddings,
@@ -257,33 +299,74 @@ def head_config(states: ModelStates, num_tokens: int) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "draft_vocab_size": num_tokens,
         "tie_word_embeddings": False,
-        "eagle_aux_hidden_state_layer_ids": list(kept_layers(count)),
+        "eagle_aux_hidden_state_layer_ids": list(kept_layers(count)[:-1]),
     }
 
 
 def kept_layers(num_layers: int) -> tuple[int, ...]:
-    """As the paper's code has them, where there are layers enough."""
-    usual = (2, num_layers // 2, num_layers - 3)
-    return usual if num_layers > 5 else tuple(range(1, num_layers + 1))[-3:]
+    """The head's three, and all: what it is to guess."""
+    seen = (2, num_layers // 2, num_layers - 1) if num_layers > 5 else range(1, num_layers + 1)[-3:]
+    return (*seen, num_layers)
 
 
 def make_head(
     config: dict[str, Any],
     states: ModelStates,
     token_ids: NDArray[np.int64],
-    scales: Sequence[float],
-) -> Eagle3Head:
-    """It begins near the model: with its output matrix and norm, and the deepest of its states."""
+    examples: Sequence[Example],
+) -> tuple[Eagle3Head, Teacher]:
+    """It begins near the model, by two linear equations: of the state behind all layers from those
+    that it sees, and of the next position's from that and the token between them.
+
+    The second goes through attention that begins with each position seeing itself.
+    """
     model = states.config
-    embedding = states.read("model.embed_tokens.weight", model.vocab_size, model.hidden_size)
-    head = Eagle3Head(config, embedding, scales, len(token_ids))
     size = model.hidden_size
+    scales = scales_of(examples[:SOLVED_FROM], len(kept_layers(model.num_layers)))
+    embedding = states.read("model.embed_tokens.weight", model.vocab_size, size)
+    head = Eagle3Head(config, embedding, scales[:-1], len(token_ids))
+    norm = torch.from_numpy(states.read("model.norm.weight", size))
+    output = torch.from_numpy(states.output_rows(token_ids))
     with torch.no_grad():
-        head.fc.weight.zero_()
-        head.fc.weight[:, -size:] = torch.eye(size)
-        head.output.weight.copy_(torch.from_numpy(states.output_rows(token_ids)))
-        head.norm.copy_(torch.from_numpy(states.read("model.norm.weight", size)))
-    return head
+        head.output.weight.copy_(output)
+        head.norm.copy_(norm)
+        nn.init.zeros_(head.down.weight)
+        _solve(head, examples[:SOLVED_FROM], scales[-1])
+    return head, Teacher(norm, output.bfloat16(), head.eps)
+
+
+def _solve(head: Eagle3Head, examples: Sequence[Example], unit: float) -> None:
+    size = len(head.norm)
+    seen = torch.cat([one.states[one.first : -1, :-size] for one in examples]).float() * head.scales
+    here = torch.cat([one.states[one.first : -1, -size:] for one in examples]).float() * unit
+    there = torch.cat([one.states[one.first + 1 :, -size:] for one in examples]).float() * unit
+    token_ids = torch.cat([one.token_ids[one.first + 1 : -1] for one in examples])
+    head.fc.weight.copy_(_solved(seen, here))
+    state = head.joined_scaled(seen)
+    inputs = head.inputs(token_ids, state)
+    # The difference to the next state, through as many numbers as the values have.
+    left, factors, right = torch.linalg.svd(_solved(inputs, there - state))
+    count = min(size, len(head.v.weight))
+    roots = factors[:count].sqrt()
+    nn.init.zeros_(head.v.weight)
+    nn.init.zeros_(head.attention_out.weight)
+    head.v.weight[:count] = roots[:, None] * right[:count]
+    head.attention_out.weight[:, :count] = left[:, :count] * roots
+    # Queries and keys that are alike at all positions: only the turn between them counts.
+    common = inputs.mean(dim=0)
+    common[:size] = 0
+    reach = (FOCUS * head.head_dim**0.5) ** 0.5 / common.square().sum()
+    for weight in (head.q.weight, head.k.weight):
+        for pair in range(min(FAST_PAIRS, head.head_dim // 2)):
+            weight[pair :: head.head_dim] = common * reach
+
+
+def _solved(inputs: Tensor, outputs: Tensor) -> Tensor:
+    """The linear layer from these to those."""
+    squares = inputs.T @ inputs
+    squares += RIDGE * squares.diagonal().mean() * torch.eye(len(squares))
+    result: Tensor = torch.linalg.solve(squares, inputs.T @ outputs).T
+    return result
 
 
 def scales_of(examples: Sequence[Example], count: int) -> list[float]:
@@ -302,66 +385,102 @@ def scales_of(examples: Sequence[Example], count: int) -> list[float]:
 
 
 def fit(
-    head: Eagle3Head, examples: Sequence[Example], columns: NDArray[np.int64], *,
-    depth: int, epochs: int, batch: int, rate: float, seed: int,
+    head: Eagle3Head, teacher: Teacher, examples: Sequence[Example], columns: NDArray[np.int64], *,
+    depth: int, epochs: int, batch: int, rate: float, seed: int, seconds: float = math.inf,
 ) -> None:  # fmt: skip
-    """`batch`: answers in a step."""
+    """`batch`: answers in a step. The first half of it learns the first pass alone: what a later
+    one sees is of use only when that is good. `seconds`: it ends then, if that is before `epochs`
+    are over."""
     columns_of = torch.from_numpy(columns)
     num_steps = epochs * -(-len(examples) // batch)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, rate, total_steps=num_steps + 1, pct_start=0.1
-    )
+    optimizers = _optimizers(head, rate)
     generator = torch.Generator().manual_seed(seed)
     started = time.perf_counter()
-    for epoch in range(epochs):
-        total = 0.0
-        order = torch.randperm(len(examples), generator=generator).tolist()
-        for step, first in enumerate(range(0, len(order), batch), 1):
-            chosen = [examples[index] for index in order[first : first + batch]]
-            loss = loss_of(head, chosen, columns_of, depth)
+    order: list[int] = []
+    mean, done = math.nan, 0.0
+    for step in range(num_steps):
+        if len(order) < batch:
+            order += torch.randperm(len(examples), generator=generator).tolist()
+        chosen, order = [examples[index] for index in order[:batch]], order[batch:]
+        passed = time.perf_counter() - started
+        done = max(step / num_steps, passed / seconds)
+        if done >= 1:
+            break
+        share = min(1.0, (step + 1) / WARM_UP_STEPS) * (1 - done)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["full_rate"] * share
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        loss = loss_of(head, teacher, chosen, columns_of, 1 if done < 0.5 else depth)
+        loss[0].backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        for optimizer in optimizers:
             optimizer.step()
-            schedule.step()
-            total += float(loss.detach())
-            if step % 20 == 0 or first + batch >= len(order):
-                say(f"epoch {epoch + 1}, step {step}: mean loss {total / step:.3f}, "
-                    f"{time.perf_counter() - started:.0f} s")  # fmt: skip
+        now = float(loss[1])
+        mean = now if step == 0 else mean + (now - mean) / min(20, step + 1)
+        if step % 20 == 19 or step == num_steps - 1:
+            say(f"step {step + 1} of {num_steps}: right {mean:.1%}, {passed:.0f} s")
 
 
-def loss_of(head: Eagle3Head, batch: Sequence[Example], columns: Tensor, depth: int) -> Tensor:
-    """Of the token that was written at each place, and of the model's distribution there."""
-    loss = torch.zeros(())
+def _optimizers(head: Eagle3Head, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between states; it needs far fewer answers than AdamW alone."""
+    matrices = [
+        one.weight
+        for one in (head.fc, head.q, head.k, head.v, head.attention_out, head.gate_up, head.down)
+    ]
+    chosen = {id(one) for one in matrices}
+    rest = [one for one in head.parameters() if id(one) not in chosen]
+    found = [
+        torch.optim.Muon(matrices, rate, weight_decay=0.01, ns_steps=4,
+                         adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, OUTPUT_RATE * rate, weight_decay=0.0, betas=(0.9, 0.95)),
+    ]  # fmt: skip
+    for optimizer in found:
+        for group in optimizer.param_groups:
+            group["full_rate"] = group["lr"]
+    return found
+
+
+def loss_of(
+    head: Eagle3Head, teacher: Teacher, batch: Sequence[Example], columns: Tensor, depth: int
+) -> tuple[Tensor, float]:
+    """Of the model's distribution at each place, of the token that was written there, and of the
+    state itself; and how often the first pass's best token is the one that was written."""
+    loss, right = torch.zeros(()), 0.0
+    size = len(teacher.norm)
     with torch.autocast("cpu", torch.bfloat16):
-        for number, logits in enumerate(head.passes(batch, depth)):
-            rows, wanted, likeliest, shares = _targets(batch, columns, number)
-            logs = logits[rows].float().log_softmax(dim=-1)
-            known = (wanted != NO_TARGET).nonzero()[:, 0]
-            written = -logs[known, wanted[known]].sum()
-            whole = -(logs.gather(1, likeliest) * shares).sum()
-            mean = (WRITTEN * written + (1 - WRITTEN) * whole) / max(1, len(rows))
-            loss = loss + DECAY**number * mean
-    return loss
+        known = teacher.normed(
+            torch.cat([one.states[one.first :, -size:].float() for one in batch])
+        )
+        shares = functional.linear(known, teacher.output).float().softmax(dim=-1)
+        for number, state in enumerate(head.passes(batch, depth)):
+            rows, wanted = _targets(batch, columns, number)
+            behind = rows + 1 + number  # the place whose state and token it guesses
+            last = head.last(state[rows])
+            logits = head.output(last).float()
+            logs = logits.log_softmax(dim=-1)
+            is_known = wanted != NO_TARGET
+            written = logs.gather(1, wanted.clamp(min=0)[:, None])[:, 0] * is_known
+            whole = torch.linalg.vecdot(logs, shares[behind])
+            far = (last - known[behind]).square().sum(-1) / known[behind].square().sum(-1)
+            each = CLOSENESS * far - WRITTEN * written - (1 - WRITTEN) * whole
+            loss = loss + DECAY**number * each.mean()
+            if number == 0:
+                right = float((logits.argmax(-1) == wanted).float().mean())
+    return loss, right
 
 
-def _targets(
-    batch: Sequence[Example], columns: Tensor, number: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows of a pass's logits whose token was written, its column, and the likeliest ones'."""
-    rows, wanted, likeliest, shares = [], [], [], []
+def _targets(batch: Sequence[Example], columns: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Anchors behind which a pass guesses a token that was written, and that token's column."""
+    rows, wanted = [], []
     start = 0
     for one in batch:
-        count = len(one.states) - one.first
         # Anchor i stands before token i + 1 of the answer; its pass k is of token i + 1 + k.
-        left = max(0, count - 1 - number)
+        left = max(0, one.num_anchors - 1 - number)
         rows.append(torch.arange(start, start + left))
         wanted.append(columns[one.token_ids[one.first + 2 + number :][:left]])
-        likeliest.append(one.likeliest[1 + number :][:left])
-        shares.append(one.shares[1 + number :][:left])
-        start += count
-    return torch.cat(rows), torch.cat(wanted), torch.cat(likeliest), torch.cat(shares)
+        start += one.num_anchors
+    return torch.cat(rows), torch.cat(wanted)
 
 
 def score(
@@ -371,10 +490,10 @@ def score(
     columns_of, right = torch.from_numpy(columns), []
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         for one in examples:
-            found = np.zeros((depth, len(one.states) - one.first), bool)
-            for number, logits in enumerate(head.passes([one], depth)):
-                rows, wanted, *_ = _targets([one], columns_of, number)
-                found[number, : len(rows)] = (logits[rows].argmax(-1) == wanted).numpy()
+            found = np.zeros((depth, one.num_anchors), bool)
+            for number, state in enumerate(head.passes([one], depth)):
+                rows, wanted = _targets([one], columns_of, number)
+                found[number, : len(rows)] = (head.logits(state[rows]).argmax(-1) == wanted).numpy()
             right.append(found)
     return Score.of(np.concatenate(right, axis=1))
 
@@ -383,17 +502,15 @@ def write_head(
     folder: Path, head: Eagle3Head, config: dict[str, Any], token_ids: NDArray[np.int64]
 ) -> None:
     """As such heads are published."""
-    sizes = [head.num_heads, head.num_kv_heads, head.num_kv_heads]
-    q, k, v = torch.split(head.qkv.weight, [size * head.head_dim for size in sizes])
     gate, up = head.gate_up.weight.chunk(2)
     own = {
         "fc.weight": head.fc.weight * head.scales,
         "midlayer.input_layernorm.weight": head.embedding_norm,
         "midlayer.hidden_norm.weight": head.state_norm,
         "midlayer.post_attention_layernorm.weight": head.mlp_norm,
-        "midlayer.self_attn.q_proj.weight": q,
-        "midlayer.self_attn.k_proj.weight": k,
-        "midlayer.self_attn.v_proj.weight": v,
+        "midlayer.self_attn.q_proj.weight": head.q.weight,
+        "midlayer.self_attn.k_proj.weight": head.k.weight,
+        "midlayer.self_attn.v_proj.weight": head.v.weight,
         "midlayer.self_attn.o_proj.weight": head.attention_out.weight,
         "midlayer.mlp.gate_proj.weight": gate,
         "midlayer.mlp.up_proj.weight": up,

@@ -45,7 +45,7 @@ class OctavoServer:
     def __init__(self, args: argparse.Namespace, speculation: dict[str, Any] | None) -> None:
         self.llm = LLM(
             args.model, max_model_len=MAX_LEN, kv_cache_memory_bytes=KV_BYTES,
-            num_threads=args.threads, speculative_config=speculation,
+            num_threads=args.threads, quantization=args.weights, speculative_config=speculation,
         )  # fmt: skip
         engine = self.llm._engine
         assert isinstance(engine, Engine)
@@ -127,6 +127,7 @@ def cells_of(method: str, args: argparse.Namespace) -> Iterator[Cell]:
         {
             "model": args.model,
             "draft_tokens": args.draft_tokens,
+            "weights": args.weights,
             "quantization": args.quantization,
             "requests": args.requests,
             "max_tokens": args.max_tokens,

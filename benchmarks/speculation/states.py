@@ -1,10 +1,9 @@
-"""What a served model would have computed behind each token: of its own weights, in its own
-arithmetic."""
+"""What a served model would have computed behind each token, of its own weights."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,13 +29,6 @@ if TYPE_CHECKING:
     from benchmarks.speculation.answers import Answer
 
 
-class Likeliest(NamedTuple):
-    """Of each token that the model wrote, the ones it was most likely to write."""
-
-    token_ids: NDArray[np.int64]  # [N, K]
-    shares: NDArray[np.float32]
-
-
 class ModelStates:
     """A model, and what of its states is kept: the last ones, normed, or those behind so many
     layers side by side."""
@@ -47,6 +39,7 @@ class ModelStates:
         *,
         kept_layers: Callable[[int], Sequence[int]] | None = None,
         num_threads: int | None = None,
+        activation_bits: int = 16,
     ) -> None:
         """`kept_layers`: behind which layers, of so many."""
         settings = EngineConfig(model=model, device="cpu")
@@ -60,6 +53,7 @@ class ModelStates:
             self.checkpoint,
             max_model_len=MAX_LEN,
             num_threads=num_threads,
+            activation_bits=activation_bits,
             heads=None if kept else _no_heads(self.config),
             draft_head=_no_draft_head(self.config, kept) if kept else None,
         )
@@ -74,15 +68,13 @@ class ModelStates:
         logits = self._run(answer)
         return self._backend.hidden_rows(np.arange(len(logits), dtype=np.int32))
 
-    def layers(self, answer: Answer, count: int) -> tuple[NDArray[np.float32], Likeliest]:
-        """The kept states of all tokens but the last, and the likeliest `count` tokens at each
-        place of the answer."""
-        likeliest = likeliest_of(self._run(answer), count)
-        tokens = np.arange(len(answer.token_ids) - 1, dtype=np.int32)
-        return self._backend.token_states(tokens), likeliest
+    def layers(self, answer: Answer) -> NDArray[np.float32]:
+        """The kept states of all tokens but the last."""
+        self._run(answer, all_logits=False)
+        return self._backend.token_states(np.arange(len(answer.token_ids) - 1, dtype=np.int32))
 
-    def _run(self, answer: Answer) -> NDArray[np.float32]:
-        """Logits at the places where the model wrote."""
+    def _run(self, answer: Answer, *, all_logits: bool = True) -> NDArray[np.float32]:
+        """Logits at the places where the model wrote; or of the last one."""
         count = len(answer.token_ids) - 1
         positions = np.arange(count, dtype=np.int32)
         first = np.arange(self._num_groups, dtype=np.int32) * (MAX_LEN // BLOCK_SIZE)
@@ -95,7 +87,7 @@ class ModelStates:
             seq_lens=np.array([count], np.int32),
             rows=np.zeros(1, np.int32),
             block_tables=(first[:, None] + blocks)[:, None],
-            logit_rows=positions[answer.num_prompt_tokens - 1 :],
+            logit_rows=positions[answer.num_prompt_tokens - 1 if all_logits else -1 :],
             copies=np.zeros((0, 3), np.int32),
         )
         return self._backend.logits(step)
@@ -113,15 +105,6 @@ class ModelStates:
 
     def close(self) -> None:
         self._backend.close()
-
-
-def likeliest_of(logits: NDArray[np.float32], count: int) -> Likeliest:
-    """Shares are of all tokens, so those of the likeliest add up to less than one."""
-    token_ids = np.argpartition(logits, -count, axis=1)[:, -count:].astype(np.int64)
-    top = logits.max(axis=1, keepdims=True)
-    whole = np.exp(logits - top).sum(axis=1, keepdims=True)
-    shares = np.exp(np.take_along_axis(logits, token_ids, axis=1) - top) / whole
-    return Likeliest(token_ids, shares.astype(np.float32))
 
 
 def _no_heads(config: ModelConfig) -> HeadsPart:

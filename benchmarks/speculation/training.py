@@ -32,7 +32,7 @@ def train(args: argparse.Namespace) -> Score:
     file = args.answers if args.answers is not None else args.folder / "answers.jsonl"
     answers = write_answers(
         args.model, file, args.count, questions=args.questions, max_tokens=args.max_tokens,
-        seed=args.seed, num_threads=args.threads,
+        seed=args.seed, num_threads=args.threads, activation_bits=args.activation_bits,
     )  # fmt: skip
     count = sum(len(answer.token_ids) - answer.num_prompt_tokens for answer in answers)
     say(f"{len(answers)} answers, {count} tokens")
@@ -51,7 +51,7 @@ def columns_of(token_ids: NDArray[np.int64], vocab_size: int) -> NDArray[np.int6
 
 
 def _train_medusa(args: argparse.Namespace, answers: Sequence[Answer]) -> Score:
-    states = ModelStates(args.model, num_threads=args.threads)
+    states = ModelStates(args.model, num_threads=args.threads, activation_bits=args.activation_bits)
     vocab_size = states.config.vocab_size
     token_ids = common_tokens(answers, args.tokens, vocab_size)
     columns = np.append(columns_of(token_ids, vocab_size), NO_TARGET)  # the last is of NO_TARGET
@@ -68,22 +68,24 @@ def _train_medusa(args: argparse.Namespace, answers: Sequence[Answer]) -> Score:
 
 
 def _train_eagle3(args: argparse.Namespace, answers: Sequence[Answer]) -> Score:
-    states = ModelStates(args.model, kept_layers=eagle3.kept_layers, num_threads=args.threads)
+    states = ModelStates(
+        args.model, kept_layers=eagle3.kept_layers, num_threads=args.threads,
+        activation_bits=args.activation_bits,
+    )  # fmt: skip
     vocab_size = states.config.vocab_size
     token_ids = common_tokens(answers, args.tokens, vocab_size)
     columns = columns_of(token_ids, vocab_size)
     config = eagle3.head_config(states, len(token_ids))
     started = time.perf_counter()
     to_fit, to_score = (
-        [eagle3.example_of(states, answer, columns) for answer in some]
-        for some in split_answers(answers)
+        [eagle3.example_of(states, answer) for answer in some] for some in split_answers(answers)
     )
     say(f"{sum(len(one.states) for one in to_fit)} positions, "
         f"{time.perf_counter() - started:.0f} s")  # fmt: skip
-    scales = eagle3.scales_of(to_fit[:64], len(config["eagle_aux_hidden_state_layer_ids"]))
-    head = eagle3.make_head(config, states, token_ids, scales)
+    head, teacher = eagle3.make_head(config, states, token_ids, to_fit)
     states.close()
-    eagle3.fit(head, to_fit, columns, depth=args.depth, epochs=args.epochs, batch=args.batch,
-               rate=args.rate, seed=args.seed)  # fmt: skip
+    eagle3.fit(head, teacher, to_fit, columns, depth=args.depth, epochs=args.epochs,
+               batch=args.batch, rate=args.rate, seed=args.seed,
+               seconds=60 * args.minutes)  # fmt: skip
     eagle3.write_head(args.folder, head, config, token_ids)
     return eagle3.score(head, to_score, columns, args.depth)

@@ -31,3 +31,6 @@ class AnswerGuesser:
             token if self._rng.random() < self.rate else (token + 1) % 256
             for token in self._answer[done : done + count]
         ]
+
+    def rates(self, count: int, /) -> list[float]:
+        return [self.rate] * count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,7 @@ from octavo_engine.backends.backend import LaunchesStateDrafts, draft_limits
 from octavo_engine.config import BLOCK_SIZE, MAX_SPECULATION
 from octavo_engine.model_runner.drafter import has_penalties, num_useful
 from octavo_engine.sampling.batch import SAMPLED_OK
+from octavo_engine.state.guesser import level_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +39,7 @@ class _Span(NamedTuple):
     states: tuple[States, ...]  # one behind the other
     num_wanted: int  # tokens to draft behind them
     can_wait: bool = False
+    chance: float = 1.0  # that what was drafted is right
 
     @property
     def num_states(self) -> int:
@@ -77,23 +80,21 @@ class StateDrafter:
             result.draft_passes, result.draft_tokens = 0, sum(span.num_states for span in spans)
             rows = [span.row for span in spans if span.num_wanted]
             if self._launches is None or has_penalties(self._inputs, rows):
-                self._propose(spans, result)
+                self._propose(spans, batch, result)
             else:
                 self._propose_ahead(self._launches, spans, result)
             if self._launches is not None:
                 result.draft_is_usual = self._launches.drafts_are_usual
         result.draft_s = time.perf_counter() - started
 
-    def _propose(self, spans: list[_Span], result: StepResult) -> None:
-        proposed: dict[int, list[int]] = {}
+    def _propose(self, spans: list[_Span], batch: ScheduledBatch, result: StepResult) -> None:
         following: list[_Span] = []
         for some in _passes(spans, self._max_tokens, self._joined):
             result.draft_passes += 1
-            following += self._draft(some, proposed, is_first=True)
+            following += self._draft(some, batch, result, is_first=True)
         while following:
             result.draft_passes += 1
-            following = self._draft(following, proposed, is_first=False)
-        result.proposed = proposed
+            following = self._draft(following, batch, result, is_first=False)
 
     def _propose_ahead(
         self, backend: LaunchesStateDrafts, spans: list[_Span], result: StepResult
@@ -135,11 +136,12 @@ class StateDrafter:
         result.draft_passes += len(under_way)
 
     def _draft(
-        self, spans: list[_Span], proposed: dict[int, list[int]], *, is_first: bool
+        self, spans: list[_Span], batch: ScheduledBatch, result: StepResult, *, is_first: bool
     ) -> list[_Span]:
         """One pass of the head. Returns what is left to do: a position for each span that wants
-        more."""
+        more and is sure enough so far."""
         step, sampling, _ = self._step(spans)
+        sampling.num_logprobs = 0
         states = self._joined([states for span in spans for states in span.states])
         sampled, own = self._backend.draft_from(step, states, sampling, is_first=is_first)
         following = []
@@ -147,9 +149,15 @@ class StateDrafter:
         for index, (span, token, is_ok) in enumerate(_drawn(drafting, sampled)):
             if not is_ok:
                 continue
-            self._note(span, token, proposed)
-            if span.num_wanted > 1:
-                following.append(_behind(span, own[index : index + 1]))
+            self._note(span, token, result.proposed)
+            chance = span.chance
+            if sampled.logprobs is not None:
+                level = level_of(math.exp(sampled.logprobs[index]))
+                result.sureness.setdefault(span.entry, []).append(level)
+                chance *= batch.trust[level] if batch.trust else 1.0
+            if span.num_wanted > 1 and chance > batch.least_chance:
+                behind = _behind(span, own[index : index + 1])
+                following.append(behind._replace(chance=chance))
         return following
 
     def _step(self, spans: list[_Span]) -> tuple[BackendStep, SamplingBatch, Ints]:

@@ -34,6 +34,9 @@ class NgramGuesser:
         self._length = 0  # tokens taken in
         self._guess: list[int] = []  # of what follows them
 
+    def rates(self, count: int) -> list[float]:
+        return [self.rate] * count
+
     def guess(self, tokens: list[int]) -> list[int]:
         """What could follow; empty if nothing like it was seen. Tokens may only be added between
         calls. Hot path: once a step and sequence."""

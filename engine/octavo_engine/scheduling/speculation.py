@@ -40,19 +40,19 @@ class SpeculationGain:
         self.num_tokens = num_tokens
         self.row_s = row_s
 
-    def take(self, rate: float, limit: int) -> int:
-        """How many guesses to verify for a sequence whose guesses are right so often. While no
-        step's time is known: all."""
+    def take(self, rates: list[float]) -> int:
+        """How many guesses to verify for a sequence whose guesses are right so often, each if those
+        before it are. While no step's time is known: all."""
         if self.step_s == 0.0:
-            return limit
-        chance = rate  # that this guess and all before it are right
-        for count in range(limit):
+            return len(rates)
+        chance = 1.0  # that this guess and all before it are right
+        for count, rate in enumerate(rates):
+            chance *= rate
             if chance * self.step_s <= self.row_s * self.num_tokens:
                 return count
             self.step_s += self.row_s
             self.num_tokens += chance
-            chance *= rate
-        return limit
+        return len(rates)
 
 
 class Speculation:
@@ -101,14 +101,16 @@ class Speculation:
             if guesser is None:
                 guesser = sequence.guesser = self._make_guesser(sequence)
             # Guesses that would not pay are still compared with what comes, but a few at a time:
-            # that is enough to notice when guesses begin to be right.
-            if guesser.rate <= least_rate and len(sequence.token_ids) % REST:
+            # that is enough to notice when guesses begin to be right. Proposals are there anyway.
+            rests = self._drafting is None and guesser.rate <= least_rate
+            if rests and len(sequence.token_ids) % REST:
                 continue
             guess = guesser.guess(sequence.token_ids)
             if not guess:
                 continue
             most = min(_most(sequence), max_tokens)
-            drafts = guess[: bargain.take(guesser.rate, min(len(guess), most))] if most > 0 else []
+            rates = guesser.rates(min(len(guess), most)) if most > 0 else []
+            drafts = guess[: bargain.take(rates)]
             if not drafts:
                 continue
             drafts = _without_ends(sequence, drafts)
@@ -138,6 +140,7 @@ class Speculation:
             row_s=step_time.row_s(),
         )
         batch.num_proposed = count
+        batch.least_chance, batch.trust = self._drafting.least_chance, self._drafting.trust
         needs_blocks = count > 0 and self._has_draft_layers
         for index, sequence in enumerate(batch.sequences if needs_blocks else ()):
             is_decode = batch.counts[index] == 1 or index in batch.drafts

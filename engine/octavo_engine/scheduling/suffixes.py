@@ -117,6 +117,9 @@ class SuffixGuesser:
         self._length = 0
         self._guess: list[int] = []  # of what follows so many tokens
 
+    def rates(self, count: int) -> list[float]:
+        return [self.rate] * count
+
     def guess(self, tokens: list[int]) -> list[int]:
         """What could follow; empty if nothing like it was met. Hot path: once a step and
         sequence."""

@@ -88,7 +88,9 @@ class ScheduledBatch:
     # Entries of one token that the step before, still under way, is sampling: only the device will
     # have it in time.
     awaited: list[int] = field(default_factory=list)
-    num_proposed: int = 0  # tokens to propose behind each that is sampled
+    num_proposed: int = 0  # tokens to propose behind each that is sampled, at most: as long as
+    least_chance: float = 0.0  # the chance that all of them are right is above this,
+    trust: tuple[float, ...] = ()  # by how often those of each level of sureness are; empty: all
     state_loads: list[tuple[int, int]] = field(default_factory=list)  # source slot, row
     state_saves: list[StateSave] = field(default_factory=list)
     # The picture that is encoded before the step is computed; there may be nothing else to compute.

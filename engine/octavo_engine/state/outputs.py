@@ -42,7 +42,8 @@ class StepResult:
     encode_s: float = 0.0  # that the picture of the step took, or some of its parts
     encode_error: str | None = None  # the name of what went wrong with it
     deferred: list[int] = field(default_factory=list)  # entries whose mask was late: not sampled
-    proposed: dict[int, list[int]] = field(default_factory=dict)  # by entry: what may come next
+    proposed: dict[int, list[int]] = field(default_factory=dict)  # by entry: what may come next,
+    sureness: dict[int, list[int]] = field(default_factory=dict)  # and its levels, where known
     draft_passes: int = 0  # of a draft model, or heads that were computed, which took
     draft_tokens: int = 0  # in the first of them
     draft_s: float = 0.0  # so many seconds

@@ -24,6 +24,7 @@ from octavo_engine.core import build, kv_tiers
 from octavo_engine.core.identity import identify
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.kv.states import StateSnapshots
+from octavo_engine.model_runner import state_drafter
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.weights.source import resolve_model
 from tests.engine.core.test_speculation import make_engine, random_wishes, run
@@ -143,6 +144,9 @@ class Seen:
         speculation = self.engine.scheduler._speculation
         assert speculation is not None
         self.speculation = speculation
+        assert speculation._drafting is not None
+        # Whether it pays depends on this machine's pace.
+        speculation._drafting.count = lambda **_: 3  # type: ignore[method-assign]
         take = speculation.take_proposals
 
         def noting(batch: Any, result: Any) -> None:
@@ -180,6 +184,40 @@ def test_proposals_are_those_of_the_papers(make: Any, name: str) -> None:
     run(seen.engine, greedy(), random.Random(1))
     seen.engine.close()
     seen.check(head)
+
+
+def test_no_pass_follows_a_token_that_is_not_likely_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each proposal goes on while the product of its tokens' rates is above the least chance."""
+    head = HEADS["eagle3"]()
+    seen = Seen(exact(head), head)
+    plan, found = seen.speculation.plan_proposals, []
+    # A random head is never sure: levels of many kinds, all the same.
+    monkeypatch.setattr(state_drafter, "level_of", lambda chance: int(chance * 1e4) % 8)
+    trust = (0.1, 0.1, 0.3, 0.3, 0.9, 0.9, 0.9, 0.9)
+
+    def planning(batch: Any, *args: Any) -> None:
+        plan(batch, *args)
+        batch.num_proposed, batch.least_chance, batch.trust = 3, 0.2, trust
+
+    take = seen.speculation.take_proposals
+
+    def noting(batch: Any, result: Any) -> None:
+        take(batch, result)
+        found.extend((result.sureness[entry], len(own)) for entry, own in result.proposed.items())
+
+    monkeypatch.setattr(seen.speculation, "plan_proposals", planning)
+    monkeypatch.setattr(seen.speculation, "take_proposals", noting)
+    run(seen.engine, greedy(), random.Random(1))
+    seen.engine.close()
+    assert len(found) > 30 and {count for _, count in found} == {1, 2, 3}
+    for levels, count in found:
+        assert len(levels) == count
+        chance = 1.0
+        for level in levels[:-1]:
+            chance *= trust[level]
+            assert chance > 0.2
 
 
 @pytest.mark.slow

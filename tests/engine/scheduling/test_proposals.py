@@ -89,3 +89,47 @@ def test_new_sequences_begin_with_the_rate_of_those_before() -> None:
         guesser.propose(4, [sequence.token_ids[4], 400])
         gain.take(ScheduledBatch(sequences=[sequence], samples=[True]), StepResult([1]))
     assert gain.rate > 0.95 and gain.guesser().rate == gain.rate
+
+
+def trusting(right: dict[int, list[bool]], *, pass_s: float = 0.001) -> DraftGain:
+    """Where proposals of some levels of sureness were so often right."""
+    gain = observed(pass_s)
+    for _ in range(400):
+        sequence = make_sequence(5)
+        for level, outcomes in right.items():
+            for is_right in outcomes:
+                guesser = sequence.guesser = gain.guesser()
+                token = sequence.token_ids[4] + (not is_right)
+                guesser.propose(4, [token], [level])
+                gain.take(ScheduledBatch(sequences=[sequence], samples=[True]), StepResult([1]))
+    return gain
+
+
+def test_a_head_that_is_seldom_right_pays_where_it_knows_when() -> None:
+    """One in four is right; a pass costs a tenth of a step, a row a third."""
+    knowing = trusting({7: [True], 0: [False] * 3})
+    assert best(knowing, 0.25, row_s=0.0033) == 4
+    assert 0.05 < knowing.least_chance < 0.8
+    assert knowing.trust[7] > 0.95 and knowing.trust[0] < 0.05
+    unknowing = trusting({3: [True, False, False, False]})
+    assert best(unknowing, 0.25, row_s=0.0033) == 0
+    assert unknowing.least_chance == 1.0
+
+
+def test_passes_are_made_as_long_as_what_they_follow_is_likely() -> None:
+    """The cheaper a pass, the less likely need it be that it is of use."""
+    bars = []
+    for pass_s in (0.0001, 0.0005, 0.002):
+        gain = trusting({6: [True, True, False], 1: [True, False, False]}, pass_s=pass_s)
+        assert best(gain, 0.5, row_s=0.0005) == 4
+        bars.append(gain.least_chance)
+    assert bars == sorted(bars) and bars[0] < 0.1 < bars[2]
+
+
+def test_a_proposal_has_the_rates_of_its_levels() -> None:
+    gain = trusting({7: [True], 0: [False]})
+    guesser = gain.guesser()
+    guesser.propose(3, [7, 8, 9], [7, 0, 7])
+    assert guesser.rates(2) == [gain.trust[7], gain.trust[0]]
+    guesser.propose(3, [7, 8, 9])
+    assert guesser.rates(3) == [guesser.rate] * 3, "nobody knows how sure they are"

@@ -64,7 +64,7 @@ def test_as_many_guesses_are_taken_as_make_tokens_come_fastest(seed: int) -> Non
         step_s, row_s = rng.uniform(0.001, 0.1), rng.uniform(0.0, 0.01)
         num_tokens, rate, limit = rng.randint(1, 64), rng.random(), rng.randint(0, 8)
         bargain = SpeculationGain(step_s=step_s, num_tokens=num_tokens, row_s=row_s)
-        count = bargain.take(rate, limit)
+        count = bargain.take([rate] * limit)
         speeds = [throughput(step_s, row_s, num_tokens, rate, n) for n in range(limit + 1)]
         assert speeds[count] == pytest.approx(max(speeds), rel=1e-9)
         expected = num_tokens + sum(rate ** (i + 1) for i in range(count))
@@ -77,10 +77,23 @@ def test_one_stream_is_guessed_ahead_and_a_full_batch_is_not() -> None:
 
     def counts(num_decodes: int, rate: float) -> int:
         step_s = 0.0124 + 0.0016 * num_decodes
-        return SpeculationGain(step_s=step_s, num_tokens=num_decodes, row_s=0.0016).take(rate, 4)
+        bargain = SpeculationGain(step_s=step_s, num_tokens=num_decodes, row_s=0.0016)
+        return bargain.take([rate] * 4)
 
     assert [counts(1, rate) for rate in (0.05, 0.3, 0.6, 0.95)] == [0, 1, 3, 4]
     assert [counts(32, rate) for rate in (0.05, 0.3, 0.6, 0.75, 0.95)] == [0, 0, 0, 0, 4]
+
+
+def test_guesses_are_taken_as_far_as_they_are_likely_enough() -> None:
+    """A row costs a fifth of a step: the third is right four times in five, if the second is."""
+
+    def count(*rates: float) -> int:
+        bargain = SpeculationGain(step_s=0.010, num_tokens=1, row_s=0.002)
+        return bargain.take(list(rates))
+
+    assert count(0.9, 0.9, 0.8) == 3
+    assert count(0.9, 0.3, 0.8) == 1
+    assert count(0.1, 0.9, 0.9) == 0
 
 
 def test_the_price_of_a_row_is_learned_from_steps_of_different_sizes_and_forgotten() -> None:
