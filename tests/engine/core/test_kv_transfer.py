@@ -400,7 +400,6 @@ def test_real_models_say_the_same_with_blocks_of_another_engine(family, dtype):
 
 
 CASES = [
-    ({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, "kv_connector must be Octavo"),
     ({"kv_connector": "OctavoConnector"}, "needs the fields kv_connector and kv_role"),
     ({"kv_connector": "OctavoConnector", "kv_role": "x"}, "kv_role must be one of kv_producer"),
     ({"kv_ip": "0.0.0.0"}, "kv_ip other than 127.0.0.1 needs secret_file"),
