@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 LEAST_PATIENCE_S = 1.0  # for a read; one that takes much longer than foreseen is given up
 PATIENCE = 4.0  # times what it should have taken
 LEAST_FOLLOW_S = 5.0  # without a further block of a prompt that another engine computes
+TOGETHER_BYTES = 8 << 20  # of copies that are one piece of memory
 FLUSH_S = 10.0  # for what is still to be saved when the engine ends or sleeps
 
 
@@ -83,8 +84,14 @@ class KVTiers:
         self._server: BlockServer | None = None
         self._peers: PeerEngines | None = None
         self._connector: ConnectorStore | None = None
-        copies = DirectCopies(mover) if open_copies is None else open_copies(self.woken)
-        self._copies: BlockCopies = copies
+        copies: BlockCopies
+        if open_copies is None:
+            # Without a host tier they only wait to be written; with one each goes when it must.
+            num_together = max(1, TOGETHER_BYTES // page_bytes) if host is None else 1
+            copies = DirectCopies(mover, num_together=num_together)
+        else:
+            copies = open_copies(self.woken)
+        self._copies = copies
         self._host_meter = TierMeter(latency_s=copies.latency_s, bytes_per_s=copies.bytes_per_s)
         self._saves = BlockSaves(kv.pool, copies, is_stored=self._is_everywhere, store=self._store)
         kv.saves = []
@@ -189,7 +196,7 @@ class KVTiers:
         self._kv.saves = []  # of a step that failed
         self.serve()
         for tier in self.stored:
-            tier.end_trial(self._page_bytes)
+            tier.end_trial(self._page_bytes, self._now, self.woken)
         if self._peers is not None:
             self._peers.settle()
         if not self._fetches:
@@ -363,16 +370,11 @@ class KVTiers:
                 rest = [name for name in rest if name not in found_here]
         if found is not None and rest:
             reads.append(TierRead("peer", found.peer.meter, rest, now))
-        load_s = self._host_meter.seconds(len(pages) * self._page_bytes)
+        load_s = self._host_meter.seconds(len(names) * self._page_bytes)  # all go through there
         load_s += sum(self._seconds(read) for read in reads)
         if not is_worth_loading(load_s=load_s, recompute_s=step_time.prefill_s(num_tokens)):
             self.stats.refused += 1
-            for meter in [read.meter for read in reads] or [self._host_meter]:
-                meter.refused()
-            for read in reads:
-                for tier in self.stored:
-                    if tier.name == read.tier:
-                        tier.begin_trial(read.names, self._page_bytes, self._now, self.woken)
+            self._refuse(reads)
             return False
         patience = max(LEAST_PATIENCE_S, PATIENCE * load_s)
         fetch = TierFetch(sequence, turns, pages, now + patience, patience, reads)
@@ -384,6 +386,17 @@ class KVTiers:
                 if tier.name == read.tier:
                     tier.read(read, self._now, self.woken)
         return True
+
+    def _refuse(self, reads: list[TierRead]) -> None:
+        """Their prices are why something is computed."""
+        by_name = {tier.name: tier for tier in self.stored}
+        if not reads:
+            self._host_meter.refused()
+        for read in reads:
+            if read.tier in by_name:
+                by_name[read.tier].refused(read.names, self._page_bytes, self._now, self.woken)
+            else:
+                read.meter.refused()
 
     def _seconds(self, read: TierRead) -> float:
         """Until it is done. One engine is read from for one sequence after the other."""
