@@ -6,7 +6,7 @@ llama.cpp's cache in host memory.
 
 SmolLM2 in bf16. In each round every server gets a prompt, then others until its KV cache of two
 prompts has lost the first one, then the first one again. What counts is how much sooner its first
-token comes the second time. Servers take turns; the others stand still meanwhile.
+token comes the second time. While one server is measured the others stand still.
 """
 
 from __future__ import annotations
@@ -127,9 +127,7 @@ def main() -> int:
         ]
         standings = start_all(chosen, args.peers, stack, failures)
         for standing in standings:
-            pairs = []
-            for number in range(rounds):
-                pairs.append(play(standing, args.tokens, random.Random(number)))
+            pairs = [play(standing, args.tokens, random.Random(number)) for number in range(rounds)]
             computed = statistics.median(pair[0] for pair in pairs)
             again = statistics.median(pair[1] for pair in pairs)
             print(

@@ -367,7 +367,7 @@ def tiny_backend(family, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "torch"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3"])
 def test_real_models_say_the_same_with_tiers_as_without(tmp_path, family, dtype):
     requests = [
         make_request(
