@@ -7,10 +7,12 @@ Red when: a page is put into another block than was published; a loaded block is
 written; a fetch that is never answered holds its request; spoiled blocks stay in a tier.
 """
 
+import json
 import random
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,9 @@ from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core import kv_tiers
 from octavo_engine.core.build import build_engine
+from octavo_engine.core.make_tiers import make_tiers
 from octavo_engine.errors import ConfigError
+from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.state.retention import KVRetention
 from octavo_engine.tiers.price import is_worth_loading
@@ -31,6 +35,9 @@ from tests.fakes.backend import POISON, FakeBackend
 from tests.fakes.requests import make_prompt, make_request
 
 MIB = 1 / 1024
+CONNECTOR = json.dumps(
+    {"kv_connector": "tests.engine.core.test_kv_connector:MemoryConnector", "kv_role": "kv_both"}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -305,6 +312,16 @@ def test_a_plug_in_device_has_no_tiers():
     config = EngineConfig(device="plugin", max_model_len=64, kv_offloading_size=1.0)
     with pytest.raises(ConfigError, match="not supported by --device plugin yet"):
         build_engine(config, backend=PagedBackend(5000))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kv_offloading_size": 1.0}, {"kv_transfer_config": CONNECTOR}], ids=str
+)
+def test_models_with_recurrent_states_are_refused(settings):
+    config = EngineConfig(device="sim", max_model_len=64, **settings)
+    scheduler: Any = SimpleNamespace(kv=SimpleNamespace(states=StateSnapshots(4, 4)))
+    with pytest.raises(ConfigError, match="not supported for models with recurrent states"):
+        make_tiers(config, PagedBackend(8), scheduler, b"")
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path):
