@@ -23,7 +23,10 @@ class TierMeter:
 
     def __init__(self, *, latency_s: float, bytes_per_s: float) -> None:
         self._assumed = latency_s, 1.0 / bytes_per_s
-        self._forget_all()
+        self._line = self._assumed  # seconds of a read, and of each byte
+        self._sums: tuple[float, ...] = _NOTHING
+        self._num_reads = self._num_refused = 0
+        self._was_outlier = False
 
     def seconds(self, num_bytes: int) -> float:
         """To read so many; nothing takes no time."""
@@ -51,18 +54,12 @@ class TierMeter:
 
     def replace(self, num_bytes: int, seconds: float) -> None:
         """As `observe`, but what was measured before is of no worth."""
-        self._forget_all()
+        self._sums, self._num_reads, self._was_outlier = _NOTHING, 0, False
         self.observe(num_bytes, seconds)
 
     def refused(self) -> None:
         """The estimate was why something was computed instead."""
         self._num_refused += 1
-
-    def _forget_all(self) -> None:
-        self._num_reads = self._num_refused = 0
-        self._was_outlier = False
-        self._sums: tuple[float, ...] = _NOTHING
-        self._line = self._assumed  # seconds of a read, and of each byte
 
     def _assumed_s(self, num_bytes: float) -> float:
         return self._assumed[0] + num_bytes * self._assumed[1]
