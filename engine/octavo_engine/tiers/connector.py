@@ -189,7 +189,7 @@ class KVConnectorBase_V1(ABC):
         """Return when the rows may be overwritten."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose blocks were sent, and those whose asynchronous load has ended; asked
+        """Requests whose blocks were sent, and those whose asynchronous load has ended; called
         again and again while one is under way."""
         return None, None
 

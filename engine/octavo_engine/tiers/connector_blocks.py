@@ -48,7 +48,7 @@ MAX_PENDING_BYTES = 256 << 20  # that wait to be saved; more is not saved
 MAX_SAVED_BYTES = 16 << 20  # at a time; lookups and loads come between
 MAX_KNOWN = 1 << 18  # blocks that were handed over, and those that must not come back
 RETRY_S, MAX_RETRY_S = 1.0, 30.0  # after a failure; doubled with each further one
-AGAIN_S = 0.01  # until it is asked once more what it did not know yet
+AGAIN_S = 0.01  # until the next attempt where a number is not known yet
 POLL_S = 0.001  # while a load goes on
 # What is assumed before anything was read: low, so that no more than a little time can be lost.
 LATENCY_S, BYTES_PER_S = 5e-3, 2e8
