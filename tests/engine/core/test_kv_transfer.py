@@ -275,7 +275,9 @@ def test_prompts_of_one_engine_are_priced_with_those_before_them(monkeypatch):
         second.step()
         assert len(prices) == len(held) == len(tiers._fetches) == 4
         block_s = 6 * backend.kv_bytes_per_block / peer_engine.BYTES_PER_S
-        latency_s = peer_engine.LATENCY_S
+        # What came is copied into the pool.
+        copied_s = tiers._host_meter.seconds(6 * backend.kv_bytes_per_block)
+        latency_s = peer_engine.LATENCY_S + copied_s
         assert prices == pytest.approx([latency_s + (n + 1) * block_s for n in range(4)])
         monkeypatch.undo()
         for args, given in held:
