@@ -1,11 +1,12 @@
 """Time to first token of a long prompt from host memory, from disk and from a store that engines
 share, beside computing it; and what a tier costs where nothing is found in it.
 
-    python -m benchmarks.kv_tiers [--tokens 4000] [--rounds 3] [--pairs 6]
+    python -m benchmarks.kv_tiers [--tokens 4000] [--rounds 3] [--pairs 6] [--only cost]
 
 One engine for each tier; before a prompt comes again its KV cache is emptied. The shared store is a
 folder, read by an engine that did not write it. Answers from a tier must have the text of computed
-ones. The cost is that of two engines in turns, of which one saves all it computes to disk.
+ones. The cost is that of two engines in turns, of which one saves all it computes to disk: for one
+prompt alone, and for the throughput of many requests at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ import httpx
 from benchmarks.kv_transfer import ANSWER_TOKENS, MODEL, first_token
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port, warn_if_busy
 
+LOAD_REQUESTS, LOAD_AT_ONCE, LOAD_PROMPT, LOAD_ANSWER = 16, 8, 500, 40
 SETTLE_S = 8.0  # in which what was computed is written, and found by others
 
 
@@ -81,11 +84,53 @@ def cost(plain: Server, saving: Server, args: argparse.Namespace, chance: random
     )
 
 
+def tokens_per_s(server: Server, chance: random.Random) -> float:
+    """Of prompts and answers, with all of LOAD's requests at once; none comes again."""
+    bodies = []
+    for _ in range(LOAD_REQUESTS):
+        body = body_of(chance, LOAD_PROMPT)
+        bodies.append({**body, "max_tokens": LOAD_ANSWER, "ignore_eos": True})
+
+    def run(body: dict[str, Any]) -> None:
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=600).raise_for_status()
+
+    started_at = time.perf_counter()
+    with ThreadPoolExecutor(LOAD_AT_ONCE) as pool:
+        list(pool.map(run, bodies))
+    return LOAD_REQUESTS * (LOAD_PROMPT + LOAD_ANSWER) / (time.perf_counter() - started_at)
+
+
+def throughput(
+    plain: Server, saving: Server, args: argparse.Namespace, chance: random.Random
+) -> None:
+    """The same in pairs, whose order alternates, after one that does not count."""
+    ratios = []
+    for pair in range(args.pairs + 1):
+        order = [plain, saving] if pair % 2 else [saving, plain]
+        rate = {id(server): tokens_per_s(server, chance) for server in order}
+        ratios.append(rate[id(saving)] / rate[id(plain)])
+    percents = sorted((ratio - 1) * 100 for ratio in ratios[1:])
+    print(
+        f"without hits throughput changes by {statistics.median(percents):+.1f} % with a disk "
+        f"({percents[0]:+.1f} to {percents[-1]:+.1f}); {unsaved(saving):.0f} blocks not saved"
+    )
+
+
+def unsaved(server: Server) -> float:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("octavo_kv_tier_failures_total") and 'reason="unsaved"' in line
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=3, help="prompts of each tier")
     parser.add_argument("--pairs", type=int, default=6, help="of the cost without hits")
+    parser.add_argument("--only", choices=("cost",), help="leave the tiers' hits out")
     args = parser.parse_args()
     os.environ["OCTAVO_DEV_MODE"] = "1"  # for /reset_prefix_cache
     end_cleanly_on_sigterm()
@@ -98,6 +143,11 @@ def main() -> None:
         def serve(name: str, *flags: str) -> Server:
             return stack.enter_context(start(name, longest, folder, list(flags)))
 
+        if args.only == "cost":
+            both = serve("plain"), serve("disk", "--kv-disk-path", str(folder / "disk"))
+            cost(*both, args, chance)
+            throughput(*both, args, chance)
+            return
         shared = ("--kv-shared-store", str(folder / "shared"))
         host = serve("host", "--kv-offloading-size", "2")
         disk = serve("disk", "--kv-disk-path", str(folder / "disk"))
@@ -106,6 +156,7 @@ def main() -> None:
         compare("disk", disk, disk, args, chance)
         compare("shared", writer, reader, args, chance)
         cost(plain, disk, args, chance)
+        throughput(plain, disk, args, chance)
 
 
 if __name__ == "__main__":

@@ -171,6 +171,12 @@ class KVTransferConfig:
     # When it drains, routers go on with its streams elsewhere at once, and it serves their blocks
     # for so long; 0: it finishes them.
     migration_s: float = 0.0
+    extra_config: Mapping[str, Any] = field(default_factory=dict)  # for another package's
+
+    @property
+    def is_own(self) -> bool:
+        """Whether blocks go between Octavo's engines, and not to a connector of another package."""
+        return self.kv_connector == OWN_CONNECTOR
 
     @property
     def produces(self) -> bool:
@@ -188,6 +194,8 @@ class KVTransferConfig:
         extra = given.pop("kv_connector_extra_config", {})
         if not isinstance(extra, dict):
             raise ConfigError(f"{flag}: kv_connector_extra_config must be an object")
+        if given.get("kv_connector", OWN_CONNECTOR) != OWN_CONNECTOR:
+            return cls._parse_other(flag, given, extra)
         _check_transfer_names(flag, given, extra)
         for name in _TRANSFER_FIXED.keys() & given.keys():
             only = _TRANSFER_FIXED[name]
@@ -206,9 +214,36 @@ class KVTransferConfig:
                "said", config.kv_ip)  # fmt: skip
         return config
 
+    @classmethod
+    def _parse_other(
+        cls, flag: str, given: dict[str, Any], extra: dict[str, Any]
+    ) -> KVTransferConfig:
+        """For a connector of another package, which reads `extra` itself. Raises ConfigError."""
+        known = {"kv_connector", "kv_connector_module_path", "kv_role", "engine_id"}
+        for name in given.keys() - known:
+            raise ConfigError(
+                f"{flag}: {name} has no effect with kv_connector {given['kv_connector']}: leave it "
+                "out, or put what the connector needs into kv_connector_extra_config"
+            )
+        if "kv_role" not in given:
+            raise ConfigError(f"{flag} needs the fields kv_connector and kv_role")
+        _check_choice(f"{flag}: kv_role", given["kv_role"], KVRole)
+        for name in known - {"kv_role"}:
+            value = given.get(name, "x")
+            _check(isinstance(value, str) and 0 < len(value) <= 255,
+                   f"{flag}: {name} must be a string of 1 to 255 characters", value)  # fmt: skip
+        connector, module = given["kv_connector"], given.get("kv_connector_module_path")
+        if module is not None:
+            connector = f"{module}:{connector}"
+        return cls(
+            kv_connector=connector, kv_role=given["kv_role"],
+            engine_id=given.get("engine_id", ""), extra_config=extra,
+        )  # fmt: skip
+
 
 def _check_transfer_names(flag: str, given: dict[str, Any], extra: dict[str, Any]) -> None:
-    known = {field.name for field in dataclasses.fields(KVTransferConfig)} - _TRANSFER_EXTRA
+    known = {field.name for field in dataclasses.fields(KVTransferConfig)}
+    known -= _TRANSFER_EXTRA | {"extra_config"}
     for name in given:
         if name in _TRANSFER_EXTRA:
             raise ConfigError(f"{flag}: {name} belongs in kv_connector_extra_config")
@@ -227,9 +262,6 @@ def _check_transfer_names(flag: str, given: dict[str, Any], extra: dict[str, Any
 
 
 def _check_transfer_values(flag: str, given: dict[str, Any], extra: dict[str, Any]) -> None:
-    _check(given["kv_connector"] == OWN_CONNECTOR,
-           f"{flag}: kv_connector must be {OWN_CONNECTOR}, which moves KV blocks between Octavo's "
-           "engines over TCP", given["kv_connector"])  # fmt: skip
     _check_choice(f"{flag}: kv_role", given["kv_role"], KVRole)
     for name in ("engine_id", "kv_ip"):
         value = given.get(name, "x")
@@ -702,6 +734,12 @@ class EngineConfig:
         """None: KV blocks stay in this engine."""
         text = self.kv_transfer_config
         return None if text is None else KVTransferConfig.parse(text)
+
+    @property
+    def own_kv_transfer(self) -> KVTransferConfig | None:
+        """Between Octavo's engines; None: there is none, or a connector of another package."""
+        transfer = self.kv_transfer
+        return transfer if transfer is not None and transfer.is_own else None
 
     @property
     def eplb(self) -> EplbConfig | None:

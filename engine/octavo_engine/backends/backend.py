@@ -367,7 +367,8 @@ class MovesKV(Protocol):
     """A backend whose KV blocks can be taken out and put back, as bytes between two steps."""
 
     def save_blocks(self, block_ids: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """Copies of all bytes of blocks, each `kv_bytes_per_block`."""
+        """Copies of all bytes of blocks, each `kv_bytes_per_block`. Their memory may be given back
+        together."""
 
     def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
         """What `save_blocks` gave, into blocks of the same group of layers."""

@@ -321,7 +321,7 @@ class AsyncEngine:
 
     def _move_out(self) -> float:
         """Leave streams to other engines. For how many seconds they may fetch the blocks."""
-        transfer = self.config.kv_transfer
+        transfer = self.config.own_kv_transfer
         if transfer is None or not transfer.migration_s or self._processor is None:
             return 0.0
         error = EngineDead(_CUT_SHORT, code="server_shutdown", retry_after_s=1)

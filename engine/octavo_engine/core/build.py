@@ -28,8 +28,8 @@ from octavo_engine.core.identity import architecture_of, format_of, identify, im
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
-from octavo_engine.core.kv_transfer import kv_identity, use_transfer
-from octavo_engine.core.make_tiers import build_digest, make_tiers
+from octavo_engine.core.kv_transfer import kv_identity, use_connector, use_transfer
+from octavo_engine.core.make_tiers import build_digest, disk_key, make_tiers
 from octavo_engine.core.media.spec import check_picture_overrides
 from octavo_engine.core.memory import free_memory
 from octavo_engine.core.model_files import load_model_tokenizer, resolve
@@ -154,6 +154,15 @@ def _use_tiers(
     engine.use_tiers(tiers)
     store_id = next((tier.store_id for tier in tiers.stored if tier.store_id), "")
     if config.kv_transfer is None:
+        return None, store_id
+    if not config.kv_transfer.is_own:
+        use_connector(
+            config.kv_transfer,
+            tiers,
+            key=disk_key(cache_key, backend),
+            page_bytes=backend.kv_bytes_per_block,
+            model=config.names[0],
+        )
         return None, store_id
     facts = kv_identity(identity.parts, backend, build_digest(backend))
     source = use_transfer(config.kv_transfer, tiers, facts, backend.kv_bytes_per_block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo_engine.config import LOOPBACK
 from octavo_engine.tiers.peer_engine import PeerAddress, PeerEngine
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.state.kv_source import KVSource
     from octavo_engine.state.sequence import Sequence
-    from octavo_engine.tiers.page import BlockName
+    from octavo_engine.tiers.connector_blocks import ConnectorStore
+    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.price import TierMeter
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +27,43 @@ MAX_FOLLOWED = 4  # prompts of one engine at a time, each on a connection of its
 LOOKUP_S = 0.5  # that a sequence waits to hear who has its blocks
 
 
-class PeerBlocks(NamedTuple):
-    """What one engine says it has of a sequence."""
+class BlockPeer(Protocol):
+    """A place that alone knows what it has: another engine, or a connector of another package.
+    Callbacks are called on its thread, `done` always once."""
 
-    peer: PeerEngine
+    @property
+    def meter(self) -> TierMeter: ...
+
+    @property
+    def is_down(self) -> bool: ...
+
+    def lookup(
+        self,
+        names: List[BlockName],
+        timeout_s: float,
+        done: Callable[[set[BlockName]], None],
+        *,
+        sequence: Sequence,
+    ) -> None:
+        """Which blocks of a sequence it has, as far as it says in time."""
+
+    def fetch(
+        self,
+        names: List[BlockName],
+        timeout_s: float,
+        take: Callable[[BlockName, Page], None],
+        done: Callable[[], None],
+        *,
+        begun: Callable[[], None],
+        sequence: Sequence,
+    ) -> None:
+        """Read pages, after what was submitted before; `take` gets each as it arrives."""
+
+
+class PeerBlocks(NamedTuple):
+    """What one of them says it has of a sequence."""
+
+    peer: BlockPeer
     names: set[BlockName]
 
 
@@ -54,7 +89,10 @@ class PeerEngines:
         secret: bytes = b"",
         woken: Callable[[], None],
         now: Callable[[], float] = time.monotonic,
+        connector: ConnectorStore | None = None,
     ) -> None:
+        """With a `connector` no engine is looked up."""
+        self._connector = connector
         self._identity, self._page_bytes, self._secret = identity, page_bytes, secret
         self._woken, self._now = woken, now
         self._fixed = {address: self._make(address) for address in addresses}
@@ -70,7 +108,8 @@ class PeerEngines:
 
     @property
     def num_failures(self) -> int:
-        return sum(one.num_failures for one in self._all())
+        own = 0 if self._connector is None else self._connector.num_failures
+        return own + sum(one.num_failures for one in self._all())
 
     def is_looking(self, request_id: str) -> bool:
         return request_id in self._lookups
@@ -80,10 +119,16 @@ class PeerEngines:
         _, found = self._found.pop(request_id, (None, None))
         return found
 
-    def candidates(self, source: KVSource | None) -> list[PeerEngine]:
+    def candidates(self, source: KVSource | None) -> List[BlockPeer]:
         """Who may have a sequence's blocks: the one that the request names, or all that are set."""
+        if self._connector is not None:
+            return [] if self._connector.is_down else [self._connector]
         if source is None:
             return [peer for peer in self._fixed.values() if not peer.is_down]
+        return self.computing(source)
+
+    def computing(self, source: KVSource) -> list[PeerEngine]:
+        """The engine that computes a sequence's prompt now."""
         peer = self._peer_of(PeerAddress(source.host, source.port))
         return [peer] if peer is not None and not peer.is_down else []
 
@@ -96,14 +141,16 @@ class PeerEngines:
             others.append(best)
         return best
 
-    def look_up(self, sequence: Sequence, peers: List[PeerEngine], names: List[BlockName]) -> None:
+    def look_up(self, sequence: Sequence, peers: List[BlockPeer], names: List[BlockName]) -> None:
         lookup = PeerLookup(sequence, self._now() + LOOKUP_S, len(peers))
         self._lookups[sequence.request_id] = lookup
         for peer in peers:
-            peer.lookup(names, LOOKUP_S, self._noting(lookup, peer))
+            peer.lookup(names, LOOKUP_S, self._noting(lookup, peer), sequence=sequence)
 
     def settle(self) -> None:
         """Take in what was said."""
+        if self._connector is not None:
+            self._connector.settle()
         now = self._now()
         for request_id, lookup in list(self._lookups.items()):
             answers = list(lookup.answers)
@@ -121,7 +168,7 @@ class PeerEngines:
         for peer in self._all():
             peer.close()
 
-    def _noting(self, lookup: PeerLookup, peer: PeerEngine) -> Callable[[set[BlockName]], None]:
+    def _noting(self, lookup: PeerLookup, peer: BlockPeer) -> Callable[[set[BlockName]], None]:
         def note(names: set[BlockName]) -> None:
             lookup.answers.append(PeerBlocks(peer, names))
             self._woken()

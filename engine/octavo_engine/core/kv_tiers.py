@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BlockCopies, MovesKV, PageCopy
     from octavo_engine.core.kv_events.tier_events import TierEvents
-    from octavo_engine.core.kv_peers import PeerBlocks, PeerEngines
+    from octavo_engine.core.kv_peers import BlockPeer, PeerBlocks, PeerEngines
     from octavo_engine.core.tier_fetch import StoredTier
     from octavo_engine.kv.manager import KVManager, PrefixMatch
     from octavo_engine.kv.restore import BlockTurn
     from octavo_engine.scheduling.step_time import StepTimeModel
     from octavo_engine.state.sequence import Sequence
     from octavo_engine.tiers.block_server import BlockServer
+    from octavo_engine.tiers.connector_blocks import ConnectorStore
     from octavo_engine.tiers.host_store import HostStore
     from octavo_engine.tiers.page import BlockName, Page
-    from octavo_engine.tiers.peer_engine import PeerEngine
     from octavo_engine.tiers.run_store import RunStore
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 LEAST_PATIENCE_S = 1.0  # for a read; one that takes much longer than foreseen is given up
 PATIENCE = 4.0  # times what it should have taken
 LEAST_FOLLOW_S = 5.0  # without a further block of a prompt that another engine computes
+TOGETHER_BYTES = 8 << 20  # of copies that are one piece of memory
 FLUSH_S = 10.0  # for what is still to be saved when the engine ends or sleeps
 
 
@@ -82,8 +83,15 @@ class KVTiers:
         self._own: OwnBlocks | None = None
         self._server: BlockServer | None = None
         self._peers: PeerEngines | None = None
-        copies = DirectCopies(mover) if open_copies is None else open_copies(self.woken)
-        self._copies: BlockCopies = copies
+        self._connector: ConnectorStore | None = None
+        copies: BlockCopies
+        if open_copies is None:
+            # Without a host tier they only wait to be written; with one each goes when it must.
+            num_together = max(1, TOGETHER_BYTES // page_bytes) if host is None else 1
+            copies = DirectCopies(mover, num_together=num_together)
+        else:
+            copies = open_copies(self.woken)
+        self._copies = copies
         self._host_meter = TierMeter(latency_s=copies.latency_s, bytes_per_s=copies.bytes_per_s)
         self._saves = BlockSaves(kv.pool, copies, is_stored=self._is_everywhere, store=self._store)
         kv.saves = []
@@ -108,6 +116,10 @@ class KVTiers:
     ) -> None:
         """Get blocks from other engines, and serve `own` ones."""
         self._peers, self._own, self._server = peers, own, server
+
+    def use_connector(self, connector: ConnectorStore, peers: PeerEngines | None) -> None:
+        """Give what is computed to a connector of another package, and look prompts up there."""
+        self._connector, self._peers = connector, peers
 
     def report_to(self, events: TierEvents) -> None:
         """Report what comes into the stores and leaves them."""
@@ -184,7 +196,7 @@ class KVTiers:
         self._kv.saves = []  # of a step that failed
         self.serve()
         for tier in self.stored:
-            tier.end_trial(self._page_bytes)
+            tier.end_trial(self._page_bytes, self._now, self.woken)
         if self._peers is not None:
             self._peers.settle()
         if not self._fetches:
@@ -225,6 +237,8 @@ class KVTiers:
             else:
                 stats.shared_blocks, stats.shared_bytes = num_blocks, num_bytes
             stats.unsaved_blocks += tier.store.num_unsaved
+        if self._connector is not None:
+            stats.unsaved_blocks += self._connector.num_unsaved
         if self._peers is not None:
             stats.peer_failures = self._peers.num_failures
         return stats
@@ -236,6 +250,8 @@ class KVTiers:
             self._peers.close()
         self.flush()
         self._copies.close()
+        if self._connector is not None:
+            self._connector.close()
         for tier in self.stored:
             tier.store.close()
 
@@ -254,7 +270,8 @@ class KVTiers:
     ) -> bool:
         """Begin to fetch the blocks of a prompt that another engine is computing, if they come
         quicker than this engine computes."""
-        candidates = peers.candidates(sequence.request.kv_source)
+        source = sequence.request.kv_source
+        candidates = [] if source is None else peers.computing(source)
         end, turns = wanted_blocks(self._kv, sequence, lambda digest, group: True)
         num_tokens = end * BLOCK_SIZE - match.num_tokens
         names = [block_name(turn.digest, turn.group) for turn in turns]
@@ -353,27 +370,33 @@ class KVTiers:
                 rest = [name for name in rest if name not in found_here]
         if found is not None and rest:
             reads.append(TierRead("peer", found.peer.meter, rest, now))
-        load_s = self._host_meter.seconds(len(pages) * self._page_bytes)
+        load_s = self._host_meter.seconds(len(names) * self._page_bytes)  # all go through there
         load_s += sum(self._seconds(read) for read in reads)
         if not is_worth_loading(load_s=load_s, recompute_s=step_time.prefill_s(num_tokens)):
             self.stats.refused += 1
-            for meter in [read.meter for read in reads] or [self._host_meter]:
-                meter.refused()
-            for read in reads:
-                for tier in self.stored:
-                    if tier.name == read.tier:
-                        tier.begin_trial(read.names, self._page_bytes, self._now, self.woken)
+            self._refuse(reads)
             return False
         patience = max(LEAST_PATIENCE_S, PATIENCE * load_s)
         fetch = TierFetch(sequence, turns, pages, now + patience, patience, reads)
         self._fetches[sequence.request_id] = fetch
         for read in reads:
             if read.tier == "peer" and found is not None:
-                self._read_peer(read, found.peer, patience)
+                self._read_peer(sequence, read, found.peer, patience)
             for tier in self.stored:
                 if tier.name == read.tier:
                     tier.read(read, self._now, self.woken)
         return True
+
+    def _refuse(self, reads: list[TierRead]) -> None:
+        """Their prices are why something is computed."""
+        by_name = {tier.name: tier for tier in self.stored}
+        if not reads:
+            self._host_meter.refused()
+        for read in reads:
+            if read.tier in by_name:
+                by_name[read.tier].refused(read.names, self._page_bytes, self._now, self.woken)
+            else:
+                read.meter.refused()
 
     def _seconds(self, read: TierRead) -> float:
         """Until it is done. One engine is read from for one sequence after the other."""
@@ -387,7 +410,9 @@ class KVTiers:
             )
         return read.meter.seconds(num_blocks * self._page_bytes)
 
-    def _read_peer(self, read: TierRead, peer: PeerEngine, timeout_s: float) -> None:
+    def _read_peer(
+        self, sequence: Sequence, read: TierRead, peer: BlockPeer, timeout_s: float
+    ) -> None:
         def begun() -> None:
             read.started_at = self._now()  # what it waited for others says nothing of the peer
 
@@ -395,7 +420,8 @@ class KVTiers:
             read.ended_at = self._now()
             self.woken()
 
-        peer.fetch(read.names, timeout_s, read.pages.__setitem__, done, begun=begun)
+        take = read.pages.__setitem__
+        peer.fetch(read.names, timeout_s, take, done, begun=begun, sequence=sequence)
 
     def _take(self, fetch: TierFetch) -> list[tuple[BlockTurn, Page]]:
         """What was read, as far as it is of use."""
@@ -483,6 +509,8 @@ class KVTiers:
             self.host.put(name, page)
         for tier in self.stored:
             tier.store.put(name, page)
+        if self._connector is not None:
+            self._connector.put(name, page)
 
     def _count(self, placed_names: set[BlockName], fetch: TierFetch) -> None:
         stats = self.stats
@@ -508,6 +536,8 @@ class KVTiers:
         self._saves.drop(names)
         for store in self._stores().values():
             store.drop(names)
+        if self._connector is not None:
+            self._connector.drop(names)
 
     def _stores(self) -> dict[str, HostStore | RunStore]:
         """By medium, the quickest first."""
@@ -519,4 +549,5 @@ class KVTiers:
         return any(name in store for store in self._stores().values())
 
     def _is_everywhere(self, name: BlockName) -> bool:
-        return all(name in store for store in self._stores().values())
+        is_given = self._connector is None or name in self._connector
+        return is_given and all(name in store for store in self._stores().values())

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from octavo_engine.tiers.price import TierMeter
     from octavo_engine.tiers.run_store import RunStore
 
-TRIED_BYTES = 8 << 20  # that are read once of a store which seems too slow
+TRIED_BYTES = 8 << 20  # that are read of a store which seems too slow
+TRIAL_TURN = 50  # refusals between two such trials
 
 
 @dataclass(slots=True)
@@ -57,7 +58,10 @@ class StoredTier:
         all engines that share it."""
         self.store_id = store_id
         self.name, self.medium, self.store, self.meter = name, medium, store, meter
-        self._trial: TierRead | None = None  # once
+        self._trial: TierRead | None = None
+        self._to_try: list[BlockName] = []  # after the first one
+        self._tried: tuple[int, float] | None = None  # bytes and seconds of the first one
+        self._num_refused = 0
 
     def read(self, read: TierRead, now: Callable[[], float], woken: Callable[[], None]) -> None:
         """Begin with it."""
@@ -70,24 +74,46 @@ class StoredTier:
 
         self.store.fetch(read.names, done, is_wanted=lambda: read.is_wanted)
 
-    def begin_trial(
+    def refused(
         self,
         names: list[BlockName],
         page_bytes: int,
         now: Callable[[], float],
         woken: Callable[[], None],
     ) -> None:
-        """What was assumed spoke against it: read a little, to know better."""
-        if self._trial is None:
+        """What is known spoke against reading them. Now and then read some all the same, beside the
+        steps and for no sequence: one block, which says what a read costs at least, then more."""
+        self.meter.refused()
+        self._num_refused += 1
+        if self._trial is None and self._num_refused % TRIAL_TURN == 1:
             most = max(1, TRIED_BYTES // page_bytes)
-            self._trial = TierRead(self.name, self.meter, names[:most], now())
-            self.read(self._trial, now, woken)
+            self._to_try = names[:most]
+            self._try(names[:1], now, woken)
 
-    def end_trial(self, page_bytes: int) -> None:
+    def end_trial(
+        self, page_bytes: int, now: Callable[[], float], woken: Callable[[], None]
+    ) -> None:
         """Take in how long it took, once it is over."""
         trial = self._trial
-        if trial is None or trial.ended_at is None or not trial.pages:
+        if trial is None or trial.ended_at is None:
             return
-        seconds = trial.ended_at - trial.started_at
-        trial.meter.replace(len(trial.pages) * page_bytes, seconds)
-        trial.pages = {}
+        self._trial = None
+        if not trial.pages:
+            return
+        taken = len(trial.pages) * page_bytes, trial.ended_at - trial.started_at
+        names, self._to_try = self._to_try, []
+        if len(names) > 1:
+            self._tried = taken
+            self._try(names, now, woken)
+        elif self._tried is None:
+            self.meter.observe(*taken)
+        else:
+            self.meter.replace(*self._tried)
+            self.meter.observe(*taken)
+            self._tried = None
+
+    def _try(
+        self, names: list[BlockName], now: Callable[[], float], woken: Callable[[], None]
+    ) -> None:
+        self._trial = TierRead(self.name, self.meter, names, now())
+        self.read(self._trial, now, woken)

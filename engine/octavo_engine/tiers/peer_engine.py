@@ -38,6 +38,7 @@ from octavo_engine.tiers.price import TierMeter
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from octavo_engine.state.sequence import Sequence as OneSequence
     from octavo_engine.tiers.page import BlockName, Page
 
 logger = logging.getLogger(__name__)
@@ -105,8 +106,11 @@ class PeerEngine:
         names: Sequence[BlockName],
         timeout_s: float,
         done: Callable[[set[BlockName]], None],
+        *,
+        sequence: OneSequence | None = None,
     ) -> None:
-        """Which of them it has, as far as it says in time."""
+        """Which of them it has, as far as it says in time. It goes by names only, not by whose
+        they are."""
         found: set[BlockName] = set()
 
         def work(channel: PeerChannel) -> None:
@@ -125,6 +129,7 @@ class PeerEngine:
         done: Callable[[], None],
         *,
         begun: Callable[[], None] = lambda: None,
+        sequence: OneSequence | None = None,
     ) -> None:
         """Read pages, after what was submitted before; `take` gets each as it arrives."""
 

@@ -7,10 +7,12 @@ Red when: a page is put into another block than was published; a loaded block is
 written; a fetch that is never answered holds its request; spoiled blocks stay in a tier.
 """
 
+import json
 import random
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,9 @@ from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core import kv_tiers
 from octavo_engine.core.build import build_engine
+from octavo_engine.core.make_tiers import make_tiers
 from octavo_engine.errors import ConfigError
+from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.state.retention import KVRetention
 from octavo_engine.tiers.price import is_worth_loading
@@ -31,6 +35,9 @@ from tests.fakes.backend import POISON, FakeBackend
 from tests.fakes.requests import make_prompt, make_request
 
 MIB = 1 / 1024
+CONNECTOR = json.dumps(
+    {"kv_connector": "tests.engine.core.test_kv_connector:MemoryConnector", "kv_role": "kv_both"}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -213,8 +220,9 @@ def test_a_disk_that_seems_too_slow_is_read_once_to_know_better(monkeypatch, tmp
     tiers.stored[0].meter.replace(1, 3600.0)
     assert ask(engine, backend, prompt) == 80
     until = time.monotonic() + 5
-    while tiers.stored[0]._trial.ended_at is None:
+    while tiers.stored[0]._trial is not None:
         assert time.monotonic() < until
+        tiers.settle()
         time.sleep(0.001)
     forget_pool(engine, backend)
     assert ask(engine, backend, prompt) == 80 - 64
@@ -306,6 +314,16 @@ def test_a_plug_in_device_has_no_tiers():
         build_engine(config, backend=PagedBackend(5000))
 
 
+@pytest.mark.parametrize(
+    "settings", [{"kv_offloading_size": 1.0}, {"kv_transfer_config": CONNECTOR}], ids=str
+)
+def test_models_with_recurrent_states_are_refused(settings):
+    config = EngineConfig(device="sim", max_model_len=64, **settings)
+    scheduler: Any = SimpleNamespace(kv=SimpleNamespace(states=StateSnapshots(4, 4)))
+    with pytest.raises(ConfigError, match="not supported for models with recurrent states"):
+        make_tiers(config, PagedBackend(8), scheduler, b"")
+
+
 def test_settings_that_cannot_work_are_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
@@ -366,7 +384,7 @@ def tiny_backend(family, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "torch"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3"])
 def test_real_models_say_the_same_with_tiers_as_without(tmp_path, family, dtype):
     requests = [
         make_request(

@@ -590,7 +590,7 @@ class NativeBackend:
 
     def save_blocks(self, block_ids: Sequence[int]) -> list[NDArray[np.uint8]]:
         assert self._kv is not None, "prepare() comes first"
-        pages = [np.empty(self._kv.bytes_per_block, np.uint8) for _ in block_ids]
+        pages = list(np.empty((len(block_ids), self._kv.bytes_per_block), np.uint8))
         for block_id, page in zip(block_ids, pages, strict=True):
             self._kv.save(block_id, page)
         return pages

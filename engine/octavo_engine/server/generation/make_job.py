@@ -63,7 +63,7 @@ def make_job(
         adapter=service.model.adapters.get(model),
         media=media,
         kv_source=read_kv_source(
-            getattr(request, "kv_transfer_params", None), service.engine.config.kv_transfer
+            getattr(request, "kv_transfer_params", None), service.engine.config.own_kv_transfer
         ),
         retention=read_retention(request, owner=""),
         is_prefetch=bool(getattr(request, "prefetch", None)),

@@ -71,7 +71,7 @@ def continued(exchange: Exchange, service: Service, job: Job, *, stream: bool) -
 
 def _source(resume: Resume | None, service: Service) -> KVSource | None:
     """The engine that began it, which may still have its blocks."""
-    config = service.engine.config.kv_transfer
+    config = service.engine.config.own_kv_transfer
     if resume is None or not resume.kv_address or config is None or not config.consumes:
         return None
     return KVSource(*split_address(resume.kv_address))

@@ -164,7 +164,7 @@ class SubscriberHub:
         self.was_joined = True
         subscriber = Subscriber()
         subscriber.adapters = self._adapters
-        transfer = engine.config.kv_transfer
+        transfer = engine.config.own_kv_transfer
         hello = Hello(
             epoch=self._feed.epoch,
             model=info.names[0],

@@ -1,0 +1,263 @@
+"""What running streams notice of KV blocks that move between engines.
+
+    python -m benchmarks.kv_streams apart [--streams 4] [--tokens 4000] [--prompts 4]
+    python -m benchmarks.kv_streams move [--streams 32]
+
+`apart`: streams on the engine that answers, first alone, then while another engine computes long
+prompts that it answers too; behind a router, each engine with half of the cores. Beside it the same
+load on one engine with all cores. `move`: an engine drains, and its streams go on on another one,
+which has their KV blocks; each must say what it says undisturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.kv_transfer import MODEL
+from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port, warn_if_busy
+
+WARM_TOKENS = 24  # of a stream that do not count
+LOAD_S = 8.0
+LIMITS = httpx.Limits(max_connections=None)
+
+
+class Stream:
+    """One answer: when each of its parts came."""
+
+    def __init__(self, name: str, prompt: list[int], num_tokens: int) -> None:
+        self.name = name
+        self.body: dict[str, Any] = {
+            "model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0,
+            "ignore_eos": True, "stream": True, "return_token_ids": True,
+        }  # fmt: skip
+        self.begun = asyncio.Event()  # it has said WARM_TOKENS tokens
+        self.at: list[float] = []
+        self.tokens: list[int] = []
+
+    async def run(self, client: httpx.AsyncClient, url: str) -> Stream:
+        async with client.stream("POST", f"{url}/v1/completions", json=self.body) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise SystemExit(f"{self.name}: {event['error']}")
+                for choice in event["choices"]:
+                    ids = choice.get("token_ids") or []
+                    self.tokens += ids
+                    self.at += [time.perf_counter()] * len(ids)
+                if len(self.at) >= WARM_TOKENS:
+                    self.begun.set()
+        return self
+
+    def gaps(self, start: float, end: float) -> list[float]:
+        pairs = zip(self.at[WARM_TOKENS:], self.at[WARM_TOKENS + 1 :], strict=False)
+        return [after - before for before, after in pairs if start <= before and after <= end]
+
+
+class Stand:
+    """Engines and a router of this machine."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack, self._folder = stack, folder
+
+    def engine(self, name: str, *flags: str) -> Server:
+        port = free_port()
+        command = [
+            sys.executable, "-m", "octavo.cli", "serve", MODEL, "--device", "cpu",
+            "--port", str(port), "--kv-cache-memory-bytes", "400MiB", *flags,
+        ]  # fmt: skip
+        return self._stack.enter_context(
+            Server.start(command, port=port, log=self._folder / f"{name}.log")
+        )
+
+    def router(self, settings: dict[str, Any]) -> Server:
+        port = free_port()
+        path = self._folder / "router.json"
+        path.write_text(json.dumps(settings))
+        command = [
+            sys.executable, "-m", "octavo.cli", "router", "--config", str(path),
+            "--port", str(port),
+        ]  # fmt: skip
+        server = self._stack.enter_context(
+            Server.start(command, port=port, log=self._folder / "router.log", ready="/v1/models")
+        )
+        time.sleep(2.0)  # until it follows its engines
+        return server
+
+
+def transfer(role: str, **extra: Any) -> tuple[str, str]:
+    given = {
+        "kv_connector": "OctavoConnector", "kv_role": role, "kv_port": 0,
+        "kv_connector_extra_config": extra,
+    }  # fmt: skip
+    return "--kv-transfer-config", json.dumps(given)
+
+
+def tokens_of(chance: random.Random, count: int) -> list[int]:
+    return [chance.randrange(1000, 40000) for _ in range(count)]
+
+
+def p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+async def load(url: str, args: argparse.Namespace, chance: random.Random) -> tuple[float, float]:
+    """p99 between tokens of the running streams: alone, and while prompts arrive."""
+    num_tokens = 4000
+    streams = [
+        Stream(f"stream {number}", tokens_of(chance, 64), num_tokens)
+        for number in range(args.streams)
+    ]
+    async with httpx.AsyncClient(timeout=600, limits=LIMITS) as client:
+        running = [asyncio.create_task(one.run(client, url)) for one in streams]
+        await asyncio.gather(*(one.begun.wait() for one in streams))
+        start = time.perf_counter()
+        await asyncio.sleep(LOAD_S)
+        middle = time.perf_counter()
+        for _ in range(args.prompts):
+            await Stream("prompt", tokens_of(chance, args.tokens), 4).run(client, url)
+        end = time.perf_counter()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    quiet = [gap for one in streams for gap in one.gaps(start, middle)]
+    loaded = [gap for one in streams for gap in one.gaps(middle, end)]
+    if len(loaded) < 200:
+        raise SystemExit("the streams ended before the prompts: give them fewer")
+    print(f"  {len(quiet)} and {len(loaded)} gaps; prompts took {end - middle:.1f} s")
+    return p99(quiet), p99(loaded)
+
+
+def apart(args: argparse.Namespace, stand: Stand) -> None:
+    cores = len(os.sched_getaffinity(0))
+    half = ("--num-threads", str(max(1, cores // 2)))
+    first = stand.engine("prefill", *half, *transfer("kv_producer"))
+    second = stand.engine("decode", *half, *transfer("kv_consumer"))
+    router = stand.router(
+        {
+            "routing": {"policy": "prefill-decode"},
+            "discovery": {
+                "upstreams": [
+                    {"url": first.url, "role": "prefill"}, {"url": second.url, "role": "decode"}
+                ]
+            },
+        }
+    )  # fmt: skip
+    for name, server in (("apart", router), ("one engine", None)):
+        if server is None:
+            for done in (router, first, second):
+                done.stop()
+            server = stand.engine("one")
+        quiet, loaded = asyncio.run(load(server.url, args, random.Random(3)))
+        print(
+            f"{name}: p99 between tokens {quiet * 1e3:.1f} ms alone, {loaded * 1e3:.1f} ms while "
+            f"prompts of {args.tokens} tokens arrive: {loaded / quiet:.2f} times"
+        )
+
+
+async def run_all(
+    url: str, streams: list[Stream], drained: Server | None = None
+) -> tuple[float, list[int]]:
+    """When the engine was sent its end, and how many tokens each stream had then."""
+    sent_at, counts = 0.0, []
+    async with httpx.AsyncClient(timeout=600, limits=LIMITS) as client:
+        running = [asyncio.create_task(one.run(client, url)) for one in streams]
+        if drained is not None:
+            await asyncio.gather(*(one.begun.wait() for one in streams))
+            sent_at = time.perf_counter()
+            drained.process.send_signal(signal.SIGTERM)
+            counts = [len(one.at) for one in streams]
+        await asyncio.gather(*running)
+    return sent_at, counts
+
+
+def computed_and_loaded(url: str) -> tuple[float, float]:
+    """Prompt tokens that an engine computed, and KV blocks that it got from the other one."""
+    sums = {"octavo_prompt_tokens_cached": 0.0, "octavo_prompt_tokens": 0.0, "peer": 0.0}
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
+        if line.startswith("#"):
+            continue
+        name, _, value = line.rpartition(" ")
+        if name.startswith("octavo_kv_tier_hit_blocks_total") and 'tier="peer"' in name:
+            sums["peer"] += float(value)
+        elif name.startswith("octavo_prompt_tokens_total"):
+            sums["octavo_prompt_tokens"] += float(value)
+        elif name.startswith("octavo_prompt_tokens_cached_total"):
+            sums["octavo_prompt_tokens_cached"] += float(value)
+    computed = sums["octavo_prompt_tokens"] - sums["octavo_prompt_tokens_cached"]
+    return computed, sums["peer"]
+
+
+def move(args: argparse.Namespace, stand: Stand) -> None:
+    seats = ("--max-num-seqs", str(args.streams + 8))
+    chance = random.Random(5)
+    prompts = [tokens_of(chance, 200) for _ in range(args.streams)]
+    first = stand.engine("first", *seats, *transfer("kv_both", migration_s=5))
+    router = stand.router({"discovery": {"upstreams": [{"url": first.url}]}})
+    alone = [Stream(f"stream {n}", prompt, 120) for n, prompt in enumerate(prompts)]
+    asyncio.run(run_all(router.url, alone))
+    router.stop()
+    second = stand.engine("second", *seats, *transfer("kv_both"))
+    router = stand.router(
+        {"discovery": {"upstreams": [{"url": first.url}, {"url": second.url}]},
+         "routing": {"policy": "prefix-load"}}
+    )  # fmt: skip
+    moved = [Stream(f"stream {n}", prompt, 120) for n, prompt in enumerate(prompts)]
+    sent_at, counts = asyncio.run(run_all(router.url, moved, first))
+    pauses = []
+    for one, before in zip(moved, alone, strict=True):
+        if one.tokens != before.tokens:
+            raise SystemExit(f"{one.name} said something else")
+        gaps = zip(one.at, one.at[1:], strict=False)
+        pauses.append(max(after - max(at, sent_at) for at, after in gaps if after > sent_at))
+    computed, blocks = computed_and_loaded(second.url)
+    usual = statistics.median(
+        after - at for one in alone for at, after in zip(one.at[40:], one.at[41:], strict=False)
+    )
+    print(
+        f"{len(moved)} streams moved after {min(counts)} to {max(counts)} tokens, all with the "
+        f"tokens of undisturbed ones; longest pause of each: median "
+        f"{statistics.median(pauses) * 1e3:.0f} ms, at most {max(pauses) * 1e3:.0f} ms (between "
+        f"two tokens undisturbed: {usual * 1e3:.0f} ms); {blocks:.0f} blocks fetched, "
+        f"{computed:.0f} tokens computed again"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("apart", "move"))
+    parser.add_argument("--streams", type=int, help="default: 4, or 32 that move")
+    parser.add_argument("--tokens", type=int, default=4000, help="of a prompt that arrives")
+    parser.add_argument("--prompts", type=int, default=4)
+    args = parser.parse_args()
+    args.streams = args.streams or (4 if args.what == "apart" else 32)
+    end_cleanly_on_sigterm()
+    warn_if_busy()
+    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="octavo-kv-") as folder:
+        stand = Stand(stack, Path(folder))
+        try:
+            (apart if args.what == "apart" else move)(args, stand)
+        finally:
+            with contextlib.suppress(Exception):
+                stack.close()
+
+
+if __name__ == "__main__":
+    main()
