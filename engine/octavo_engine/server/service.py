@@ -74,12 +74,20 @@ class Service:
         self.pause.end()  # what waits is refused as all that comes now
         self.hub.drain(self.settings.shutdown_timeout_s)
 
+    @property
+    def media_hang(self) -> str:
+        """Why pictures or sounds make no progress, while all else does; empty: they do."""
+        pictures = optional(lambda: self.engine.pictures)
+        return "" if pictures is None else pictures.hang
+
     def _snapshot(self) -> MetricsSnapshot:
         health, config = self.engine.health(), self.engine.config
         stats = self.engine.stats
         state = (
             "draining" if self.admission.is_draining and health.state == "ready" else health.state
         )
+        if state == "ready" and self.media_hang:
+            state = "stalled"
         load_s = 0.0
         if health.state != "loading":
             info = optional(lambda: self.engine.info)
