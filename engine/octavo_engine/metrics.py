@@ -166,6 +166,7 @@ class MetricsSnapshot:
     max_loras: int = 0  # adapters that can take part in a step; 0: there are none
     mm_pending: int = 0  # pictures that are decoded, or wait for it
     mm_preprocess_s: float = 0.0
+    num_clock_jumps: int = 0
 
 
 class MetricFamilies:
@@ -487,6 +488,9 @@ class EngineMetrics:
         )
         yield self._own.counter(
             names.CPU_SECONDS, "Processor time of all processes.", {(): snapshot.cpu_s}
+        )
+        yield self._own.counter(
+            names.CLOCK_JUMPS, "Times that the wall clock was set.", {(): snapshot.num_clock_jumps}
         )
         own = self._own
         yield from own.pictures(snapshot)

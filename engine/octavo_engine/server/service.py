@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from octavo_common.clock_watch import ClockWatch
 from octavo_common.process_tree import cpu_seconds
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.media.held import HeldMedia
@@ -66,6 +67,7 @@ class Service:
         self.sleep = SleepState(engine, self.admission, self.running)
         self.pause = PauseState(engine, self.admission, self.running, settings.request_timeout_s)
         self.memory = MemoryRelease()
+        self.clock = ClockWatch()
         self.batches: BatchRunner | None = None  # set by the application, where files are kept
 
     def start_draining(self) -> None:
@@ -101,6 +103,7 @@ class Service:
             max_loras=config.max_loras if config.enable_lora else 0,
             mm_pending=0 if pictures is None else pictures.num_waiting,
             mm_preprocess_s=0.0 if pictures is None else pictures.seconds,
+            num_clock_jumps=self.clock.num_jumps,
         )  # fmt: skip
 
 

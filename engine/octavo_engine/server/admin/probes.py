@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 ALIVE = frozenset(("loading", "ready", "saturated", "draining"))
 HEALTHY = frozenset(("ready", "saturated", "draining"))
 READY = frozenset(("ready",))
+CLOCK_JUMP = (
+    b"octavo-clock-jump"  # header of /health: seconds by which the wall clock was set lately
+)
 
 
 async def livez(exchange: Exchange, service: Service) -> None:
@@ -36,7 +39,10 @@ async def livez(exchange: Exchange, service: Service) -> None:
 
 async def health(exchange: Exchange, service: Service) -> None:
     if _state(service) in HEALTHY:
-        await exchange.reply(b"", headers=[])  # clients of vLLM's expect an empty body
+        headers = []
+        if jump_s := service.clock.recent_s:
+            headers.append((CLOCK_JUMP, f"{jump_s:.3f}".encode()))
+        await exchange.reply(b"", headers=headers)  # clients of vLLM's expect an empty body
     else:
         await _answer(exchange, service, HEALTHY)
 
