@@ -66,6 +66,20 @@ async def ask(
     return joined(case, bytes(raw))
 
 
+def limits_of(count: int, *, keeps_connections: bool = True) -> httpx.Limits:
+    """A connection for each of so many clients, which never expires.
+
+    By default httpx ends one that was idle for five seconds, also where a request has just been
+    given it and has not begun: after a pause of this process that request is lost by its own side,
+    with a ReadError of a ClosedResourceError.
+    """
+    return httpx.Limits(
+        max_connections=count,
+        max_keepalive_connections=count if keeps_connections else 0,
+        keepalive_expiry=None,
+    )
+
+
 def causes(error: BaseException) -> str:
     """The error, and what it came of: who ended a connection is seen only in the innermost one."""
     found: list[str] = []
@@ -96,10 +110,7 @@ class Clients:
         self._is_ending = False
 
     async def run(self, count: int) -> None:
-        limits = httpx.Limits(
-            max_connections=count,
-            max_keepalive_connections=count if self._keeps_connections else 0,
-        )
+        limits = limits_of(count, keeps_connections=self._keeps_connections)
         async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
             await asyncio.gather(*(self._one(client, random.Random(n)) for n in range(count)))
 

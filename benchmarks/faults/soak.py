@@ -43,6 +43,7 @@ import psutil
 
 from benchmarks.faults.answers import CASES, body_of
 from benchmarks.faults.bounds import judge
+from benchmarks.faults.clients import limits_of
 from benchmarks.faults.operated import AWAY_EVERY_S, OperatedCluster, operated
 from benchmarks.router.overload import Verdict
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port
@@ -132,7 +133,9 @@ class Load:
     is_over: bool = False
 
     async def run(self, clients: int) -> None:
-        async with httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S) as client:
+        async with httpx.AsyncClient(
+            base_url=self.url, timeout=TIMEOUT_S, limits=limits_of(clients)
+        ) as client:
             await asyncio.gather(*(self._one(client, random.Random(n)) for n in range(clients)))
 
     async def _one(self, client: httpx.AsyncClient, rng: random.Random) -> None:
