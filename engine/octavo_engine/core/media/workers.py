@@ -61,8 +61,11 @@ class PictureWorkers:
         self.hang = ""  # why they make no progress, from when that is seen until they do again
         self._timeout_s = timeout_s
         self._work = work
+        self._is_closed = False
         self._pool: WorkerPool | None = None
-        self._alone = asyncio.Lock()
+        self._alone = asyncio.Semaphore(NUM_WORKERS)
+        self._num_alone = 0  # pictures that are prepared alone, or wait for that
+        self._spare: list[WorkerPool] = []  # of one process each, for those that wait
         self._prepared = PreparedMedia(prepared_bytes)
 
     @property
@@ -91,6 +94,8 @@ class PictureWorkers:
             result = await self._run(data, param, self.spec.among(num_pictures))
         finally:
             self.num_waiting -= 1
+            if not self.num_waiting:
+                self.hang = ""
             self.seconds += time.monotonic() - started
         if result.picture is None:
             raise InvalidRequest(f"{param} {result.problem}", param=param)
@@ -98,10 +103,12 @@ class PictureWorkers:
         return result.picture
 
     def close(self) -> None:
-        """End the workers, whatever they do."""
+        """End the workers, whatever they do, for good."""
+        self._is_closed = True
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.kill()
+        self._end_spare()
 
     async def _run(self, data: bytes, param: str, spec: MediaSpec) -> PreparationResult:
         try:
@@ -121,14 +128,32 @@ class PictureWorkers:
         try:
             return await pool.run(self._work, data, spec, self._timeout_s)
         except WorkerLost:
-            pass
-        async with self._alone:
-            alone = WorkerPool(1, self._hangs)
-            try:
-                return await alone.run(self._work, data, spec, self._timeout_s)
-            finally:
-                alone.kill()
+            if self._is_closed:
+                raise
+        self._num_alone += 1
+        try:
+            async with self._alone:
+                return await self._try_alone(data, spec)
+        finally:
+            self._num_alone -= 1
+            if not self._num_alone:
                 self.hang = ""
+                self._end_spare()
+
+    async def _try_alone(self, data: bytes, spec: MediaSpec) -> PreparationResult:
+        """In a process that has nothing else. Raises WorkerLost, TimeoutError."""
+        pool = self._spare.pop() if self._spare else WorkerPool(1, self._hangs)
+        try:
+            result = await pool.run(self._work, data, spec, self._timeout_s)
+        except BaseException:  # of one whose client left, nobody knows what it does
+            pool.kill()
+            raise
+        self._spare.append(pool)
+        return result
+
+    def _end_spare(self) -> None:
+        while self._spare:
+            self._spare.pop().kill()
 
     def _hangs(self, reason: str) -> None:
         logger.error("Preparing %s hangs: %s; its processes are replaced", self.kind, reason)

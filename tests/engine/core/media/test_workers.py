@@ -167,12 +167,13 @@ def test_a_picture_that_its_decoder_dies_of_is_refused_and_costs_no_other() -> N
     async def scene() -> None:
         with picture_workers() as workers:
             picture = encoded(noise(70, 50), "PNG")
-            files = [picture, DEADLY, picture, picture, picture]
+            files = [picture, DEADLY, *[picture] * 20]
             _, refused, *_ = outcomes = await asyncio.gather(
                 *(outcome(workers, data) for data in files)
             )
             assert "cannot be decoded: the process that decodes it ends" in refused
-            assert outcomes.count("read") == 4
+            assert outcomes.count("read") == 21
+            assert not workers._spare
 
     asyncio.run(scene())
 
@@ -197,6 +198,23 @@ def test_a_worker_that_hangs_is_seen_and_replaced_and_costs_no_picture(
             assert seen == {"", "no process has computed for 0.6 s"}
             assert await going == "read"
             assert workers.hang == ""
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_hang_is_over_when_nobody_waits_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+
+    async def scene() -> None:
+        with picture_workers() as workers:
+            going = asyncio.create_task(outcome(workers, ENDLESS))
+            while not workers.hang:  # noqa: ASYNC110  # it is looked at, not told
+                await asyncio.sleep(0.01)
+            going.cancel()  # its client leaves
+            await asyncio.wait((going,))
+            assert workers.hang == ""
+            assert not workers._spare
 
     asyncio.run(scene())
 
