@@ -115,19 +115,19 @@ class PictureWorkers:
             return await self._try(data, spec)
         except TimeoutError:
             problem = f"takes longer than {self._timeout_s:g} s to decode; make it smaller"
-        except WorkerLost:
+        except DecoderLost:
             problem = "cannot be decoded: the process that decodes it ends or hangs over it"
         logger.warning("Pictures: %s %s", param, problem)
         raise InvalidRequest(f"{param} {problem}", param=param)
 
     async def _try(self, data: bytes, spec: MediaSpec) -> PreparationResult:
-        """Raises WorkerLost, TimeoutError."""
+        """Raises DecoderLost, TimeoutError."""
         pool = self._pool
         if pool is None or pool.is_over:
             pool = self._pool = WorkerPool(NUM_WORKERS, self._hangs)
         try:
             return await pool.run(self._work, data, spec, self._timeout_s)
-        except WorkerLost:
+        except DecoderLost:
             if self._is_closed:
                 raise
         self._num_alone += 1
@@ -141,7 +141,7 @@ class PictureWorkers:
                 self._end_spare()
 
     async def _try_alone(self, data: bytes, spec: MediaSpec) -> PreparationResult:
-        """In a process that has nothing else. Raises WorkerLost, TimeoutError."""
+        """In a process that has nothing else. Raises DecoderLost, TimeoutError."""
         pool = self._spare.pop() if self._spare else WorkerPool(1, self._hangs)
         try:
             result = await pool.run(self._work, data, spec, self._timeout_s)
@@ -160,7 +160,7 @@ class PictureWorkers:
         self.hang = reason
 
 
-class WorkerLost(Exception):
+class DecoderLost(Exception):
     """The process that had it, or one beside that, has ended."""
 
 
@@ -188,22 +188,22 @@ class WorkerPool:
     async def run(
         self, work: Work, data: bytes, spec: MediaSpec, timeout_s: float
     ) -> PreparationResult:
-        """Raises WorkerLost, TimeoutError."""
+        """Raises DecoderLost, TimeoutError."""
         try:
             future = asyncio.get_running_loop().run_in_executor(self._executor, work, data, spec)
         except (BrokenProcessPool, RuntimeError) as error:  # RuntimeError: it has been ended
             self.kill()
-            raise WorkerLost from error
+            raise DecoderLost from error
         self._ages[future] = 0
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(), name="octavo-media")
         try:
             return await _within(future, timeout_s)
-        except (BrokenProcessPool, TimeoutError, WorkerLost) as error:
+        except (BrokenProcessPool, TimeoutError, DecoderLost) as error:
             self.kill()
             if isinstance(error, TimeoutError):
                 raise
-            raise WorkerLost from error
+            raise DecoderLost from error
         finally:
             self._ages.pop(future, None)
 
@@ -264,12 +264,12 @@ async def _digest(data: bytes) -> bytes:
 
 
 async def _within(work: asyncio.Future[PreparationResult], seconds: float) -> PreparationResult:
-    """Raises TimeoutError, WorkerLost. A pause of this whole process, which is no picture's fault,
+    """Raises TimeoutError, DecoderLost. A pause of this whole process, which is no picture's fault,
     counts as one slice of the time."""
     for _ in range(_SLICES):
         done, _pending = await asyncio.wait((work,), timeout=seconds / _SLICES)
         if work.cancelled():  # with the pool that it waited in
-            raise WorkerLost
+            raise DecoderLost
         if done:
             return work.result()
     work.cancel()
