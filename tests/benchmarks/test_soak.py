@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import TYPE_CHECKING
 
@@ -49,12 +48,13 @@ def test_an_operator_follows_changes_and_a_replaced_api_server(
     with operated(tmp_path) as cluster:
         for _ in range(6):
             cluster.turn()
+        assert cluster.settle() == 0
         cluster.replace_api_server()
         cluster.api.wait_until_ready()
         for _ in range(6):
             cluster.turn()
         assert cluster.changes >= 6
-        assert asyncio.run(asyncio.to_thread(cluster.settle)) == 0
+        assert cluster.settle() == 0
         assert all(is_settled(cluster.api.get(one)) for one in cluster.deployments)
         pods = cluster.api.list("v1", "Pod", cluster.namespace)
         assert len(pods) == 2 * DEPLOYMENTS, [kinds.name_of(pod) for pod in pods]
