@@ -91,12 +91,12 @@ class OperatedCluster:
             if pods:
                 self._delete_pod(self._rng.choice(pods))
             return
-        spec: dict[str, Any] = {
+        specs: dict[str, dict[str, Any]] = {
             "replicas": {"replicas": self._rng.randint(1, 3), "suspend": False},
             "rollout": {"engine": {"maxNumSeqs": self._rng.randint(2, 9)}, "suspend": False},
             "suspend": {"suspend": True},
-        }[kind]
-        self.api.patch(deployment, {"spec": spec})
+        }
+        self.api.patch(deployment, {"spec": specs[kind]})
 
     def _delete_pod(self, pod: dict[str, Any]) -> None:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -15,6 +16,9 @@ from octavo_engine.protocol.loading import LoadProgress, read_progress
 from octavo_engine.server import run
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running
+
+if TYPE_CHECKING:
+    from octavo_engine.server.service import Service
 
 TABLE = {  # /livez, /health, /ready
     "loading": (200, 503, 503),
@@ -106,7 +110,7 @@ def test_a_server_looks_whether_the_clock_was_set(monkeypatch, caplog):
     async def scene() -> None:
         nonlocal offset_s
         service = SimpleNamespace(clock=ClockWatch(wall=lambda: time.time() + offset_s))
-        watching = asyncio.create_task(run._watch_clock(service))
+        watching = asyncio.create_task(run._watch_clock(cast("Service", service)))
         await asyncio.sleep(0.05)
         offset_s = -3600.0
         while not service.clock.num_jumps:  # noqa: ASYNC110  # it is looked at, not told
