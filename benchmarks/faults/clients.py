@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BODIES: Final = 48  # different ones, of all kinds in turn
 TIMEOUT_S: Final = 600.0  # of a request: far beyond what any takes
+_MAX_CAUSES: Final = 8
 
 
 @dataclass(slots=True)
@@ -46,20 +47,47 @@ class Tally:
         return {case: (tried, self.not_survived[case]) for case, tried in self.ended.items()}
 
 
-async def ask(client: httpx.AsyncClient, url: str, case: Case, body: dict[str, Any]) -> Answer:
+async def ask(
+    client: httpx.AsyncClient, url: str, case: Case, body: dict[str, Any], *, request_id: str = ""
+) -> Answer:
     """Raises ValueError on anything but one whole answer."""
+    headers = {"x-request-id": request_id} if request_id else {}
     if not body.get("stream"):
-        response = await client.post(url + case.path, json=body)
+        response = await client.post(url + case.path, json=body, headers=headers)
         if response.status_code != 200:
             raise ValueError(f"{response.status_code}: {response.text[:300]}")
         return answer_of(case, response.json())
     raw = bytearray()
-    async with client.stream("POST", url + case.path, json=body) as response:
+    async with client.stream("POST", url + case.path, json=body, headers=headers) as response:
         async for piece in response.aiter_bytes():
             raw += piece
         if response.status_code != 200:
             raise ValueError(f"{response.status_code}: {bytes(raw[:300])!r}")
     return joined(case, bytes(raw))
+
+
+def limits_of(count: int, *, keeps_connections: bool = True) -> httpx.Limits:
+    """A connection for each of so many clients, which never expires.
+
+    By default httpx ends one that was idle for five seconds, also where a request has just been
+    given it and has not begun: after a pause of this process that request is lost by its own side,
+    with a ReadError of a ClosedResourceError.
+    """
+    return httpx.Limits(
+        max_connections=count,
+        max_keepalive_connections=count if keeps_connections else 0,
+        keepalive_expiry=None,
+    )
+
+
+def causes(error: BaseException) -> str:
+    """The error, and what it came of: who ended a connection is seen only in the innermost one."""
+    found: list[str] = []
+    inner: BaseException | None = error
+    while inner is not None and len(found) < _MAX_CAUSES:
+        found.append(f"{type(inner).__name__}: {inner}")
+        inner = inner.__cause__ or inner.__context__
+    return " of ".join(found)
 
 
 class Clients:
@@ -82,10 +110,7 @@ class Clients:
         self._is_ending = False
 
     async def run(self, count: int) -> None:
-        limits = httpx.Limits(
-            max_connections=count,
-            max_keepalive_connections=count if self._keeps_connections else 0,
-        )
+        limits = limits_of(count, keeps_connections=self._keeps_connections)
         async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
             await asyncio.gather(*(self._one(client, random.Random(n)) for n in range(count)))
 
@@ -101,7 +126,7 @@ class Clients:
             tally.live[number] = case.name
             began_at = time.monotonic()
             try:
-                answer = await ask(client, self._url(), case, body)
+                answer = await ask(client, self._url(), case, body, request_id=f"client-{number}")
                 if answer != wanted:
                     tally.not_survived[case.name] += 1
                     tally.changed.append(f"{case.name}: {answer} instead of {wanted}")
@@ -109,8 +134,8 @@ class Clients:
                 tally.not_survived[case.name] += 1
                 after_s = time.monotonic() - began_at
                 tally.lost.append(
-                    f"{case.name}: {type(error).__name__} of {error.__cause__!r} after"
-                    f" {after_s:.1f} s, stream {bool(body.get('stream'))}: {error}"
+                    f"client-{number}, {case.name}, stream {bool(body.get('stream'))}, after"
+                    f" {after_s:.1f} s: {causes(error)}"
                 )
                 print(f"  {time.strftime('%X')} lost: {tally.lost[-1][:300]}", flush=True)
             finally:

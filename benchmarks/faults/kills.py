@@ -2,7 +2,7 @@
 
     python -m benchmarks.faults.kills [--kills N] [--clients N] [--model MODEL] [--with FEATURE]...
                                       [--beside FEATURE,...]... [--how HOW]... [--simulated]
-                                      [--seconds S] [--json FILE]
+                                      [--seconds S] [--json FILE] [--logs FOLDER]
 
 Two engines behind a router, all of them processes; with `--simulated` they have the real scheduler
 and no forward pass, which takes little of a processor. Requests are of every kind that can be
@@ -28,6 +28,9 @@ pictures as well, never simulated.
 Each `--beside` adds two engines, a router and clients of their own with the features that it names
 (`none`: with none), to the run: most of a kill is waiting for an engine that starts, so several
 pairs lose engines in the time of one. They share the number of kills.
+
+With `--logs` the logs of all processes stay in a folder, those of the routers with a line for each
+request: a lost one is named there as it is here.
 
 Ends with status 1 where a bound of `benchmarks/faults/bounds.json` is not kept.
 """
@@ -261,8 +264,9 @@ class Pair:
         if not await until(lambda: not under_way & tally.live.keys(), TIMEOUT_S):
             self.complaints.append(f"kill {number}: requests did not end")
         print(
-            f"  {number} of {number + count.left}, {self.name}: {how}, {len(under_way)} under way,"
-            f" {len(tally.lost)} lost, {len(tally.changed)} changed", flush=True,
+            f"  {time.strftime('%X')} {number} of {number + count.left}, {self.name}: {how},"
+            f" {len(under_way)} under way, {len(tally.lost)} lost, {len(tally.changed)} changed",
+            flush=True,
         )  # fmt: skip
 
 
@@ -307,9 +311,9 @@ async def _are_all_ready(url: str) -> bool:
 
 
 @contextmanager
-def serving(setup: Setup, folder: Path) -> Iterator[Pair]:
-    """Starts the pair, and leaves nothing of it."""
-    folder.mkdir()
+def serving(setup: Setup, folder: Path, *, logs_all: bool = False) -> Iterator[Pair]:
+    """Starts the pair, and leaves nothing of it but what is in the folder."""
+    folder.mkdir(parents=True)
     if "adapters" in setup.features:
         write_adapter(folder / ADAPTER, _ADAPTED, rank=8, size=0.05)
     if "media" in setup.features:
@@ -326,7 +330,8 @@ def serving(setup: Setup, folder: Path) -> Iterator[Pair]:
         router = Server.start(
             [sys.executable, "-m", "octavo.cli", "router", "--host", "127.0.0.1", "--port",
              str(port), "--config", str(config),
-             "--upstreams", ",".join(engine.url for engine in engines)],
+             "--upstreams", ",".join(engine.url for engine in engines),
+             *(("--access-log", "all") if logs_all else ())],
             port=port, log=folder / "router.log", ready="/ready", within_s=READY_WITHIN_S,
         )  # fmt: skip
         yield Pair(setup, engines, router)
@@ -339,11 +344,12 @@ def serving(setup: Setup, folder: Path) -> Iterator[Pair]:
             group.remove()
 
 
-def run(setup: Setup, *beside: Setup) -> Verdict:
+def run(setup: Setup, *beside: Setup, logs: Path | None = None) -> Verdict:
     """`setup` has the number of kills and the time of all."""
     with tempfile.TemporaryDirectory(prefix="octavo-kills-") as name, ExitStack() as stack:
+        folder = logs or Path(name)
         pairs = [
-            stack.enter_context(serving(one, Path(name) / f"kills-{number}"))
+            stack.enter_context(serving(one, folder / f"kills-{number}", logs_all=logs is not None))
             for number, one in enumerate((setup, *beside))
         ]
         count = KillCount(setup.kills, time.monotonic() + setup.seconds)
@@ -379,6 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--simulated", action="store_true", help="engines without a forward pass")
     parser.add_argument("--seconds", type=float, default=default.seconds, metavar="S")
     parser.add_argument("--json", metavar="FILE", help="write what was seen there as well")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep all logs there")
     args = parser.parse_args(arguments)
     end_cleanly_on_sigterm()
     features = tuple(sorted(set(args.features)))
@@ -390,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         replace(setup, features=names, seed=args.seed + number)
         for number, names in enumerate(args.beside, start=1)
     ]
-    return run(setup, *beside).report(args.json)
+    return run(setup, *beside, logs=args.logs).report(args.json)
 
 
 if __name__ == "__main__":

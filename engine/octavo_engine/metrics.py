@@ -166,6 +166,7 @@ class MetricsSnapshot:
     max_loras: int = 0  # adapters that can take part in a step; 0: there are none
     mm_pending: int = 0  # pictures that are decoded, or wait for it
     mm_preprocess_s: float = 0.0
+    num_clock_jumps: int = 0
 
 
 class MetricFamilies:
@@ -327,6 +328,14 @@ class MetricFamilies:
             family.add_metric([*self._labels.values(), known], float(known == now))
         return family
 
+    def machine(self, snapshot: MetricsSnapshot) -> Iterator[Metric]:
+        yield self.counter(
+            names.CPU_SECONDS, "Processor time of all processes.", {(): snapshot.cpu_s}
+        )
+        yield self.counter(
+            names.CLOCK_JUMPS, "Times that the wall clock was set.", {(): snapshot.num_clock_jumps}
+        )
+
     def pictures(self, snapshot: MetricsSnapshot) -> Iterator[Metric]:
         yield self.gauge(
             names.MM_PREPROCESS_PENDING,
@@ -485,10 +494,8 @@ class EngineMetrics:
         yield self._own.gauge(
             names.NUM_HTTP_REQUESTS_IN_FLIGHT, "HTTP requests being answered.", self.http_in_flight
         )
-        yield self._own.counter(
-            names.CPU_SECONDS, "Processor time of all processes.", {(): snapshot.cpu_s}
-        )
         own = self._own
+        yield from own.machine(snapshot)
         yield from own.pictures(snapshot)
         yield own.one_hot(names.ENGINE_STATE, "the state the engine is in", "state",
                           ENGINE_STATES, snapshot.state)  # fmt: skip

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 
 from benchmarks.faults import drains
 from benchmarks.faults.answers import CASES, CHAT, PICTURE_CASES, Answer, Case, body_of
-from benchmarks.faults.clients import Clients
+from benchmarks.faults.clients import Clients, causes, limits_of
 from tests.fakes.upstream import Peer, Received, ScriptedUpstream
 
 WHOLE = (
@@ -50,6 +51,19 @@ def test_another_answer_and_none_are_not():
     for clients in (seen_by(SAME, status="503 No"), seen_by(SAME, stream=True)):
         assert clients.tally.board == {"chat": (1, 1)}
         assert len(clients.tally.lost) == 1 and not clients.tally.live
+
+
+def test_no_client_ends_a_connection_of_its_own_accord():
+    """One that expires is ended also where a request has just been given it."""
+    assert limits_of(20).keepalive_expiry is None
+
+
+def test_the_innermost_cause_is_named():
+    outer = httpx.ReadError("")
+    outer.__cause__ = ConnectionResetError(104, "Connection reset by peer")
+    assert (
+        causes(outer) == "ReadError:  of ConnectionResetError: [Errno 104] Connection reset by peer"
+    )
 
 
 def test_pictures_are_in_the_parts_that_an_endpoint_takes():

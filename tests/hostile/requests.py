@@ -16,6 +16,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import random
 import sys
 import tempfile
@@ -25,14 +26,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-import httpx
+import psutil
 
-from octavo_router.proxy.paths import PROXIED
 from tests.fakes.api_fuzz import LEFT_OUT, TOGETHER, USER
-from tests.hostile.hunt import CORPUS, _resident_kib
+from tests.fakes.http_client import RawClient
+from tests.hostile.hunt import CORPUS
 from tests.hostile.mutations import VALUES, changed_value, mutated
 
 if TYPE_CHECKING:
@@ -41,11 +43,13 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from tests.fakes.router_process import RouterProcess
     from tests.fakes.simulated import Simulated
 
     Send = Callable[["Request"], Awaitable[tuple[int, bytes]]]
 
-BATCH: Final = 64  # at a time
+AT_A_TIME: Final = 64
+BATCH: Final = 512  # between two looks at what is left behind
 TIMEOUT_S: Final = 60.0
 GROWTH_MIB: Final = 256.0  # of the resident memory, from the thousandth request on
 _MAY_FAIL: Final = (501, 503, 504)
@@ -110,6 +114,7 @@ class RequestCounts:
     tried: int = 0
     slowest_s: float = 0.0
     growth_mib: float = 0.0
+    router_growth_mib: list[float] = field(default_factory=list)  # of one at most
 
 
 class BadAnswer(AssertionError):
@@ -247,17 +252,35 @@ async def call(app: ASGIApp, request: Request) -> tuple[int, bytes]:
     return status, b"".join(parts)
 
 
-def through(client: httpx.AsyncClient) -> Send:
-    """As `call`, over a connection."""
+class Connections:
+    """As `call`, to a router, over connections that are kept. What is not strictly HTTP fails."""
 
-    async def send(request: Request) -> tuple[int, bytes]:
-        target = request.path + ("?" + request.query.decode("latin-1") if request.query else "")
-        answer = await client.request(
-            request.method, target, headers=request.headers[1:], content=request.body
-        )
-        return answer.status_code, answer.content
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[RawClient] = []
 
-    return send
+    async def send(self, request: Request) -> tuple[int, bytes]:
+        client = self._idle.pop() if self._idle else await RawClient.open(self._port)
+        await client.send(self._bytes(request))
+        answer = await client.answer(is_head=request.method == "HEAD")
+        if answer.header("connection") == "close":
+            client.writer.close()
+        else:
+            self._idle.append(client)
+        return answer.status, answer.body
+
+    def _bytes(self, request: Request) -> bytes:
+        query = b"?" + request.query if request.query else b""
+        fields = [(b"host", f"127.0.0.1:{self._port}".encode()), *request.headers[1:]]
+        if request.body or request.method in ("POST", "PUT", "PATCH"):
+            fields.append((b"content-length", str(len(request.body)).encode()))
+        lines = [b"%b: %b\r\n" % field for field in fields]
+        head = b"%b %b%b HTTP/1.1\r\n" % (request.method.encode(), request.path.encode(), query)
+        return head + b"".join(lines) + b"\r\n" + request.body
+
+    async def close(self) -> None:
+        for client in self._idle:
+            client.writer.close()
 
 
 async def check(send: Send, request: Request, counts: RequestCounts) -> None:
@@ -285,40 +308,51 @@ async def check(send: Send, request: Request, counts: RequestCounts) -> None:
 
 
 def fuzz(server: Simulated, *, count: int, seconds: float, seed: int, path: str | None = None,
-         router: str | None = None) -> RequestCounts:  # fmt: skip
-    """Raises BadAnswer, AssertionError where something is left behind."""
-    _, document = _on_loop(server, call(server.app, Request("GET", "/openapi.json", b"", [])))
-    generator = Generator(json.loads(document), seed, path)
-    if router is not None:
-        generator.operations = [one for one in generator.operations if one[1] in PROXIED]
-    requests = generator.requests()
-    counts, ends_at, before = RequestCounts(), time.monotonic() + seconds, 0
+         router: RouterProcess | None = None) -> RequestCounts:  # fmt: skip
+    """Raises BadAnswer, AssertionError where something is left behind.
 
-    async def batches() -> None:
-        if router is None:
-            await batch(partial(call, server.app))
-            return
-        async with httpx.AsyncClient(base_url=router, timeout=TIMEOUT_S) as client:
-            for _ in range(8):
-                await batch(through(client))
+    `router`: one in front of the server, whose own description is taken.
+    """
+    if router is None:
+        send: Send = partial(call, server.app)
+        _, text = _on_loop(server, send(Request("GET", "/openapi.json", b"", [])))
+    else:
+        connections = Connections(router.port)
+        send = connections.send
+        _, text = _on_loop(server, send(Request("GET", "/openapi.json", b"", [(b"host", b"x")])))
+    requests = Generator(json.loads(text), seed, path).requests()
+    pids = [os.getpid(), *([] if router is None else [router.process.pid])]
+    before: list[float] = []
+    counts, ends_at = RequestCounts(), time.monotonic() + seconds
 
-    async def batch(send: Send) -> None:
-        some = [next(requests) for _ in range(BATCH)]
-        await asyncio.gather(*(check(send, request, counts) for request in some))
+    async def ask_some(number: int) -> None:
+        """Each of them by one of so many at a time."""
+        some = islice(requests, number)
+
+        async def one_by_one() -> None:
+            for request in some:
+                await check(send, request, counts)
+
+        await asyncio.gather(*(one_by_one() for _ in range(AT_A_TIME)))
 
     while counts.tried < count and time.monotonic() < ends_at:
         if not before and counts.tried > 1000:
             gc.collect()
-            before = _resident_kib()
-        _on_loop(server, batches())
-        if counts.tried % (BATCH * 8) == 0:
-            server.check_idle()
-    server.check_idle()
+            before = [_resident_mib(pid) for pid in pids]
+        _on_loop(server, ask_some(BATCH))
+        server.check_idle()
+    if router is not None:
+        _on_loop(server, connections.close())
     if before:
         gc.collect()
-        counts.growth_mib = (_resident_kib() - before) / 1024
-        assert counts.growth_mib <= GROWTH_MIB, counts
+        growth = [_resident_mib(pid) - was for pid, was in zip(pids, before, strict=True)]
+        counts.growth_mib, *counts.router_growth_mib = growth
+        assert max(growth) <= GROWTH_MIB, counts
     return counts
+
+
+def _resident_mib(pid: int) -> float:
+    return psutil.Process(pid).memory_info().rss / 2**20
 
 
 def _on_loop(server: Simulated, work: Any) -> Any:
@@ -357,14 +391,15 @@ def main() -> int:
             try:
                 counts = fuzz(
                     server, count=args.count, seconds=args.seconds, seed=args.seed,
-                    path=args.path, router=router.url if router is not None else None,
+                    path=args.path, router=router,
                 )  # fmt: skip
             except BadAnswer as error:
                 sys.stdout.write(f"{error}\nkept in {keep(error.request)}\n")
                 return 1
     sys.stdout.write(
         f"{counts.tried} requests, {dict(sorted(counts.statuses.items()))}, slowest"
-        f" {counts.slowest_s:.2f} s, memory grown by {counts.growth_mib:.1f} MiB\n"
+        f" {counts.slowest_s:.2f} s, memory grown by {counts.growth_mib:.1f} MiB"
+        f"{''.join(f', of the router by {mib:.1f} MiB' for mib in counts.router_growth_mib)}\n"
     )
     return 0
 

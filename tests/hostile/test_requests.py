@@ -34,7 +34,7 @@ def test_generated_requests_are_answered_and_leave_nothing_behind(tmp_path: Path
 def test_generated_requests_through_a_router_are_answered(tmp_path: Path) -> None:
     with simulating() as server, routing("--upstreams", server.url) as router:
         router.until(lambda: "ready" in router.states().values())
-        counts = requests.fuzz(server, count=5_000, seconds=20.0, seed=2, router=router.url)
+        counts = requests.fuzz(server, count=5_000, seconds=20.0, seed=2, router=router)
         assert router.metric("octavo_router_requests_total", code="500") == 0
     assert counts.tried > 300
     assert counts.statuses[200] > counts.tried // 20

@@ -13,6 +13,7 @@ import argparse
 import math
 import os
 import resource
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -146,6 +147,10 @@ def _grant_time() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    # They reach the whole group, while the server still answers what it has: the connection's end
+    # is the end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True)
     connection = socket.socket(fileno=parser.parse_args(arguments).fd)

@@ -49,7 +49,9 @@ START_S: Final = 60.0
 WALL_S: Final = 30.0  # of one trial: far more than its processor time, for machines that are busy
 QUEUE_S: Final = 10.0  # until one begins
 _MAX_KNOWN: Final = 4096
-_BY_OTHERS: Final = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+# Signals to a whole group of processes, whose end the request does not have to pay for.
+_TO_THE_GROUP: Final = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+_BY_OTHERS: Final = (-signal.SIGKILL, *_TO_THE_GROUP)
 # One thread each: a processor of many cores would take a small address space for stacks alone.
 _ENVIRONMENT: Final = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
@@ -122,7 +124,7 @@ class GrammarTrials:
         try:
             return self._run(message)
         except ProcessLost as lost:
-            if lost.code is None:
+            if lost.code is None or lost.code in _TO_THE_GROUP:
                 raise _busy() from None
             error = _blame(lost.code)
             return TrialReply(error.message, error.param, error.code)
@@ -237,5 +239,5 @@ def _blame(code: int) -> RequestError:
 
 def _busy() -> QueueFull:
     return QueueFull(
-        "the grammar waited too long to be tried out", code="grammar_queue_full", retry_after_s=5
+        "the grammar could not be tried out in time", code="grammar_queue_full", retry_after_s=5
     )

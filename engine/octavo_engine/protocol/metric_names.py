@@ -54,6 +54,7 @@ MM_CACHE_QUERIES = "octavo_mm_cache_queries"
 MM_CACHE_HITS = "octavo_mm_cache_hits"
 MM_ENCODE_SECONDS = "octavo_mm_encode_seconds"
 MM_PREPROCESS_SECONDS = "octavo_mm_preprocess_seconds"
+CLOCK_JUMPS = "octavo_clock_jumps"
 
 # histograms
 TIME_TO_FIRST_TOKEN_SECONDS = "octavo_time_to_first_token_seconds"

@@ -47,6 +47,7 @@ LAST_WRITES_S = 5.0  # for answers that were complete when the drain ended
 PROGRESS_INTERVAL_S = 0.1
 LOOP_TICK_S = 1.0
 LOOP_DUMP_S = 4.0  # of standing still: the stacks are logged
+CLOCK_LOOK_S = 1.0
 TEXT_LOOK_S = 0.5  # between two looks at the threads that read texts
 
 
@@ -95,7 +96,8 @@ async def serve(
         reloading = asyncio.create_task(reloader.run(), name="octavo-reload")
         watching = asyncio.create_task(_watch_loop(), name="octavo-loop-watch")
         texts = asyncio.create_task(_watch_texts(service), name="octavo-text-watch")
-        helpers = [reloading, watching, texts]
+        clock = asyncio.create_task(_watch_clock(service), name="octavo-clock-watch")
+        helpers = [reloading, watching, texts, clock]
         serving = [
             asyncio.create_task(server.serve(sockets=[own]), name="octavo-http")
             for server, own in servers.items()
@@ -143,6 +145,14 @@ async def _watch_texts(service: Service) -> None:
             faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
             service.hub.on_lost()
         before = hang
+
+
+async def _watch_clock(service: Service) -> None:
+    """Until it is cancelled."""
+    while True:
+        if jump_s := service.clock.look():
+            logger.warning("The clock was set", extra={"seconds": round(jump_s, 3)})
+        await asyncio.sleep(CLOCK_LOOK_S)
 
 
 def make_server(

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from octavo_common.clock_watch import ClockWatch
 from octavo_common.process_tree import cpu_seconds
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.media.held import HeldMedia
@@ -66,6 +67,7 @@ class Service:
         self.sleep = SleepState(engine, self.admission, self.running)
         self.pause = PauseState(engine, self.admission, self.running, settings.request_timeout_s)
         self.memory = MemoryRelease()
+        self.clock = ClockWatch()
         self.batches: BatchRunner | None = None  # set by the application, where files are kept
 
     def start_draining(self) -> None:
@@ -74,12 +76,20 @@ class Service:
         self.pause.end()  # what waits is refused as all that comes now
         self.hub.drain(self.settings.shutdown_timeout_s)
 
+    @property
+    def media_hang(self) -> str:
+        """Why pictures or sounds make no progress, while all else does; empty: they do."""
+        pictures = optional(lambda: self.engine.pictures)
+        return "" if pictures is None else pictures.hang
+
     def _snapshot(self) -> MetricsSnapshot:
         health, config = self.engine.health(), self.engine.config
         stats = self.engine.stats
         state = (
             "draining" if self.admission.is_draining and health.state == "ready" else health.state
         )
+        if state == "ready" and self.media_hang:
+            state = "stalled"
         load_s = 0.0
         if health.state != "loading":
             info = optional(lambda: self.engine.info)
@@ -93,6 +103,7 @@ class Service:
             max_loras=config.max_loras if config.enable_lora else 0,
             mm_pending=0 if pictures is None else pictures.num_waiting,
             mm_preprocess_s=0.0 if pictures is None else pictures.seconds,
+            num_clock_jumps=self.clock.num_jumps,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ of its own; and where a pool refuses most of what it gets, some is refused here 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from octavo_router.routing.outcome import AttemptResult
 
@@ -121,33 +121,49 @@ class RetryBudget:
         return window
 
 
+class _Allowance(NamedTuple):
+    left: int  # losses that count for nothing
+    at: float  # the last loss
+    epoch: str
+
+
+_NO_LOSS: Final = _Allowance(0, -QUIET_S, "")
+
+
 class Losses:
     """What the end of an engine may cost without counting: all that it had in hand, once.
 
     A third of the pool dies, and a third of all requests must go on elsewhere at the same moment:
     far more than a share for repeats allows, and yet no storm, for an engine dies once. So does one
     that hangs, as its silence to routers shows, and one that is signalled to end, and at its
-    deadline gives back what it has not answered. One that goes on losing what it is given has
-    nothing free until it was quiet for a while.
+    deadline gives back what it has not answered. One that goes on losing what it is given, without
+    having been started again, has nothing free until it was quiet for a while.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._allowed: dict[str, tuple[int, float]] = {}  # how many more, and the last loss
+        self._allowed: dict[str, _Allowance] = {}
 
-    def covers(self, endpoint: str, in_flight: int) -> bool:
-        """A request that it had accepted was lost there, of so many, this one included."""
+    def covers(self, endpoint: str, epoch: str, in_flight: int) -> bool:
+        """A request that it had accepted was lost there, of so many, this one included.
+
+        `epoch`: which of its lives that was, "" where that is not known. What one life lost is
+        nothing against the next one: an engine that starts within a second may die again within
+        another.
+        """
         now = self._clock()
-        left, at = self._allowed.pop(endpoint, (0, -QUIET_S))
-        if now - at >= QUIET_S:
+        before = self._allowed.pop(endpoint, _NO_LOSS)
+        left = before.left
+        if now - before.at >= QUIET_S or epoch != before.epoch:
             left = in_flight
             self._forget(now)
-        self._allowed[endpoint] = (max(left - 1, 0), now)  # the latest loss stands last
+        # The latest loss stands last.
+        self._allowed[endpoint] = _Allowance(max(left - 1, 0), now, epoch)
         return left > 0
 
     def _forget(self, now: float) -> None:
-        for endpoint, (_, at) in tuple(self._allowed.items()):
-            if now - at < QUIET_S:
+        for endpoint, allowance in tuple(self._allowed.items()):
+            if now - allowance.at < QUIET_S:
                 break
             del self._allowed[endpoint]
 

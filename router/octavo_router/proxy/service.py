@@ -300,7 +300,7 @@ class Proxy:
         if lease is None:
             return False
         endpoint = lease.endpoint
-        return self._losses.covers(endpoint.id, endpoint.num_requests)
+        return self._losses.covers(endpoint.id, endpoint.epoch, endpoint.num_requests)
 
     def note_quarantine(self, request: RouteRequest, path: str, digest: str) -> None:
         """Two engines died of it."""

@@ -108,6 +108,23 @@ def test_a_process_that_somebody_else_ends_is_replaced_and_the_grammar_tried_aga
         assert found.num_lost == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_group_does_not_end_what_the_server_still_answers(number: signal.Signals):
+    signals = f"t.check = lambda spec: os.kill(os.getpid(), {int(number)})"
+    with trials(signals) as found:
+        found.check(HARMLESS)
+        assert found.num_lost == 0
+
+
+def test_a_signal_before_a_process_is_ready_for_it_is_not_the_grammar_s_fault():
+    """Imports take a while: whatever ends it then may end the next one too."""
+    ends = "t.main = lambda: os.kill(os.getpid(), 15)"
+    with trials(ends) as found:
+        with pytest.raises(QueueFull):
+            found.check(HARMLESS)
+        assert found.num_lost == 2
+
+
 def test_a_grammar_over_which_each_process_is_killed_is_refused():
     kills = "t.check = lambda spec: os.kill(os.getpid(), 9)"
     with trials(kills) as found:

@@ -135,11 +135,19 @@ def test_a_few_refusals_mean_nothing(num_refused, is_known):
 def test_a_death_covers_what_the_engine_had_and_no_more():
     clock = ManualClock()
     losses = Losses(clock)
-    assert [losses.covers("a", 3 - number) for number in range(3)] == [True] * 3
-    assert not losses.covers("a", 50)  # it is given more, and loses that too
-    assert losses.covers("b", 1)
+    assert [losses.covers("a", "1", 3 - number) for number in range(3)] == [True] * 3
+    assert not losses.covers("a", "1", 50)  # it is given more, and loses that too
+    assert losses.covers("b", "1", 1)
     clock.advance(9.0)
-    assert not losses.covers("a", 50)
+    assert not losses.covers("a", "1", 50)
     clock.advance(10.0)  # quiet for long enough: another death
-    assert losses.covers("a", 2)
+    assert losses.covers("a", "1", 2)
     assert set(losses._allowed) == {"a"}  # what is over is forgotten
+
+
+def test_an_engine_that_was_started_again_may_die_again_at_once():
+    losses = Losses(ManualClock())
+    assert losses.covers("a", "1", 1)
+    assert [losses.covers("a", "2", 3 - number) for number in range(4)] == [True] * 3 + [False]
+    assert losses.covers("a", "3", 1)
+    assert len(losses._allowed) == 1

@@ -308,6 +308,34 @@ async def test_one_that_loses_everything_it_is_given_does_not_multiply_the_work(
 
 
 @on_loop
+async def test_an_engine_that_was_started_again_may_die_again_at_once_and_costs_no_stream():
+    """Its next process has nothing to do with what the one before lost a moment ago."""
+    config = fast_config(retry={"budget": 0.0, "budget_min": 0, "client_share": 0.0})
+    dying = DiesWhenTold(num_words=2, how="reset")
+    async with (
+        ScriptedUpstream(dying) as first,
+        ScriptedUpstream(Engine()) as second,
+        routing_to(first.port, second.port, config=config, kind="octavo") as rig,
+        await RawClient.open(rig.port) as client,
+    ):
+        lost, other = rig.endpoints
+        for epoch in ("first", "second", "third"):
+            lost.epoch = epoch
+            rig.registry.report(other, "down")
+            await client.post(chat(stream=True))
+            await client.head()
+            body = await client.chunk()
+            rig.registry.report(other, "ready")
+            dying.dies.set()
+            while piece := await client.chunk():
+                body += piece
+            assert body == WHOLE
+            dying.dies.clear()
+        assert [record.resumes for record in rig.records] == [1, 1, 1]
+        await rig.settled()
+
+
+@on_loop
 async def test_tokens_out_of_order_fail_the_stream_and_speak_against_the_engine():
     """Nothing of it is relayed, another engine answers, and the failure counts."""
 

@@ -10,7 +10,9 @@
 | dead      | 503    | 503               | 503             |
 
 Saturated (the queue is full) is not dead: restarting would lose the work. Loading may take long:
-/livez stays 200, so that a liveness probe does not kill a server that is on its way.
+/livez stays 200, so that a liveness probe does not kill a server that is on its way. Pictures whose
+processes hang count as stalled for the second or two that it takes to replace these; requests are
+taken meanwhile.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 ALIVE = frozenset(("loading", "ready", "saturated", "draining"))
 HEALTHY = frozenset(("ready", "saturated", "draining"))
 READY = frozenset(("ready",))
+CLOCK_JUMP = (
+    b"octavo-clock-jump"  # header of /health: seconds by which the wall clock was set lately
+)
 
 
 async def livez(exchange: Exchange, service: Service) -> None:
@@ -34,7 +39,10 @@ async def livez(exchange: Exchange, service: Service) -> None:
 
 async def health(exchange: Exchange, service: Service) -> None:
     if _state(service) in HEALTHY:
-        await exchange.reply(b"", headers=[])  # clients of vLLM's expect an empty body
+        headers = []
+        if jump_s := service.clock.recent_s:
+            headers.append((CLOCK_JUMP, f"{jump_s:.3f}".encode()))
+        await exchange.reply(b"", headers=headers)  # clients of vLLM's expect an empty body
     else:
         await _answer(exchange, service, HEALTHY)
 
@@ -52,8 +60,8 @@ async def _answer(exchange: Exchange, service: Service, good: frozenset[str]) ->
     state = _state(service)
     health = service.engine.health()
     body: dict[str, Any] = {"state": state}
-    if health.reason:
-        body["reason"] = health.reason
+    if reason := health.reason or service.media_hang:
+        body["reason"] = reason
     if state == "loading":
         body["progress"] = round(health.progress, 4)
         if health.loading is not None:
@@ -73,4 +81,6 @@ def _state(service: Service) -> str:
         return "loading"
     if state == "ready" and service.admission.is_saturated:
         return "saturated"
+    if state == "ready" and service.media_hang:
+        return "stalled"
     return state

@@ -1,25 +1,34 @@
-"""Mutated picture files through the processes that decode: none dies, hangs or grows."""
+"""Processes that decode pictures: mutated files end none; one that dies or hangs is replaced."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+from octavo_engine.core.media import workers as module
 from octavo_engine.core.media.prepare import FORMATS
 from octavo_engine.core.media.prompt import PictureTokens
 from octavo_engine.core.media.workers import NUM_WORKERS, PictureWorkers
 from octavo_engine.errors import InvalidRequest
 from octavo_engine.tokenization.text_tokenizer import TextTokenizer
 from tests.engine.core.media.test_prepare import mutated, noise, spec
+from tests.fakes.deadly_pictures import DEADLY, ENDLESS, prepare
 from tests.fakes.process import environment
 from tests.fakes.seeing import encoded, tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_WORKER_MIB = 700  # one picture of 40 megapixels, decoded and in RGB
 
@@ -47,17 +56,17 @@ def test_mutated_files_end_no_worker() -> None:
     async def scene() -> None:
         assert await outcome(workers, files[0]) == "read"
         assert workers._pool is not None
-        started = dict(workers._pool._processes)
+        started = workers._pool.pids
         outcomes = []
         for _ in range(50):
             batch = [mutated(rng, rng.choice(files)) for _ in range(8)]
             outcomes += await asyncio.gather(*(outcome(workers, data) for data in batch))
-        processes = workers._pool._processes
-        assert started.items() <= processes.items()
+        processes = workers._pool.pids
+        assert set(started) <= set(processes)
         assert len(processes) <= NUM_WORKERS
         assert max(map(peak_mib, processes)) < MAX_WORKER_MIB
         assert 20 < outcomes.count("read") < 380
-        assert not [each for each in outcomes if "died" in each or "takes longer" in each]
+        assert not [each for each in outcomes if "the process" in each or "takes longer" in each]
 
     try:
         asyncio.run(scene())
@@ -99,7 +108,7 @@ async def scene():
     words = TextTokenizer(tokenizer("llava"), where="test")
     workers = PictureWorkers(spec(), PictureTokens(spec().media, words))
     await workers.prepare(encoded(noise(70, 50), "PNG"), "picture")
-    print(*workers._pool._processes, flush=True)
+    print(*workers._pool.pids, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(scene())
@@ -120,3 +129,134 @@ def test_workers_end_with_a_server_that_is_killed() -> None:
         server.wait()
     server.stdout.close()  # which the workers have as well
     assert not psutil.wait_procs(started, timeout=30)[1]
+
+
+@contextmanager
+def picture_workers(**settings: Any) -> Iterator[PictureWorkers]:
+    words = TextTokenizer(tokenizer("llava"), where="test")
+    tokens = PictureTokens(spec().media, words)
+    workers = PictureWorkers(spec(), tokens, prepared_bytes=0, work=prepare, **settings)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def send_to_all(workers: PictureWorkers, number: signal.Signals) -> None:
+    assert workers._pool is not None
+    for pid in workers._pool.pids:
+        os.kill(pid, number)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_costs_no_picture() -> None:
+    async def scene() -> None:
+        with picture_workers() as workers:
+            picture = encoded(noise(70, 50), "PNG")
+            assert await outcome(workers, picture) == "read"
+            for _ in range(2):
+                send_to_all(workers, signal.SIGKILL)
+                several = [outcome(workers, picture) for _ in range(4)]
+                assert await asyncio.gather(*several) == ["read"] * 4
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_picture_that_its_decoder_dies_of_is_refused_and_costs_no_other() -> None:
+    async def scene() -> None:
+        with picture_workers() as workers:
+            picture = encoded(noise(70, 50), "PNG")
+            files = [picture, DEADLY, *[picture] * 20]
+            _, refused, *_ = outcomes = await asyncio.gather(
+                *(outcome(workers, data) for data in files)
+            )
+            assert "cannot be decoded: the process that decodes it ends" in refused
+            assert outcomes.count("read") == 21
+            assert not workers._spare
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_seen_and_replaced_and_costs_no_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert module.LOOK_S * (module.HANG_LOOKS + 1) < 4.0  # /health knows within five seconds
+    monkeypatch.setattr(module, "LOOK_S", 0.1)
+
+    async def scene() -> None:
+        with picture_workers() as workers:
+            picture = encoded(noise(70, 50), "PNG")
+            assert await outcome(workers, picture) == "read"
+            send_to_all(workers, signal.SIGSTOP)
+            going = asyncio.create_task(outcome(workers, picture))
+            seen = set()
+            while not going.done():
+                seen.add(workers.hang)
+                await asyncio.sleep(0.01)
+            assert seen == {"", "no process has computed for 0.6 s"}
+            assert await going == "read"
+            assert workers.hang == ""
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_hang_is_over_when_nobody_waits_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+
+    async def scene() -> None:
+        with picture_workers() as workers:
+            going = asyncio.create_task(outcome(workers, ENDLESS))
+            while not workers.hang:  # noqa: ASYNC110  # it is looked at, not told
+                await asyncio.sleep(0.01)
+            going.cancel()  # its client leaves
+            await asyncio.wait((going,))
+            assert workers.hang == ""
+            assert not workers._spare
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_picture_over_which_each_worker_hangs_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.1)
+
+    async def scene() -> None:
+        with picture_workers() as workers:
+            assert "ends or hangs over it" in await outcome(workers, ENDLESS)
+            assert workers.hang == ""
+            assert await outcome(workers, encoded(noise(70, 50), "PNG")) == "read"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_worker_that_only_waits_for_a_picture_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two processes, and one picture at a time: the other one stands still for long."""
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+
+    async def scene() -> None:
+        with picture_workers() as workers:
+            picture = encoded(noise(2500, 2500), "PNG")
+            started = None
+            for _ in range(12):
+                assert await outcome(workers, picture) == "read"
+                started = started or workers._pool
+                assert workers._pool is started and not workers.hang
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_picture_that_takes_too_long_is_refused() -> None:
+    async def scene() -> None:
+        with picture_workers(timeout_s=0.2) as workers:
+            assert "takes longer than 0.2 s" in await outcome(workers, ENDLESS)
+
+    asyncio.run(scene())

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
 import pytest
 
+from octavo_common.clock_watch import ClockWatch
 from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.protocol.loading import LoadProgress, read_progress
+from octavo_engine.server import run
 from tests.fakes.engine import FakeEngine
 from tests.fakes.server import running
+
+if TYPE_CHECKING:
+    from octavo_engine.server.service import Service
 
 TABLE = {  # /livez, /health, /ready
     "loading": (200, 503, 503),
@@ -71,3 +82,40 @@ def test_models_and_metrics_answer_while_loading():
             'octavo_engine_state{engine="0",model_name="fake",state="loading"} 1.0'
             in client.get("/metrics").text
         )
+
+
+def test_health_shows_for_minutes_that_the_clock_was_set():
+    with running(FakeEngine()) as server, server.client() as client:
+        assert "octavo-clock-jump" not in client.get("/health").headers
+        offset_s = 0.0
+        server.service.clock = ClockWatch(wall=lambda: time.time() + offset_s)
+        server.service.clock.look()
+        offset_s = 3600.0
+        server.service.clock.look()
+        answer = client.get("/health")
+        assert (answer.status_code, answer.text) == (200, "")
+        assert float(answer.headers["octavo-clock-jump"]) == pytest.approx(3600.0, abs=1.0)
+        assert re.search(
+            r"^octavo_clock_jumps_total\{.*\} 1\.0$", client.get("/metrics").text, re.M
+        )
+        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+
+
+def test_a_server_looks_whether_the_clock_was_set(monkeypatch, caplog):
+    """Within five seconds: once a second."""
+    assert run.CLOCK_LOOK_S <= 1.0
+    monkeypatch.setattr(run, "CLOCK_LOOK_S", 0.01)
+    offset_s = 0.0
+
+    async def scene() -> None:
+        nonlocal offset_s
+        service = SimpleNamespace(clock=ClockWatch(wall=lambda: time.time() + offset_s))
+        watching = asyncio.create_task(run._watch_clock(cast("Service", service)))
+        await asyncio.sleep(0.05)
+        offset_s = -3600.0
+        while not service.clock.num_jumps:  # noqa: ASYNC110  # it is looked at, not told
+            await asyncio.sleep(0.01)
+        watching.cancel()
+
+    asyncio.run(scene())
+    assert [record.message for record in caplog.records] == ["The clock was set"]

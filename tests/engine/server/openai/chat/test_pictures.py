@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -19,8 +17,7 @@ from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.connect import in_process
 from octavo_engine.core.media.prepare_sound import prepare_media as prepare
 from octavo_engine.core.media.spec import PictureSpec
-from octavo_engine.core.media.workers import PictureWorkers
-from octavo_engine.errors import ConfigError, InvalidRequest
+from octavo_engine.errors import ConfigError
 from octavo_engine.server.app import build_app
 from octavo_engine.server.http.loopback import post
 from octavo_engine.server.limits import RequestLimits
@@ -409,30 +406,21 @@ def test_a_model_does_not_start_with_settings_that_cannot_be_applied(tmp_path: P
         asyncio.run(Rig._start(config))
 
 
-def test_a_worker_that_dies_or_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rig.engine.pictures is not None
-    workers = PictureWorkers(rig.engine.pictures.spec, rig.engine.pictures.tokens, prepared_bytes=0)
-
-    async def scene() -> None:
-        item = await workers.prepare(RED, "picture")
-        assert workers._pool is not None
-        for process in list(workers._pool._processes.values()):
-            process.kill()
-        with pytest.raises(InvalidRequest, match="picture cannot be decoded: the process"):
-            for _ in range(3):
-                await workers.prepare(RED, "picture")
-        assert await workers.prepare(RED, "picture") == item
-        for process in list(workers._pool._processes.values()):
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGSTOP)  # hangs
-        monkeypatch.setattr(workers, "_timeout_s", 0.2)
-        with pytest.raises(InvalidRequest, match=r"takes longer than 0\.2 s"):
-            await workers.prepare(RED, "picture")
-        monkeypatch.setattr(workers, "_timeout_s", 30.0)
-        assert await workers.prepare(RED, "picture") == item
-        workers.close()
-
-    asyncio.run(scene())
+def test_health_says_that_pictures_hang_and_other_requests_are_served(rig: Rig) -> None:
+    pictures = rig.engine.pictures
+    assert pictures is not None
+    assert rig.get("/health").status_code == 200
+    pictures.hang = "no process has computed for 3 s"
+    try:
+        answer = rig.get("/health")
+        assert answer.status_code == 503
+        assert answer.json() == {"state": "stalled", "reason": pictures.hang}
+        states = re.findall(r'octavo_engine_state.*state="(\w+)".* 1', rig.get("/metrics").text)
+        assert states == ["stalled"]
+        assert rig.chat(text("hi"))["choices"]
+    finally:
+        pictures.hang = ""
+    assert rig.get("/health").status_code == 200
 
 
 def test_other_protocols_say_the_same(rig: Rig) -> None:
