@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo_engine.backends.sim.clock import RealClock
 from octavo_engine.backends.sim.masked import keep_to_masks
+from octavo_engine.backends.sim.rank_loss import RankLoss
 from octavo_engine.backends.sim.ranks import rank_seconds
 from octavo_engine.backends.sim.text import sim_tokens
 from octavo_engine.caches import KVSpec, one_group
@@ -15,7 +16,7 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK, Sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.sim.clock import Clock
     from octavo_engine.caches import CacheLayout
     from octavo_engine.config import EngineConfig, SimConfig
+    from octavo_engine.errors import WorkerLost
     from octavo_engine.sampling.batch import Ragged, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
 
@@ -47,6 +49,7 @@ class SimBackend:
         self._limits: BackendLimits | None = None
         self._adapters = np.zeros(config.max_loras, np.uint64)  # by slot
         self._row_seeds = _NO_SEEDS  # of the step under way
+        self._rank_loss = RankLoss(config, self._clock)
 
     @property
     def name(self) -> str:
@@ -73,6 +76,10 @@ class SimBackend:
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits = limits
+        self._rank_loss.begin()
+
+    def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
+        self._rank_loss.watch(when_lost)
 
     def pack_adapter(self, files: AdapterFiles) -> int:
         """What it changes: the seed of the words."""
@@ -88,6 +95,7 @@ class SimBackend:
         self._row_seeds = self._adapter_seeds(step)
         sampled = self._sample(sampling)
         self._clock.sleep(duration_s - (self._clock.now() - started_at))
+        self._rank_loss.check()
         return sampled
 
     def seconds_alone(self, step: BackendStep, sampling: SamplingBatch) -> float:
@@ -112,7 +120,7 @@ class SimBackend:
         self._clock.sleep(sum(page.nbytes for page in pages) / COPIED_BYTES_PER_S)
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._rank_loss.close()
 
     def _adapter_seeds(self, step: BackendStep) -> NDArray[np.uint64]:
         """Of each row of logits, or one for all; 0 without an adapter."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from octavo_engine.backends.sim.ranks import rank_seconds, stage_seconds
 from octavo_engine.backends.sim.stages import SimStages
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
-from octavo_engine.errors import ConfigError
+from octavo_engine.errors import ConfigError, WorkerLost
 from tests.fakes.requests import make_request
 
 STEP_S = 0.008  # of one process, whatever is in it
@@ -83,9 +84,52 @@ def test_stages_gain_by_steps_under_way_and_a_single_stream_gains_nothing() -> N
     assert answers_of(slow, 1)[1] == pytest.approx(2 * one)
 
 
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 64}, {"pipeline_parallel_size": 64}])
+@pytest.mark.parametrize(
+    ("sim", "how", "least_s"),
+    [
+        ({"rank_ends_s": 0.5, "exchange_ms": 10.0}, "was ended by SIGKILL", 0.5),
+        ({"rank_hangs_s": 0.5, "exchange_ms": 10.0}, "hangs: the others waited for it", 10.5),
+        ({"rank_ends_s": 1.0, "exchange_ms": 10.0, "time_scale": 0.5}, "was ended", 0.5),
+    ],
+)
+def test_a_rank_is_lost_at_its_time_and_named(
+    sizes: dict[str, int], sim: dict[str, float], how: str, least_s: float
+) -> None:
+    clock = VirtualClock()
+    config = config_of(sim, **sizes)
+    kind = SimStages if config.pipeline_parallel_size > 1 else SimBackend
+    engine, _ = build_engine(config, backend=kind(config, clock), now=clock.now)
+    engine.add(make_request(20, max_tokens=200, ignore_eos=True))
+    with pytest.raises(WorkerLost, match=rf"^rank [1-9]\d? of 64 {how}"):
+        while engine.has_work:
+            engine.step()
+    assert least_s <= clock.now() < least_s + 0.8
+    engine.close()
+
+
+def test_a_rank_that_ends_is_noticed_while_nothing_is_computed() -> None:
+    lost: list[WorkerLost] = []
+    noticed = threading.Event()
+    backend = SimBackend(config_of({"rank_ends_s": 0.01}, tensor_parallel_size=64))
+
+    def note(error: WorkerLost) -> None:
+        lost.append(error)
+        noticed.set()
+
+    backend.watch_workers(note)
+    assert noticed.wait(30)
+    assert "of 64 was ended by SIGKILL" in str(lost[0])
+    backend.close()
+
+
 @pytest.mark.parametrize(
     ("sim", "sizes", "message"),
     [
+        ({"rank_ends_s": 1.0}, {}, "--sim-rank-ends-s needs several ranks"),
+        ({"rank_hangs_s": 1.0}, {}, "--sim-rank-hangs-s needs several ranks"),
+        ({"rank_ends_s": -1.0}, {"tensor_parallel_size": 2}, "ends-s must be at least 0"),
+        ({"rank_hangs_s": float("nan")}, {"tensor_parallel_size": 2}, "hangs-s must be at least"),
         ({"rank_skew": -0.1}, {"tensor_parallel_size": 2}, "rank-skew must be from 0 to 1"),
         ({"rank_skew": 3.5}, {"pipeline_parallel_size": 4}, "rank-skew must be from 0 to 3"),
         ({"rank_skew": float("nan")}, {"tensor_parallel_size": 2}, "rank-skew must be from 0"),

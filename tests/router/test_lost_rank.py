@@ -1,0 +1,46 @@
+"""A group of 64 simulated ranks loses one: its streams continue at another one, and it comes back.
+
+Red when: the error does not name the rank, a stream is lost or differs, or the group stays away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from tests.fakes.process import serving
+from tests.fakes.router_process import StreamResult, routing, stream
+from tests.router.conftest import ENGINE_FLAGS, port_of
+from tests.router.test_with_engines import all_whole, bodies, unbroken
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# Ranks that hang are given up after ten simulated seconds.
+GROUP = (*ENGINE_FLAGS, "--tensor-parallel-size", "64", "--sim-exchange-ms", "100",
+         "--sim-time-scale", "0.2")  # fmt: skip
+STREAMS = 32
+LIFE_S = "15"  # simulated
+
+
+async def all_streams(port: int, wanted: list[dict[str, Any]]) -> list[StreamResult]:
+    return await asyncio.gather(*(stream(port, body) for body in wanted))
+
+
+@pytest.mark.parametrize(
+    ("flag", "how"),
+    [("--sim-rank-ends-s", "was ended by SIGKILL"), ("--sim-rank-hangs-s", "hangs: the others")],
+)
+def test_a_rank_of_64_is_lost_under_streams(flag: str, how: str) -> None:
+    with serving(*GROUP) as other, serving(*GROUP, flag, LIFE_S) as fragile:
+        wanted = bodies(STREAMS, start=900)
+        texts = unbroken(other.url, wanted)
+        with routing("--upstreams", f"{fragile.url},{other.url}") as router:
+            while not router.metric("octavo_router_resumes_total"):
+                all_whole(asyncio.run(all_streams(router.port, wanted)), texts)
+            router.until(lambda: router.states()[port_of(fragile)] == "ready")
+        assert fragile.process.stderr is not None
+        reported = next(line for line in fragile.process.stderr if "Lost the engine core" in line)
+        assert re.search(rf"rank ([1-9]|[1-5]\d|6[0-3]) of 64 {how}", reported)
