@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.peers import contenders, models, picture, run
 from benchmarks.peers.bounds import best_rate
-from benchmarks.peers.contenders import CONTENDERS, Contender
+from benchmarks.peers.contenders import CONTENDERS, WITH_RANKS, Contender
 from benchmarks.servers import NotReady, Server, free_port
 from octavo import LLM, SamplingParams
 from octavo.measure.machine_limits import MachineLimits
@@ -164,7 +164,7 @@ def test_a_server_that_does_not_get_ready_is_ended(tmp_path):
 
 
 def test_every_contender_names_what_is_not_installed(tmp_path):
-    for contender in CONTENDERS:
+    for contender in (*CONTENDERS, *WITH_RANKS):
         missing = contender.missing(tmp_path)
         assert missing.startswith(str(tmp_path)), contender.name
         words = contender.start_command(8123, tmp_path)
@@ -234,7 +234,7 @@ def test_the_large_model_is_the_same_in_all_forms_and_runs(tmp_path):
     small = models.FORMS["smollm2"]
     (tmp_path / small.q4).symlink_to(resolve_model(models.SOURCE).path)
     models._write_tokenizer(tmp_path / small.q4, tmp_path / small.safetensors)
-    models.write_large(tmp_path, config)
+    models.write_random(tmp_path, "large", config)
 
     answers = []
     for name in models.FORMS["large"][:2]:
