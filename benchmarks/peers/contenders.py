@@ -17,6 +17,7 @@ FOLDER = Path(
     os.environ.get("OCTAVO_BENCH_PEERS", Path.home() / ".cache" / "octavo" / "bench-peers")
 )
 SLOTS, SLOT_TOKENS = 32, 2048  # what the largest scenario needs
+LLAMA_PROGRAMS = ("llama-server", "ggml-rpc-server")
 NUM_CORES = max(1, len(os.sched_getaffinity(0)))
 
 
@@ -114,7 +115,7 @@ def _llama_rpc(name: str, form: str, model: str, num_ranks: int) -> Contender:
         (sys.executable, "-m", "benchmarks.peers.llama_rpc", "{peers}", str(num_ranks),
          "-m", model, "--alias", "smollm2", "--host", "127.0.0.1", "--port", "{port}",
          "-c", str(SLOTS * SLOT_TOKENS), "-np", str(SLOTS), "--no-webui"),
-        programs=("{peers}/llamaserver/bin/llama-server", "{peers}/llamaserver/bin/ggml-rpc-server"),
+        programs=tuple(f"{{peers}}/llamaserver/bin/{name}" for name in LLAMA_PROGRAMS),
         extra={"cache_prompt": False},
     )  # fmt: skip
 

@@ -87,9 +87,9 @@ class SimConfig:
     # takes beside that, or from stage to stage, for waiting and sending.
     rank_skew: float = 0.0
     exchange_ms: float = 0.0
-    # Seconds from its start until one of several ranks ends or hangs; 0: never.
-    rank_ends_s: float = 0.0
-    rank_hangs_s: float = 0.0
+    # The step after each start in which one of several ranks ends or hangs; 0: none.
+    rank_ends_at_step: int = 0
+    rank_hangs_at_step: int = 0
     task: SimTask = "generate"  # what the model that is simulated does
 
 
@@ -643,11 +643,11 @@ class EngineConfig:
                f"{self.num_ranks} ranks does everything", skew)  # fmt: skip
         _check(math.isfinite(exchange) and exchange >= 0,
                "--sim-exchange-ms must be at least 0", exchange)  # fmt: skip
-        for flag, seconds in (("--sim-rank-ends-s", self.sim.rank_ends_s),
-                              ("--sim-rank-hangs-s", self.sim.rank_hangs_s)):  # fmt: skip
-            _check(math.isfinite(seconds) and seconds >= 0, f"{flag} must be at least 0", seconds)
-            _check(seconds == 0 or self.num_ranks > 1, f"{flag} needs several ranks: set "
-                   "--tensor-parallel-size or --pipeline-parallel-size", seconds)  # fmt: skip
+        for flag, step in (("--sim-rank-ends-at-step", self.sim.rank_ends_at_step),
+                           ("--sim-rank-hangs-at-step", self.sim.rank_hangs_at_step)):  # fmt: skip
+            _check(step >= 0, f"{flag} must be at least 0", step)
+            _check(step == 0 or self.num_ranks > 1, f"{flag} needs several ranks: set "
+                   "--tensor-parallel-size or --pipeline-parallel-size", step)  # fmt: skip
         _check(self.device != "sim" or (self.nnodes == 1
                and self.distributed_executor_backend in ("auto", "mp", "uni")),
                "--device sim simulates ranks of one host; leave --nnodes and "

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 GROUP = (*ENGINE_FLAGS, "--tensor-parallel-size", "64", "--sim-exchange-ms", "100",
          "--sim-time-scale", "0.2")  # fmt: skip
 STREAMS = 32
-LIFE_S = "15"  # simulated
+STEP = "20"  # of 40 or more
 
 
 async def all_streams(port: int, wanted: list[dict[str, Any]]) -> list[StreamResult]:
@@ -31,15 +31,19 @@ async def all_streams(port: int, wanted: list[dict[str, Any]]) -> list[StreamRes
 
 @pytest.mark.parametrize(
     ("flag", "how"),
-    [("--sim-rank-ends-s", "was ended by SIGKILL"), ("--sim-rank-hangs-s", "hangs: the others")],
+    [
+        ("--sim-rank-ends-at-step", "was ended by SIGKILL"),
+        ("--sim-rank-hangs-at-step", "hangs: the others"),
+    ],
 )
 def test_a_rank_of_64_is_lost_under_streams(flag: str, how: str) -> None:
-    with serving(*GROUP) as other, serving(*GROUP, flag, LIFE_S) as fragile:
+    with serving(*GROUP) as other, serving(*GROUP, flag, STEP) as fragile:
         wanted = bodies(STREAMS, start=900)
         texts = unbroken(other.url, wanted)
         with routing("--upstreams", f"{fragile.url},{other.url}") as router:
-            while not router.metric("octavo_router_resumes_total"):
-                all_whole(asyncio.run(all_streams(router.port, wanted)), texts)
+            router.until(lambda: list(router.states().values()) == ["ready"] * 2)
+            all_whole(asyncio.run(all_streams(router.port, wanted)), texts)
+            assert router.metric("octavo_router_resumes_total") > 0
             router.until(lambda: router.states()[port_of(fragile)] == "ready")
         assert fragile.process.stderr is not None
         reported = next(line for line in fragile.process.stderr if "Lost the engine core" in line)

@@ -16,7 +16,7 @@ from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.sampling.batch import SAMPLED_NOTHING_ALLOWED, SAMPLED_OK, Sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from octavo_engine.backends.sim.clock import Clock
     from octavo_engine.caches import CacheLayout
     from octavo_engine.config import EngineConfig, SimConfig
-    from octavo_engine.errors import WorkerLost
     from octavo_engine.sampling.batch import Ragged, SamplingBatch
     from octavo_engine.weights.adapter import AdapterFiles
 
@@ -76,10 +75,6 @@ class SimBackend:
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
         self._limits = limits
-        self._rank_loss.begin()
-
-    def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
-        self._rank_loss.watch(when_lost)
 
     def pack_adapter(self, files: AdapterFiles) -> int:
         """What it changes: the seed of the words."""
@@ -120,7 +115,7 @@ class SimBackend:
         self._clock.sleep(sum(page.nbytes for page in pages) / COPIED_BYTES_PER_S)
 
     def close(self) -> None:
-        self._rank_loss.close()
+        """Nothing is held."""
 
     def _adapter_seeds(self, step: BackendStep) -> NDArray[np.uint64]:
         """Of each row of logits, or one for all; 0 without an adapter."""
