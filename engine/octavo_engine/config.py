@@ -19,6 +19,7 @@ HOST_MEMORY_FRACTION = 0.5  # for KV, of the memory free after loading; others s
 BLOCK_SIZE = 16
 
 MAX_THREADS = 1024  # the extension's own bound
+_ONE_OF_GPU = "it must be 1 here, with an engine for each GPU behind `octavo router`"
 MAX_RANKS = 64  # the extension's own bound
 MAX_ADAPTER_SLOTS = 1024
 MAX_LORA_RANK = 256
@@ -632,7 +633,7 @@ class EngineConfig:
         _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
                f"use mp, or {flag} 1", f"{flag} {size}")  # fmt: skip
         _check(size == 1 or self.device in ("auto", "cpu", "sim"),
-               f"{flag} {size} is computed by --device cpu only; it must be 1 here",
+               f"{flag} {size} is computed by --device cpu only; {_ONE_OF_GPU}",
                f"--device {self.device}")  # fmt: skip
 
     def _check_simulated_ranks(self) -> None:
@@ -668,7 +669,7 @@ class EngineConfig:
                "the data-parallel rank must be below --data-parallel-size",
                self.data_parallel_rank)  # fmt: skip
         _check(size == 1 or self.device in ("auto", "cpu", "sim"),
-               f"--data-parallel-size {size} is computed by --device cpu only; it must be 1 here",
+               f"--data-parallel-size {size} is computed by --device cpu only; {_ONE_OF_GPU}",
                f"--device {self.device}")  # fmt: skip
         for flag, is_set in (
             ("--kv-disk-path", self.kv_disk_path is not None),
