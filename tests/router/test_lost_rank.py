@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes.process import serving
 from tests.fakes.router_process import StreamResult, routing, stream
-from tests.router.conftest import ENGINE_FLAGS, port_of
+from tests.router.conftest import ENGINE_FLAGS
 from tests.router.test_with_engines import all_whole, bodies, unbroken
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -44,7 +44,8 @@ def test_a_rank_of_64_is_lost_under_streams(flag: str, how: str) -> None:
             router.until(lambda: list(router.states().values()) == ["ready"] * 2)
             all_whole(asyncio.run(all_streams(router.port, wanted)), texts)
             assert router.metric("octavo_router_resumes_total") > 0
-            router.until(lambda: router.states()[port_of(fragile)] == "ready")
+            with fragile.client() as client:
+                router.until(lambda: client.get("/ready").status_code == 200)
         assert fragile.process.stderr is not None
         reported = next(line for line in fragile.process.stderr if "Lost the engine core" in line)
         assert re.search(rf"rank ([1-9]|[1-5]\d|6[0-3]) of 64 {how}", reported)
