@@ -50,8 +50,8 @@ _NO_MEDIA = "--limit-mm-per-prompt is the most pictures of a prompt; leave it ou
 _OWN_FILES = "give pictures as data: URLs, PIL images, bytes or pathlib.Path; leave it out"
 _ONE_ADDRESS = "all cores of --data-parallel-size are behind one address here; leave it out"
 _ONE_ENGINE = (
-    "cores of --data-parallel-size have one address, and the engine balances between them; "
-    "for ranks that a router sees by itself start an engine for each, or leave it out"
+    "a server balances between its cores; for ranks that a router sees start an engine "
+    "for each, or leave it out"
 )
 _FIXED_EXPERTS = "experts are loaded in their order; --enable-eplb moves them; leave it out"
 _ONE_BALANCER = "--enable-eplb and --eplb-config set how experts move between ranks"
