@@ -93,6 +93,10 @@ class SimConfig:
     rank_hangs_at_step: int = 0
     task: SimTask = "generate"  # what the model that is simulated does
 
+    @property
+    def loses_ranks(self) -> bool:
+        return bool(self.rank_ends_at_step or self.rank_hangs_at_step)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventsConfig:
