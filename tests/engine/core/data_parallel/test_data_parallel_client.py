@@ -420,7 +420,7 @@ def test_a_request_goes_to_the_core_that_its_header_names() -> None:
         assert client.post("/v1/completions", json=body).json()["choices"] == alone
         for wrong in ("3", "-1", "", "02", "x", "1,2", "\u00b2"):
             header = {b"x-data-parallel-rank": wrong.encode("latin-1")}
-            answer = client.post("/v1/completions", json=body, headers=header)  # type: ignore[arg-type]
+            answer = client.post("/v1/completions", json=body, headers=header)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["param"]) == (
                 400, "invalid_header", "x-data-parallel-rank",
