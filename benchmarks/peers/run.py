@@ -2,6 +2,7 @@
 
     benchmarks/peers/setup.sh                 # once: environments and models, 15 GB, an hour
     python -m benchmarks.peers.run [--quick | --full] [--large] [--json FILE] [--only NAME,...]
+    python -m benchmarks.peers.run --ranks    # two processes for one model: setup.sh ranks
 
 Every server is started once and then stands still (SIGSTOP) while another is measured. Each round
 goes through all of them, the next one the other way round, so that a drift of the machine meets all
@@ -117,16 +118,17 @@ def main() -> int:
     chosen = list(all_of.CONTENDERS)
     if args.full:
         chosen += [*all_of.WITH_INT8, *all_of.WITH_DEFAULTS]
+    if args.ranks:
+        chosen = list(all_of.WITH_RANKS)
+    names = [one.name for one in chosen]
     if args.only:
         chosen = [c for c in chosen if any(part in c.name for part in args.only.split(","))]
         if not chosen:
-            sys.exit(
-                f"--only {args.only}: names are {', '.join(c.name for c in all_of.CONTENDERS)}"
-            )
+            sys.exit(f"--only {args.only}: names are {', '.join(names)}")
     scenarios = list(LARGE_SCENARIOS if args.large else SCENARIOS)
     if args.quick:
         scenarios = [_shorter(one) for one in scenarios]
-    model = "large" if args.large else "smollm2"
+    model = "large" if args.large else "even" if args.ranks else "smollm2"
 
     end_cleanly_on_sigterm()
     warn_if_busy()
@@ -160,6 +162,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--full", action="store_true", help="5 rounds; vLLM's defaults and int8 too"
     )
+    parser.add_argument(
+        "--ranks", action="store_true",
+        help="two processes for one model, each with a core: ranks, and llama.cpp's RPC servers",
+    )  # fmt: skip
     parser.add_argument(
         "--large", action="store_true",
         help="a model of 1.4 billion weights: setup.sh large makes it"

@@ -5,6 +5,7 @@
 #   benchmarks/peers/setup.sh               all stages: vllm models llama
 #   benchmarks/peers/setup.sh llama         only these
 #   benchmarks/peers/setup.sh large         a model of 1.4 billion random weights (6.5 GB more)
+#   benchmarks/peers/setup.sh ranks         one that processes can share: vLLM's want even heads (0.7 GB)
 #   FORCE=1 benchmarks/peers/setup.sh vllm  again
 #
 # Each stage leaves a stamp and is skipped while that is there. Wants Python >= 3.11 with Octavo's test
@@ -54,6 +55,10 @@ stage_large() {
   (cd "$ROOT" && "$PYTHON" -m benchmarks.peers.models "$PEERS/models" --large)
 }
 
+stage_ranks() {
+  (cd "$ROOT" && "$PYTHON" -m benchmarks.peers.models "$PEERS/models" --ranks)
+}
+
 # The Python package's own server answers one request at a time; its source distribution carries
 # llama.cpp's C++ server, which batches. Its web page, which a build would fetch, is left out.
 stage_llama() {
@@ -65,10 +70,10 @@ stage_llama() {
   tar xzf "$archive" -C "$source" --strip-components=3 \
     "llama_cpp_python-$LLAMA_CPP_PYTHON/vendor/llama.cpp"
   cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
-    -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+    -DGGML_RPC=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF \
     > "$PEERS/log/llama-cmake.log" 2>&1
-  nice cmake --build "$build" -j"$JOBS" --target llama-server > "$PEERS/log/llama-build.log" 2>&1
+  nice cmake --build "$build" -j"$JOBS" --target llama-server ggml-rpc-server > "$PEERS/log/llama-build.log" 2>&1
 }
 
 run() {
@@ -86,7 +91,7 @@ run() {
 [ $# -gt 0 ] || set -- vllm models llama
 for stage in "$@"; do
   case $stage in
-    vllm | models | llama | large) run "$stage" ;;
-    *) say "there is no stage $stage; there are vllm, models, llama, large"; exit 2 ;;
+    vllm | models | llama | large | ranks) run "$stage" ;;
+    *) say "there is no stage $stage; there are vllm, models, llama, large, ranks"; exit 2 ;;
   esac
 done

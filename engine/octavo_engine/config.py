@@ -19,6 +19,7 @@ HOST_MEMORY_FRACTION = 0.5  # for KV, of the memory free after loading; others s
 BLOCK_SIZE = 16
 
 MAX_THREADS = 1024  # the extension's own bound
+_ONE_OF_GPU = "it must be 1 here, with an engine for each GPU behind `octavo router`"
 MAX_RANKS = 64  # the extension's own bound
 MAX_ADAPTER_SLOTS = 1024
 MAX_LORA_RANK = 256
@@ -87,7 +88,14 @@ class SimConfig:
     # takes beside that, or from stage to stage, for waiting and sending.
     rank_skew: float = 0.0
     exchange_ms: float = 0.0
+    # The step after each start in which one of several ranks ends or hangs; 0: none.
+    rank_ends_at_step: int = 0
+    rank_hangs_at_step: int = 0
     task: SimTask = "generate"  # what the model that is simulated does
+
+    @property
+    def loses_ranks(self) -> bool:
+        return bool(self.rank_ends_at_step or self.rank_hangs_at_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -661,7 +669,7 @@ class EngineConfig:
         _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
                f"use mp, or {flag} 1", f"{flag} {size}")  # fmt: skip
         _check(size == 1 or self.device in ("auto", "cpu", "sim"),
-               f"{flag} {size} is computed by --device cpu only; it must be 1 here",
+               f"{flag} {size} is computed by --device cpu only; {_ONE_OF_GPU}",
                f"--device {self.device}")  # fmt: skip
 
     def _check_simulated_ranks(self) -> None:
@@ -672,6 +680,11 @@ class EngineConfig:
                f"{self.num_ranks} ranks does everything", skew)  # fmt: skip
         _check(math.isfinite(exchange) and exchange >= 0,
                "--sim-exchange-ms must be at least 0", exchange)  # fmt: skip
+        for flag, step in (("--sim-rank-ends-at-step", self.sim.rank_ends_at_step),
+                           ("--sim-rank-hangs-at-step", self.sim.rank_hangs_at_step)):  # fmt: skip
+            _check(step >= 0, f"{flag} must be at least 0", step)
+            _check(step == 0 or self.num_ranks > 1, f"{flag} needs several ranks: set "
+                   "--tensor-parallel-size or --pipeline-parallel-size", step)  # fmt: skip
         _check(self.device != "sim" or (self.nnodes == 1
                and self.distributed_executor_backend in ("auto", "mp", "uni")),
                "--device sim simulates ranks of one host; leave --nnodes and "
@@ -692,7 +705,7 @@ class EngineConfig:
                "the data-parallel rank must be below --data-parallel-size",
                self.data_parallel_rank)  # fmt: skip
         _check(size == 1 or self.device in ("auto", "cpu", "sim"),
-               f"--data-parallel-size {size} is computed by --device cpu only; it must be 1 here",
+               f"--data-parallel-size {size} is computed by --device cpu only; {_ONE_OF_GPU}",
                f"--device {self.device}")  # fmt: skip
         for flag, is_set in (
             ("--kv-disk-path", self.kv_disk_path is not None),

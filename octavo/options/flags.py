@@ -181,6 +181,12 @@ ENGINE_FLAGS = (
     Flag("sim.exchange_ms",
          "simulator: time that ranks wait for each other in a step, or between two stages",
          "sim-exchange-ms"),
+    Flag("sim.rank_ends_at_step",
+         "simulator: step after each start in which a rank ends, as if it was killed; 0: none",
+         "sim-rank-ends-at-step"),
+    Flag("sim.rank_hangs_at_step",
+         "simulator: step after each start in which a rank hangs; 0: none",
+         "sim-rank-hangs-at-step"),
     Flag("sim.task", "simulator: what its model does", "sim-task"),
 )  # fmt: skip
 # Settled by the engine from other settings: no flag of their own.

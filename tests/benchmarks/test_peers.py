@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from benchmarks.peers import contenders, models, picture, run
 from benchmarks.peers.bounds import best_rate
-from benchmarks.peers.contenders import CONTENDERS, Contender
+from benchmarks.peers.contenders import CONTENDERS, WITH_RANKS, Contender
 from benchmarks.servers import NotReady, Server, free_port
 from octavo import LLM, SamplingParams
 from octavo.measure.machine_limits import MachineLimits
@@ -164,12 +165,50 @@ def test_a_server_that_does_not_get_ready_is_ended(tmp_path):
 
 
 def test_every_contender_names_what_is_not_installed(tmp_path):
-    for contender in CONTENDERS:
+    for contender in (*CONTENDERS, *WITH_RANKS):
         missing = contender.missing(tmp_path)
         assert missing.startswith(str(tmp_path)), contender.name
         words = contender.start_command(8123, tmp_path)
         assert "8123" in words
         assert not [word for word in words if "{" in word]
+
+
+RPC_SERVER = """
+import os, socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
+while True:
+    client, _ = listener.accept()
+    client.sendall(f"{len(os.sched_getaffinity(0))} {sys.argv[-1]}".encode())
+    client.close()
+"""
+LLAMA_SERVER = """
+import os, signal, socket, sys
+print(*sys.argv[1:])
+for address in sys.argv[sys.argv.index("--rpc") + 1].split(","):
+    host, port = address.split(":")
+    print(socket.create_connection((host, int(port))).recv(100).decode())
+sys.stdout.flush()
+os.killpg(0, signal.SIGTERM)
+"""
+
+
+def test_llama_cpp_is_started_over_servers_with_cores_of_their_own(tmp_path):
+    programs = tmp_path / "llamaserver" / "bin"
+    programs.mkdir(parents=True)
+    for name, text in zip(contenders.LLAMA_PROGRAMS, (LLAMA_SERVER, RPC_SERVER), strict=True):
+        (programs / name).write_text(f"#!{sys.executable}\n{text}")
+        (programs / name).chmod(0o755)
+    arguments = [str(tmp_path), "2", "-m", "a.gguf", "--port", "1"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.peers.llama_rpc", *arguments],
+        stdout=subprocess.PIPE, text=True, env=environment(), timeout=60, start_new_session=True,
+    )  # fmt: skip
+    given, *servers = ended.stdout.splitlines()
+    assert given.startswith("-m a.gguf --port 1 --rpc 127.0.0.1:")
+    assert given.endswith(" -ngl 999")
+    cores = len(os.sched_getaffinity(0))
+    own = [max(1, (cores + 1) // 2), max(1, cores // 2)]
+    assert servers == [f"{count} {count}" for count in own]
 
 
 def four_bit_model(path):
@@ -234,7 +273,7 @@ def test_the_large_model_is_the_same_in_all_forms_and_runs(tmp_path):
     small = models.FORMS["smollm2"]
     (tmp_path / small.q4).symlink_to(resolve_model(models.SOURCE).path)
     models._write_tokenizer(tmp_path / small.q4, tmp_path / small.safetensors)
-    models.write_large(tmp_path, config)
+    models.write_random(tmp_path, "large", config)
 
     answers = []
     for name in models.FORMS["large"][:2]:

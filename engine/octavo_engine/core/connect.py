@@ -36,8 +36,9 @@ def in_child_process(config: EngineConfig, listener: Listener) -> EngineClient:
 def choose_connect(
     config: EngineConfig, timing: Timing | None = None, spawned: SpawnedCore | None = None
 ) -> Connect:
-    """The simulator shares this process. A core that was `spawned` ahead is the first one."""
-    if config.device == "sim":
+    """The simulator shares this process, unless it is to be lost and started again. A core that was
+    `spawned` ahead is the first one."""
+    if config.device == "sim" and not config.sim.loses_ranks:
         return in_process
     if config.spreads_experts_over_cores:
         cores = ExpertCores(config.data_parallel_size)

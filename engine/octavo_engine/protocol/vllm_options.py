@@ -49,6 +49,10 @@ _FLOAT32_STATES = "recurrent states are held in float32; leave it out"
 _NO_MEDIA = "--limit-mm-per-prompt is the most pictures of a prompt; leave it out"
 _OWN_FILES = "give pictures as data: URLs, PIL images, bytes or pathlib.Path; leave it out"
 _ONE_ADDRESS = "all cores of --data-parallel-size are behind one address here; leave it out"
+_ONE_ENGINE = (
+    "a server balances between its cores; for ranks that a router sees start an engine "
+    "for each, or leave it out"
+)
 _FIXED_EXPERTS = "experts are loaded in their order; --enable-eplb moves them; leave it out"
 _ONE_BALANCER = "--enable-eplb and --eplb-config set how experts move between ranks"
 _NO_NODES = "a context is computed by one process, or by its layers' stages; leave it out"
@@ -222,9 +226,9 @@ UNSUPPORTED_OPTIONS: Mapping[str, UnsupportedOption] = {
     "data-parallel-address": _value(_ONE_ADDRESS),
     "data-parallel-rpc-port": _value(_ONE_ADDRESS),
     "data-parallel-backend": _value(_ONE_ADDRESS, "mp"),
-    "data-parallel-hybrid-lb": _switch(_ONE_ADDRESS),
-    "data-parallel-external-lb": _switch(_ONE_ADDRESS),
-    "data-parallel-multi-port-external-lb": _switch(_ONE_ADDRESS),
+    "data-parallel-hybrid-lb": _switch(_ONE_ENGINE),
+    "data-parallel-external-lb": _switch(_ONE_ENGINE),
+    "data-parallel-multi-port-external-lb": _switch(_ONE_ENGINE),
     "data-parallel-supervisor-port": _value(_NO_BALANCERS),
     "dp-supervisor-probe-interval-s": _value(_NO_BALANCERS),
     "dp-supervisor-probe-timeout-s": _value(_NO_BALANCERS),

@@ -16,9 +16,10 @@ from starlette.routing import Route
 
 from octavo_common import failpoints
 from octavo_common.logs import REQUEST_ID
+from octavo_engine.core.data_parallel.chosen_rank import CHOSEN_RANK
 from octavo_engine.errors import RequestError, machine_fault
 from octavo_engine.protocol.endpoints import POD_UID_HEADER
-from octavo_engine.server.compat.data_parallel_rank import RANK_HEADER, check_rank
+from octavo_engine.server.compat.data_parallel_rank import read_rank
 from octavo_engine.server.docs.openapi import document
 from octavo_engine.server.http.disconnect import ClientGone
 from octavo_engine.server.http.errors import HttpError, from_routing, machine_error
@@ -215,8 +216,7 @@ class EndpointHandler:
 
     async def _work(self, exchange: Exchange) -> None:
         service = self._service
-        if RANK_HEADER in exchange.headers:
-            check_rank(exchange, service.engine.config.data_parallel_size)
+        CHOSEN_RANK.set(read_rank(exchange, service.engine.config.data_parallel_size))
         if service.pause.is_on:
             await service.pause.hold(exchange)
         exchange.time_left_s(service.settings.request_timeout_s)  # of every route, before its work

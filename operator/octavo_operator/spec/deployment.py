@@ -41,7 +41,7 @@ from octavo_operator.spec.engine import (
 from octavo_operator.spec.fields import FieldReader, show
 from octavo_operator.spec.group import GroupSpec, read_group
 from octavo_operator.spec.model import ModelSpec, read_model
-from octavo_operator.spec.pod_template import read_pod_template
+from octavo_operator.spec.pod_template import GANG_KEYS, read_pod_template
 from octavo_operator.spec.prefill import PrefillSpec, read_prefill
 from octavo_operator.spec.traffic import RolloutSpec, RoutingSpec, read_rollout, read_routing
 
@@ -305,6 +305,15 @@ def _check_group(deployment: LLMDeployment) -> None:
             "pipelineParallelSize, dataParallelSize and expertParallel, and use more replicas in "
             "place of data-parallel ranks",
         )
+    metadata = deployment.pod_template.get("metadata", {})
+    for part in ("labels", "annotations"):
+        if gang := GANG_KEYS & metadata.get(part, {}).keys():
+            raise _unsupported(
+                f"spec.podTemplate.metadata.{part}",
+                f"has {min(gang)}, which would have the pod that serves wait for its workers, and "
+                "they are made once it runs; use the label kueue.x-k8s.io/queue-name, with which "
+                "the workers of a group start together",
+            )
 
 
 def _check_device(deployment: LLMDeployment) -> None:

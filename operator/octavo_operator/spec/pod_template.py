@@ -40,6 +40,13 @@ MERGE_KEYS: Mapping[str, str] = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
+# Name the gang of a pod: coscheduling of scheduler-plugins, now and before, and Volcano.
+GANG_KEYS = frozenset(
+    (
+        "scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io",
+        "scheduling.k8s.io/group-name",
+    )
+)  # fmt: skip
 MAX_DEPTH = 16
 MAX_ITEMS = 256
 

@@ -123,6 +123,8 @@ def test_keys_may_come_by_either_name_and_are_not_shown(capsys, monkeypatch):
         (["--load-format=pt"], "--load-format pt is not supported: weights are read from"),
         (["--mm-encoder-tp-mode", "data", "--interleave-mm-strings"], "--limit-mm-per-prompt is"),
         (["--enable-elastic-ep"], "--enable-elastic-ep is not supported: the number of ranks"),
+        (["--data-parallel-hybrid-lb"], "for ranks that a router sees start an engine for each"),
+        (["--data-parallel-external-lb"], "for ranks that a router sees start an engine for each"),
         (["--num-redundant-experts=4"], "--enable-eplb and --eplb-config set how experts move"),
         (["-asc", "4"], "--api-server-count is not supported: one process serves HTTP"),
         (["--ngram-prompt-lookup-max=4"], "--speculative-config sets how tokens are drafted"),

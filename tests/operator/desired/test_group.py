@@ -132,6 +132,23 @@ def test_the_workers_of_a_group_leave_a_queue_together():
     assert "kueue" not in json.dumps(queued({}))
 
 
+def test_all_pods_of_a_group_go_to_the_scheduler_and_queue_of_the_template():
+    template = {
+        "metadata": {"annotations": {"scheduling.volcano.sh/queue-name": "large"},
+                     "labels": {"kai.scheduler/queue": "large"}},
+        "spec": {"schedulerName": "volcano", "priorityClassName": "batch"},
+    }  # fmt: skip
+    objects = desired_objects(make_deployment({**SPEC, "podTemplate": template}), with_images())
+    (engine,) = (each for each in objects if each["kind"] == "Deployment")
+    pod = {"metadata": {"name": "a-pod", "uid": "u-1"}, "status": {"podIP": "10.1.2.3"}}
+    for body in (engine, worker_deployment(engine, pod, 1)):
+        made = body["spec"]["template"]
+        assert made["spec"]["schedulerName"] == "volcano"
+        assert made["spec"]["priorityClassName"] == "batch"
+        assert made["metadata"]["annotations"]["scheduling.volcano.sh/queue-name"] == "large"
+        assert made["metadata"]["labels"]["kai.scheduler/queue"] == "large"
+
+
 def kinds_of(kind: str, **spec: Any) -> list[dict[str, Any]]:
     settings = replace(with_images(), capabilities=frozenset({POD_MONITOR, SCALED_OBJECT}))
     return [

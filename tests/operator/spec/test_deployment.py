@@ -379,6 +379,18 @@ class TestGroup:
             ({"engine": {"tensorParallelSize": 2, "executor": "mp"}}, "one process in each pod"),
             ({"engine": {"dataParallelSize": 2}}, "use more replicas in place of data-parallel"),
             ({"engine": {"args": {"nnodes": 2}}}, "is set by spec.group.size"),
+            (
+                {"podTemplate": {"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "a"}}}},
+                r"labels has scheduling\.x-k8s\.io/pod-group, which would have the pod that serves",
+            ),
+            (
+                {
+                    "podTemplate": {
+                        "metadata": {"annotations": {"scheduling.k8s.io/group-name": "a"}}
+                    }
+                },
+                r"annotations has scheduling\.k8s\.io/group-name, which would",
+            ),
             ({"prefill": {"secretRef": {"name": "kv"}}}, "and no group"),
             ({"engine": {"kvTiers": {"hostMemory": "1Gi"}}}, "and no group"),
         ],

@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo_engine.backends.sim.clock import RealClock
 from octavo_engine.backends.sim.masked import keep_to_masks
+from octavo_engine.backends.sim.rank_loss import RankLoss
 from octavo_engine.backends.sim.ranks import rank_seconds
 from octavo_engine.backends.sim.text import sim_tokens
 from octavo_engine.caches import KVSpec, one_group
@@ -47,6 +48,7 @@ class SimBackend:
         self._limits: BackendLimits | None = None
         self._adapters = np.zeros(config.max_loras, np.uint64)  # by slot
         self._row_seeds = _NO_SEEDS  # of the step under way
+        self._rank_loss = RankLoss(config, self._clock)
 
     @property
     def name(self) -> str:
@@ -88,6 +90,7 @@ class SimBackend:
         self._row_seeds = self._adapter_seeds(step)
         sampled = self._sample(sampling)
         self._clock.sleep(duration_s - (self._clock.now() - started_at))
+        self._rank_loss.check()
         return sampled
 
     def seconds_alone(self, step: BackendStep, sampling: SamplingBatch) -> float:

@@ -57,4 +57,5 @@ class SimStages(SimBackend):
         self._row_seeds = launched.row_seeds
         sampled = self._sample(launched.sampling)
         self._clock.sleep(launched.done_at - self._clock.now())
+        self._rank_loss.check()
         return sampled

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.core.data_parallel.chosen_rank import CHOSEN_RANK
 from octavo_engine.core.data_parallel.joint_health import join_health, join_info, rank_name
 from octavo_engine.core.data_parallel.joint_stats import join_stats
 from octavo_engine.core.data_parallel.prompt_placement import (
@@ -189,10 +190,11 @@ class DataParallelClient:
         blocks: list[bytes],
     ) -> None:
         """`tokens` are those to compute, by sequence; `blocks` those that a core may hold."""
+        chosen = CHOSEN_RANK.get()
         held = {
             rank: core.prompts.num_held(blocks) * BLOCK_SIZE
             for rank, core in enumerate(self._cores)
-            if core.is_ready
+            if core.is_ready and chosen in (None, rank)
         }
         if not held:
             error = EngineDead(self.health().reason, retry_after_s=1)

@@ -1,4 +1,4 @@
-"""X-data-parallel-rank: which of several cores behind one API; clients cannot choose it here."""
+"""X-data-parallel-rank: which of several cores behind one API a request goes to."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 RANK_HEADER = b"x-data-parallel-rank"
 
 
-def check_rank(exchange: Exchange, size: int) -> None:
-    """Raises InvalidRequest, but for the rank of the only core."""
+def read_rank(exchange: Exchange, size: int) -> int | None:
+    """None: the engine chooses. Raises InvalidRequest where none of `size` cores is named so."""
+    if RANK_HEADER not in exchange.headers:
+        return None
     given = exchange.header(RANK_HEADER)
-    if size > 1:
-        raise InvalidRequest(
-            "x-data-parallel-rank cannot be chosen: the engine sends each request to the core that "
-            "holds its prefix or has the least to do; leave the header out",
-            param="x-data-parallel-rank",
-            code="invalid_header",
+    if given in map(str, range(size)):
+        return int(given)
+    name = RANK_HEADER.decode()
+    if size == 1:
+        message = f"{name} must be 0: one engine core answers here"
+    else:
+        message = (
+            f"{name} must be a number from 0 to {size - 1}; leave it out, and the engine chooses "
+            "the core that holds the prompt's prefix or has the least to do"
         )
-    if given != "0":
-        raise InvalidRequest(
-            f"x-data-parallel-rank must be 0: one engine answers here; got {given[:16]!r}",
-            param="x-data-parallel-rank",
-            code="invalid_header",
-        )
+    raise InvalidRequest(f"{message}; got {given[:16]!r}", param=name, code="invalid_header")

@@ -12,7 +12,7 @@ from octavo_engine.backends.sim.ranks import rank_seconds, stage_seconds
 from octavo_engine.backends.sim.stages import SimStages
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
-from octavo_engine.errors import ConfigError
+from octavo_engine.errors import ConfigError, WorkerLost
 from tests.fakes.requests import make_request
 
 STEP_S = 0.008  # of one process, whatever is in it
@@ -83,9 +83,38 @@ def test_stages_gain_by_steps_under_way_and_a_single_stream_gains_nothing() -> N
     assert answers_of(slow, 1)[1] == pytest.approx(2 * one)
 
 
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 64}, {"pipeline_parallel_size": 64}])
+@pytest.mark.parametrize(
+    ("sim", "how", "waits_s"),
+    [
+        ({"rank_ends_at_step": 20}, "was ended by SIGKILL", 0.0),
+        ({"rank_hangs_at_step": 20}, "hangs: the others waited for it for 10 s", 10.0),
+        ({"rank_hangs_at_step": 20, "time_scale": 0.5}, "hangs: the others", 5.0),
+    ],
+)
+def test_a_rank_is_lost_in_its_step_and_named(
+    sizes: dict[str, Any], sim: dict[str, Any], how: str, waits_s: float
+) -> None:
+    clock = VirtualClock()
+    config = config_of(sim, **sizes)
+    kind = SimStages if config.pipeline_parallel_size > 1 else SimBackend
+    engine, _ = build_engine(config, backend=kind(config, clock), now=clock.now)
+    engine.add(make_request(20, max_tokens=40, ignore_eos=True))
+    reported = 0
+    with pytest.raises(WorkerLost, match=rf"^rank [1-9]\d? of 64 {how}"):
+        while engine.has_work:
+            reported += sum(len(output.token_ids) for output in engine.step().outputs)
+    assert 0 < reported <= 19  # a prompt may be several steps of stages
+    assert waits_s <= clock.now() < waits_s + 1.0
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("sim", "sizes", "message"),
     [
+        ({"rank_ends_at_step": 1}, {}, "--sim-rank-ends-at-step needs several ranks"),
+        ({"rank_hangs_at_step": 1}, {}, "--sim-rank-hangs-at-step needs several ranks"),
+        ({"rank_ends_at_step": -1}, {"tensor_parallel_size": 2}, "at-step must be at least 0"),
         ({"rank_skew": -0.1}, {"tensor_parallel_size": 2}, "rank-skew must be from 0 to 1"),
         ({"rank_skew": 3.5}, {"pipeline_parallel_size": 4}, "rank-skew must be from 0 to 3"),
         ({"rank_skew": float("nan")}, {"tensor_parallel_size": 2}, "rank-skew must be from 0"),

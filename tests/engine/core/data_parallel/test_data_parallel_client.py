@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import signal
 from array import array
 from functools import partial
@@ -15,6 +15,7 @@ import pytest
 from octavo_engine.config import EngineConfig, SimConfig
 from octavo_engine.core.async_engine import AsyncEngine
 from octavo_engine.core.connect import in_process
+from octavo_engine.core.data_parallel.chosen_rank import CHOSEN_RANK
 from octavo_engine.core.data_parallel.data_parallel_client import DataParallelClient
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.pooling.async_pooling import PoolingItem
@@ -389,6 +390,63 @@ def test_texts_are_embedded_by_both() -> None:
     run(test)
 
 
+def tokens_by_core(client: Any) -> list[int]:
+    lines = client.get("/metrics").text.splitlines()
+    found = dict(
+        re.findall(r'^vllm:generation_tokens_total{.*engine="(\d)".*} (\S+)$', line)[0]
+        for line in lines
+        if line.startswith("vllm:generation_tokens_total{")
+    )
+    return [int(float(found[rank])) for rank in sorted(found)]
+
+
+def test_a_request_goes_to_the_core_that_its_header_names() -> None:
+    flags = ["--data-parallel-size", "3", "--max-model-len", "256"]
+    with serving(*flags) as server, server.client() as client:
+        body = {"prompt": [5, 6, 7], "max_tokens": 4, "seed": 1, "n": 2}
+
+        def send(rank: str, path: str = "completions", fields: Any = body) -> Any:
+            headers = {"x-data-parallel-rank": rank}
+            return client.post(f"/v1/{path}", json=fields, headers=headers)
+
+        alone = client.post("/v1/completions", json=body).json()["choices"]
+        before = tokens_by_core(client)
+        for _ in range(3):  # against its prefix, which another core has
+            assert send("2").json()["choices"] == alone
+        send("1", "chat/completions", {"messages": [{"role": "user", "content": "a"}],
+                                       "max_tokens": 5, "ignore_eos": True})  # fmt: skip
+        after = tokens_by_core(client)
+        assert [new - old for old, new in zip(before, after, strict=True)] == [0, 5, 24]
+        assert client.post("/v1/completions", json=body).json()["choices"] == alone
+        for wrong in ("3", "-1", "", "02", "x", "1,2", "\u00b2"):
+            header = {b"x-data-parallel-rank": wrong.encode("latin-1")}
+            answer = client.post("/v1/completions", json=body, headers=header)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (
+                400, "invalid_header", "x-data-parallel-rank",
+            )  # fmt: skip
+            assert "must be a number from 0 to 2; leave it out" in error["message"]
+
+
+def test_a_request_for_a_core_that_is_lost_does_not_go_to_another_one() -> None:
+    async def test() -> None:
+        async with Running(SIM) as engine:
+            kill(engine, 1)
+            await until(lambda: not cores_of(engine)[1].is_ready)
+            CHOSEN_RANK.set(1)
+            with pytest.raises(EngineDead, match="data-parallel rank 1 of 2: the engine core"):
+                await answer(engine, prompt_of(1))
+            CHOSEN_RANK.set(0)
+            assert len((await answer(engine, prompt_of(1)))[0][0]) == 8
+            await until(lambda: cores_of(engine)[1].is_ready)
+            CHOSEN_RANK.set(1)
+            for _ in range(3):
+                await answer(engine, prompt_of(1))
+            assert len(cores_of(engine)[1].prompts) > 0
+
+    run(test)
+
+
 def test_the_server_sleeps_wakes_and_answers_with_both() -> None:
     flags = ["--data-parallel-size", "2", "--max-model-len", "256", "--dev-mode"]
     with serving(*flags) as server, server.client() as client:
@@ -400,8 +458,5 @@ def test_the_server_sleeps_wakes_and_answers_with_both() -> None:
         assert client.post("/v1/completions", json=body).json()["choices"] == first
         assert client.get("/ready").json()["state"] == "ready"
         assert client.get("/get_world_size").json()["world_size"] == 2
-        rank = client.post("/v1/completions", json=body, headers={"x-data-parallel-rank": "1"})
-        assert rank.status_code == 400
-        assert "x-data-parallel-rank" in json.dumps(rank.json())
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

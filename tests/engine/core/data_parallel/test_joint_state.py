@@ -91,7 +91,7 @@ def test_threads_and_memory_are_divided() -> None:
     [
         ({"data_parallel_size": 0}, "--data-parallel-size must be from 1 to 64; got 0"),
         ({"data_parallel_rank": 2}, "must be below --data-parallel-size; got 2"),
-        ({"device": "cuda"}, "--data-parallel-size 2 is computed by --device cpu only"),
+        ({"device": "cuda"}, "it must be 1 here, with an engine for each GPU behind"),
         ({"kv_disk_path": "/x"}, "--kv-disk-path needs --data-parallel-size 1"),
         ({"kv_events_config": '{"enable_kv_cache_events": true, "publisher": "zmq"}'},
          "--kv-events-config needs --data-parallel-size 1"),
