@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 USER: Final = "65532:65532"
+# The compressed image; and, at one time, its packages, its layers, its archive and its layout.
+GB_MADE: Final = {"engine-cpu": 0.2, "engine-cuda": 3.5, "router": 0.1, "operator": 0.1}
+GB_WHILE_MADE: Final = {"engine-cpu": 1.5, "engine-cuda": 16.0, "router": 1.0, "operator": 1.0}
 # scikit-build-core's own entry point; `build` would bring an environment to call it in.
 SDIST: Final = (
     "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
@@ -95,10 +98,25 @@ def check_sdist(sdist: Path) -> None:
         raise SystemExit(f"{sdist.name} has {built[0]}, which is built and not a source")
 
 
+def why_no_images(plan: Plan, free_bytes: int) -> str:
+    """What images lack here, or ''; `free_bytes`: of the disk that build is on."""
+    if reason := assembled.why_not():
+        return reason
+    needed = max(GB_WHILE_MADE[name] for name in plan.images) + len(plan.machines) * sum(
+        GB_MADE[name] for name in plan.images
+    )
+    if free_bytes / 1e9 >= needed:
+        return ""
+    smaller = " ".join(name for name in assembled.NAMES if name != "engine-cuda")
+    return (
+        f"{', '.join(plan.images)} need {needed:.0f} GB of free disk below {ROOT / 'build'}, where "
+        f"{free_bytes / 1e9:.0f} GB are free; free some, or make fewer: "
+        f"RELEASE_ARGS='--image {smaller}'"
+    )
+
+
 def make_images(plan: Plan) -> None:
     """Each image for each processor, with an SBOM; what can run here is run."""
-    if reason := assembled.why_not():
-        raise SystemExit(f"the images cannot be made here: {reason}")
     work = ROOT / "build" / "images"
     for machine in plan.machines:
         wheel = wheel_for(plan, machine)
@@ -254,6 +272,27 @@ def _show(folder: Path, seconds: Mapping[str, float]) -> None:
     print(", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()))
 
 
+def make(plan: Plan, steps: Sequence[str]) -> dict[str, float]:
+    """Seconds by step. Where one fails, a line tells how to go on with what is there."""
+    seconds = {}
+    for number, name in enumerate(steps):
+        print(f"--- {name}", flush=True)
+        started = time.monotonic()
+        try:
+            STEPS[name](plan)
+        except (Exception, SystemExit, KeyboardInterrupt):
+            rest = " ".join(steps[number:])
+            print(
+                f"The step {name} did not end, and nothing is signed. What was made stays in "
+                f"{plan.to}; to go on: make release RELEASE_ARGS='--only {rest}'",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+            raise
+        seconds[name] = time.monotonic() - started
+        print(f"--- {name}: {seconds[name]:.0f} s", flush=True)
+    return seconds
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m release.make", description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "build" / "release", metavar="DIR")
@@ -285,12 +324,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.to.resolve(), named["pyproject.toml"], tuple(args.machine), args.isas,
         tuple(args.image),
     )  # fmt: skip
-    seconds = {}
-    for name in [name for name in STEPS if name in args.only]:
-        print(f"--- {name}", flush=True)
-        started = time.monotonic()
-        STEPS[name](plan)
-        seconds[name] = time.monotonic() - started
+    steps = [name for name in STEPS if name in args.only]
+    free = shutil.disk_usage(plan.to).free
+    if "images" in steps and (reason := why_no_images(plan, free)):
+        raise SystemExit(f"the images cannot be made here: {reason}")
+    seconds = make(plan, steps)
     finish(plan, args.key)
     _show(plan.to, seconds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import json
@@ -193,3 +194,33 @@ def test_make_installs_the_same_tools_for_wheels_and_for_a_release():
     makefile = (make.ROOT / "Makefile").read_text()
     assert re.search(r"^release: .*\.test.* release-tools", makefile, re.MULTILINE)
     assert re.search(r"^wheels: .* release-tools", makefile, re.MULTILINE)
+
+
+def test_images_that_do_not_fit_are_refused_before_anything_is_made(
+    plan: make.Plan, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(make.assembled, "why_not", lambda: "")
+    assert make.why_no_images(plan, 24 * 10**9) == ""
+    reason = make.why_no_images(plan, 12 * 10**9)
+    assert "engine-cuda, router, operator need 24 GB of free disk" in reason
+    assert "where 12 GB are free" in reason
+    assert "--image engine-cpu router operator" in reason
+    small = dataclasses.replace(plan, images=("router", "operator"))
+    assert make.why_no_images(small, 12 * 10**9) == ""
+    monkeypatch.setattr(make.assembled, "why_not", lambda: "mmdebstrap is missing")
+    assert make.why_no_images(small, 12 * 10**9) == "mmdebstrap is missing"
+
+
+def test_a_step_that_fails_tells_how_to_go_on(
+    plan: make.Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fail(plan: make.Plan) -> None:
+        raise SystemExit("the layers are not those of the configuration")
+
+    monkeypatch.setattr(make, "STEPS", {"wheels": lambda plan: None, "images": fail})
+    with pytest.raises(SystemExit, match="the layers"):
+        make.make(plan, ["wheels", "images", "chart"])
+    error = capsys.readouterr().err
+    assert f"What was made stays in {plan.to}" in error
+    assert "make release RELEASE_ARGS='--only images chart'" in error
+    assert make.make(plan, ["wheels"]).keys() == {"wheels"}
