@@ -140,7 +140,7 @@ wheels: $(VENV)/bin/python release-tools  ## Manylinux wheels in build/dist, com
 	$(BIN)/python -m release.wheels $(WHEEL_ARGS)
 
 # It signs with $RELEASE_KEY or release.key, made where it is missing; RELEASE_ARGS='--only chart': parts.
-release: $(VENV)/.test release-tools  ## Wheels, sdist, images, chart, SBOMs and signed checksums in build/release
+release: $(VENV)/.installed release-tools  ## Wheels, sdist, images, chart, SBOMs and signed checksums in build/release
 	$(BIN)/python -m release.make $(RELEASE_ARGS)
 
 release-tools: $(VENV)/bin/python

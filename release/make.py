@@ -33,6 +33,7 @@ from octavo.bundle.contents import IMAGE_VALUES, digest_values
 from octavo.bundle.layout import LayoutReader, OciLayout, platform_text
 from release import assembled, checksums, emulated, image_trial, version, wheels
 from tests.tools.build import tool
+from tests.tools.build import why_not as why_no_chart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -326,8 +327,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     steps = [name for name in STEPS if name in args.only]
     free = shutil.disk_usage(plan.to).free
-    if "images" in steps and (reason := why_no_images(plan, free)):
-        raise SystemExit(f"the images cannot be made here: {reason}")
+    reasons = {
+        "images": why_no_images(plan, free) if "images" in steps else "",
+        "chart": why_no_chart() if "chart" in steps else "",
+    }
+    if missing := [f"{step}: {reason}" for step, reason in reasons.items() if reason]:
+        raise SystemExit(f"cannot be made here: {'; '.join(missing)}")
     seconds = make(plan, steps)
     finish(plan, args.key)
     _show(plan.to, seconds)

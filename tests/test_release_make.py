@@ -192,7 +192,7 @@ def test_a_wheel_that_needs_a_newer_glibc_is_refused(minor: int, is_old_enough: 
 
 def test_make_installs_the_same_tools_for_wheels_and_for_a_release():
     makefile = (make.ROOT / "Makefile").read_text()
-    assert re.search(r"^release: .*\.test.* release-tools", makefile, re.MULTILINE)
+    assert re.search(r"^release: .*\.installed release-tools", makefile, re.MULTILINE)
     assert re.search(r"^wheels: .* release-tools", makefile, re.MULTILINE)
 
 
@@ -224,3 +224,12 @@ def test_a_step_that_fails_tells_how_to_go_on(
     assert f"What was made stays in {plan.to}" in error
     assert "make release RELEASE_ARGS='--only images chart'" in error
     assert make.make(plan, ["wheels"]).keys() == {"wheels"}
+
+
+def test_what_is_missing_is_named_before_wheels_are_compiled(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(make, "why_no_images", lambda plan, free: "mmdebstrap is missing")
+    monkeypatch.setattr(make, "why_no_chart", lambda: "no helm: install Go")
+    monkeypatch.setattr(make, "make", lambda plan, steps: pytest.fail("it began"))
+    with pytest.raises(SystemExit, match="cannot be made here: images: mmdebstrap is missing; "
+                                         "chart: no helm: install Go"):  # fmt: skip
+        make.main(["--only", "wheels", "images", "chart"])

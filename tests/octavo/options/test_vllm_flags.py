@@ -54,6 +54,7 @@ from octavo_engine.protocol.vllm_options import (
         (["--model-loader-extra-config", "{}", "m"], ["m"]),
         (["--hf-overrides", "{}", "m"], ["--hf-overrides", "{}", "m"]),
         (["--chat-template", "-x"], ["--chat-template", "-x"]),
+        (["--max_model_len", "9", "--a=b_c"], ["--max-model-len", "9", "--a=b_c"]),
     ],
 )
 def test_translation(given, ours):
