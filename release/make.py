@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -281,13 +282,16 @@ def make(plan: Plan, steps: Sequence[str]) -> dict[str, float]:
         started = time.monotonic()
         try:
             STEPS[name](plan)
-        except (Exception, SystemExit, KeyboardInterrupt):
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             rest = " ".join(steps[number:])
             print(
                 f"The step {name} did not end, and nothing is signed. What was made stays in "
                 f"{plan.to}; to go on: make release RELEASE_ARGS='--only {rest}'",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
+            if isinstance(error, subprocess.CalledProcessError):
+                command = shlex.join(map(str, error.cmd))
+                raise SystemExit(f"it ended with status {error.returncode}: {command}") from None
             raise
         seconds[name] = time.monotonic() - started
         print(f"--- {name}: {seconds[name]:.0f} s", flush=True)

@@ -226,6 +226,15 @@ def test_a_step_that_fails_tells_how_to_go_on(
     assert make.make(plan, ["wheels"]).keys() == {"wheels"}
 
 
+def test_a_command_that_fails_is_named_without_a_traceback(
+    plan: make.Plan, monkeypatch: pytest.MonkeyPatch
+):
+    run = lambda plan: subprocess.run(["sh", "-c", "exit 3"], check=True)  # noqa: E731
+    monkeypatch.setattr(make, "STEPS", {"wheels": run})
+    with pytest.raises(SystemExit, match="it ended with status 3: sh -c 'exit 3'"):
+        make.make(plan, ["wheels"])
+
+
 def test_what_is_missing_is_named_before_wheels_are_compiled(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(make, "why_no_images", lambda plan, free: "mmdebstrap is missing")
     monkeypatch.setattr(make, "why_no_chart", lambda: "no helm: install Go")
