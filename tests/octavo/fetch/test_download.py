@@ -327,7 +327,7 @@ def test_people_get_a_line_for_each_phase_and_every_ten_seconds():
     assert out.getvalue().splitlines() == [
         "listing demo://m",
         "fetching demo://m  0.0 of 4.0 MiB, 0.0 MiB/s",
-        "fetching demo://m  3.0 of 4.0 MiB, 0.3 MiB/s, 3 s left",
+        "fetching demo://m  3.0 of 4.0 MiB, 0.2 MiB/s, 4 s left",
     ]
 
 
