@@ -17,7 +17,7 @@ import pytest
 from octavo.bundle.blobs import REFERENCE
 from octavo.bundle.errors import BundleError
 from octavo.bundle.layout import LayoutReader
-from release import checksums, emulated, make, wheels
+from release import assembled, checksums, emulated, make, wheels
 from tests.fakes import images
 from tests.tools import build as tools_build
 
@@ -199,7 +199,7 @@ def test_make_installs_the_same_tools_for_wheels_and_for_a_release():
 def test_images_that_do_not_fit_are_refused_before_anything_is_made(
     plan: make.Plan, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(make.assembled, "why_not", lambda: "")
+    monkeypatch.setattr(assembled, "why_not", lambda: "")
     assert make.why_no_images(plan, 24 * 10**9) == ""
     reason = make.why_no_images(plan, 12 * 10**9)
     assert "engine-cuda, router, operator need 24 GB of free disk" in reason
@@ -207,7 +207,7 @@ def test_images_that_do_not_fit_are_refused_before_anything_is_made(
     assert "--image engine-cpu router operator" in reason
     small = dataclasses.replace(plan, images=("router", "operator"))
     assert make.why_no_images(small, 12 * 10**9) == ""
-    monkeypatch.setattr(make.assembled, "why_not", lambda: "mmdebstrap is missing")
+    monkeypatch.setattr(assembled, "why_not", lambda: "mmdebstrap is missing")
     assert make.why_no_images(small, 12 * 10**9) == "mmdebstrap is missing"
 
 
