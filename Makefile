@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The compiled extension is rebuilt when one of these changed.
 SOURCES := pyproject.toml install.py $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test test-all test-faults soak test-emulated test-asan test-arm64 check check-flaky format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels release release-tools cluster cluster-up clean
+.PHONY: demo test test-all test-faults soak test-emulated test-asan test-arm64 check check-flaky format bench bench-peers bench-router fuzz docs e2e images sbom audit wheels release release-tools cluster cluster-up kind-up clean help
 
 # --- targets for users -------------------------------------------------------------------------------
 
@@ -43,6 +43,9 @@ demo: $(VENV)/.installed  ## A streamed answer through two engines and a router 
 	echo; echo "It stays up until Ctrl-C. Talk to it: $(BIN)/octavo chat --url $$url"; \
 	echo "See how it does: $(BIN)/octavo status"; \
 	wait $$up
+
+help:  ## This list
+	@sed -nE 's/^([a-z0-9-]+):[^#]*  ## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 test: $(VENV)/.test  ## The inner ring: all tests that are quick, in minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
@@ -140,7 +143,7 @@ wheels: $(VENV)/bin/python release-tools  ## Manylinux wheels in build/dist, com
 	$(BIN)/python -m release.wheels $(WHEEL_ARGS)
 
 # It signs with $RELEASE_KEY or release.key, made where it is missing; RELEASE_ARGS='--only chart': parts.
-release: $(VENV)/.test release-tools  ## Wheels, sdist, images, chart, SBOMs and signed checksums in build/release
+release: $(VENV)/.installed release-tools  ## Wheels, sdist, images, chart, SBOMs and signed checksums in build/release
 	$(BIN)/python -m release.make $(RELEASE_ARGS)
 
 release-tools: $(VENV)/bin/python
@@ -152,6 +155,11 @@ cluster: $(VENV)/bin/python  ## A Kubernetes with these images, until `python -m
 
 cluster-up: cluster  ## The same with Octavo installed, a model in it, and its answer to a question
 	$(BIN)/python -m e2e.cluster ask
+
+kind-up:  ## The same on kind, which it needs, and Docker
+	@{ command -v kind && docker info; } >/dev/null 2>&1 || { echo "kind-up needs Docker and kind >= 0.24; \
+	without them: make cluster-up, as root" >&2; exit 2; }
+	@$(MAKE) cluster-up
 
 clean:
 	rm -rf build $(VENV) engine/octavo_engine/_native*.so router/octavo_router/_fast*.so

@@ -34,6 +34,11 @@ COMMANDS = {
     "doctor": "check what this machine supports and what is missing",
 }
 
+EXAMPLES = (
+    "octavo run smollm2              chat in this terminal",
+    "octavo serve demo://smollm2     answer at http://localhost:8000/v1, with a page at /",
+)
+
 EXIT_MODEL = 1  # the model's files cannot be used, or the server is not there
 EXIT_SETTINGS = 2  # as argparse's own
 EXIT_INTERRUPTED = 130
@@ -55,7 +60,7 @@ def _overview(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="octavo",
         usage="octavo COMMAND [options]",
-        description="Serve large language models.",
+        description="Serve large language models.\n\nexamples:\n  " + "\n  ".join(EXAMPLES),
         epilog="commands:\n" + "\n".join(lines) + "\n\nRun octavo COMMAND --help for details.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from octavo.bundle.contents import IMAGE_VALUES, digest_values
 from octavo.bundle.layout import LayoutReader, OciLayout, platform_text
 from release import assembled, checksums, emulated, image_trial, version, wheels
 from tests.tools.build import tool
+from tests.tools.build import why_not as why_no_chart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 USER: Final = "65532:65532"
+# The compressed image; and, at one time, its packages, its layers, its archive and its layout.
+GB_MADE: Final = {"engine-cpu": 0.2, "engine-cuda": 3.5, "router": 0.1, "operator": 0.1}
+GB_WHILE_MADE: Final = {"engine-cpu": 1.5, "engine-cuda": 16.0, "router": 1.0, "operator": 1.0}
 # scikit-build-core's own entry point; `build` would bring an environment to call it in.
 SDIST: Final = (
     "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
@@ -95,10 +100,25 @@ def check_sdist(sdist: Path) -> None:
         raise SystemExit(f"{sdist.name} has {built[0]}, which is built and not a source")
 
 
+def why_no_images(plan: Plan, free_bytes: int) -> str:
+    """What images lack here, or ''; `free_bytes`: of the disk that build is on."""
+    if reason := assembled.why_not():
+        return reason
+    needed = max(GB_WHILE_MADE[name] for name in plan.images) + len(plan.machines) * sum(
+        GB_MADE[name] for name in plan.images
+    )
+    if free_bytes / 1e9 >= needed:
+        return ""
+    smaller = " ".join(name for name in assembled.NAMES if name != "engine-cuda")
+    return (
+        f"{', '.join(plan.images)} need {needed:.0f} GB of free disk below {ROOT / 'build'}, where "
+        f"{free_bytes / 1e9:.0f} GB are free; free some, or make fewer: "
+        f"RELEASE_ARGS='--image {smaller}'"
+    )
+
+
 def make_images(plan: Plan) -> None:
     """Each image for each processor, with an SBOM; what can run here is run."""
-    if reason := assembled.why_not():
-        raise SystemExit(f"the images cannot be made here: {reason}")
     work = ROOT / "build" / "images"
     for machine in plan.machines:
         wheel = wheel_for(plan, machine)
@@ -247,11 +267,52 @@ def _digest_unpacked(layer: BlobContent) -> str:
     return f"sha256:{found.hexdigest()}"
 
 
-def _show(folder: Path, seconds: Mapping[str, float]) -> None:
+def _show(folder: Path, costs: Mapping[str, Cost]) -> None:
     print(f"\n{folder}:")
     for name in [*checksums.files_of(folder), checksums.SUMS, checksums.SIGNATURE]:
         print(f"  {name:60} {(folder / name).stat().st_size / 1e6:9.1f} MB")
-    print(", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()))
+    print("; ".join(f"{name} {cost}" for name, cost in costs.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a step. On a busy machine the wall's time is more than the work."""
+
+    processor_s: float
+    wall_s: float
+
+    def __str__(self) -> str:
+        return f"{self.wall_s:.0f} s, {self.processor_s:.0f} s of a core"
+
+
+def _processor_seconds() -> float:
+    """Of this process and of all that it started, as far as they have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def make(plan: Plan, steps: Sequence[str]) -> dict[str, Cost]:
+    """What each step took. Where one fails, a line tells how to go on with what is there."""
+    costs = {}
+    for number, name in enumerate(steps):
+        print(f"--- {name}", flush=True)
+        used, started = _processor_seconds(), time.monotonic()
+        try:
+            STEPS[name](plan)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            rest = " ".join(steps[number:])
+            print(
+                f"The step {name} did not end, and nothing is signed. What was made stays in "
+                f"{plan.to}; to go on: make release RELEASE_ARGS='--only {rest}'",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+            if isinstance(error, subprocess.CalledProcessError):
+                command = shlex.join(map(str, error.cmd))
+                raise SystemExit(f"it ended with status {error.returncode}: {command}") from None
+            raise
+        costs[name] = Cost(_processor_seconds() - used, time.monotonic() - started)
+        print(f"--- {name}: {costs[name]}", flush=True)
+    return costs
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -285,14 +346,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.to.resolve(), named["pyproject.toml"], tuple(args.machine), args.isas,
         tuple(args.image),
     )  # fmt: skip
-    seconds = {}
-    for name in [name for name in STEPS if name in args.only]:
-        print(f"--- {name}", flush=True)
-        started = time.monotonic()
-        STEPS[name](plan)
-        seconds[name] = time.monotonic() - started
+    steps = [name for name in STEPS if name in args.only]
+    free = shutil.disk_usage(plan.to).free
+    reasons = {
+        "images": why_no_images(plan, free) if "images" in steps else "",
+        "chart": why_no_chart() if "chart" in steps else "",
+    }
+    if missing := [f"{step}: {reason}" for step, reason in reasons.items() if reason]:
+        raise SystemExit(f"cannot be made here: {'; '.join(missing)}")
+    costs = make(plan, steps)
     finish(plan, args.key)
-    _show(plan.to, seconds)
+    _show(plan.to, costs)
 
 
 if __name__ == "__main__":

@@ -111,11 +111,11 @@ def build_wheel(target: Target, to: Path, isas: str) -> Path:
     raw.mkdir(parents=True, exist_ok=True)
     for old in raw.glob("*.whl"):
         old.unlink()
-    # pip would bring CMake for the other processor, which does not run here.
-    isolation = [] if target.machine == os.uname().machine else ["--no-build-isolation"]
+    # Isolated, pip would bring CMake for the other processor, which does not run here, and other
+    # paths in each run, so that more than what changed is compiled again.
     _run(
-        ["pip", "--disable-pip-version-check", "wheel", "--no-deps", *isolation, "--wheel-dir", raw,
-         f"--config-settings=build-dir={work / 'cmake'}", ROOT],
+        ["pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation",
+         "--wheel-dir", raw, f"--config-settings=build-dir={work / 'cmake'}", ROOT],
         environment(target, work / "bin", isas),
     )  # fmt: skip
     (wheel,) = raw.glob("*.whl")

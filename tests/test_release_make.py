@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import json
@@ -16,7 +17,7 @@ import pytest
 from octavo.bundle.blobs import REFERENCE
 from octavo.bundle.errors import BundleError
 from octavo.bundle.layout import LayoutReader
-from release import checksums, emulated, make, wheels
+from release import assembled, checksums, emulated, make, wheels
 from tests.fakes import images
 from tests.tools import build as tools_build
 
@@ -191,5 +192,53 @@ def test_a_wheel_that_needs_a_newer_glibc_is_refused(minor: int, is_old_enough: 
 
 def test_make_installs_the_same_tools_for_wheels_and_for_a_release():
     makefile = (make.ROOT / "Makefile").read_text()
-    assert re.search(r"^release: .*\.test.* release-tools", makefile, re.MULTILINE)
+    assert re.search(r"^release: .*\.installed release-tools", makefile, re.MULTILINE)
     assert re.search(r"^wheels: .* release-tools", makefile, re.MULTILINE)
+
+
+def test_images_that_do_not_fit_are_refused_before_anything_is_made(
+    plan: make.Plan, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(assembled, "why_not", lambda: "")
+    assert make.why_no_images(plan, 24 * 10**9) == ""
+    reason = make.why_no_images(plan, 12 * 10**9)
+    assert "engine-cuda, router, operator need 24 GB of free disk" in reason
+    assert "where 12 GB are free" in reason
+    assert "--image engine-cpu router operator" in reason
+    small = dataclasses.replace(plan, images=("router", "operator"))
+    assert make.why_no_images(small, 12 * 10**9) == ""
+    monkeypatch.setattr(assembled, "why_not", lambda: "mmdebstrap is missing")
+    assert make.why_no_images(small, 12 * 10**9) == "mmdebstrap is missing"
+
+
+def test_a_step_that_fails_tells_how_to_go_on(
+    plan: make.Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fail(plan: make.Plan) -> None:
+        raise SystemExit("the layers are not those of the configuration")
+
+    monkeypatch.setattr(make, "STEPS", {"wheels": lambda plan: None, "images": fail})
+    with pytest.raises(SystemExit, match="the layers"):
+        make.make(plan, ["wheels", "images", "chart"])
+    error = capsys.readouterr().err
+    assert f"What was made stays in {plan.to}" in error
+    assert "make release RELEASE_ARGS='--only images chart'" in error
+    assert make.make(plan, ["wheels"]).keys() == {"wheels"}
+
+
+def test_a_command_that_fails_is_named_without_a_traceback(
+    plan: make.Plan, monkeypatch: pytest.MonkeyPatch
+):
+    run = lambda plan: subprocess.run(["sh", "-c", "exit 3"], check=True)  # noqa: E731
+    monkeypatch.setattr(make, "STEPS", {"wheels": run})
+    with pytest.raises(SystemExit, match="it ended with status 3: sh -c 'exit 3'"):
+        make.make(plan, ["wheels"])
+
+
+def test_what_is_missing_is_named_before_wheels_are_compiled(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(make, "why_no_images", lambda plan, free: "mmdebstrap is missing")
+    monkeypatch.setattr(make, "why_no_chart", lambda: "no helm: install Go")
+    monkeypatch.setattr(make, "make", lambda plan, steps: pytest.fail("it began"))
+    with pytest.raises(SystemExit, match="cannot be made here: images: mmdebstrap is missing; "
+                                         "chart: no helm: install Go"):  # fmt: skip
+        make.main(["--only", "wheels", "images", "chart"])

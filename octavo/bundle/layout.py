@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import json
 import tarfile
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from octavo.bundle import compressed
 from octavo.bundle.blobs import (
     CONFIG,
     DOCKER_MANIFEST,
@@ -149,15 +148,9 @@ class OciLayout:
     def _compress(self, layer: IO[bytes], diff_id: str, path: Path) -> Descriptor:
         """The same bytes for the same layer: no name and no time is in them."""
         target = self._scratch / diff_id.replace(":", "-")
-        found = hashlib.sha256()
-        with (
-            target.open("wb") as raw,
-            gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as compressed,
-        ):
-            while block := layer.read(2**20):
-                found.update(block)
-                compressed.write(block)
-        if f"sha256:{found.hexdigest()}" != diff_id:
+        with target.open("wb") as raw:
+            found = compressed.write_gzip(layer, raw)
+        if found != diff_id:
             raise BundleError(
                 f"{path}: the layer {diff_id} has other content; save the image again"
             )

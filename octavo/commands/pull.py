@@ -47,7 +47,7 @@ def pull_model(library: ModelLibrary, name: ModelName) -> StoredModel:
     size = f" ({size_text(name.entry.download * 1e6)})" if name.entry is not None else ""
     print(f"Fetching {name.name}{size} from {name.uri}", file=sys.stderr, flush=True)
     try:
-        with FetchProgress(name.uri, out=sys.stderr) as progress:
+        with FetchProgress(name.uri, out=sys.stderr, is_for_people=True) as progress:
             return library.pull(name, progress)
     except FetchError as error:
         if error.reason is FetchReason.UNREACHABLE and name.entry is not None:

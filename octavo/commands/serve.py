@@ -8,6 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from octavo.models.references import check_short_name
 from octavo.options.parser import CommandParser
 from octavo.options.settings import (
     add_engine_options,
@@ -38,6 +39,7 @@ def main(prog: str, argv: Sequence[str]) -> int:
     if args.print_config:
         print(render_config(config, server, settings))
         return 0
+    check_short_name(config)
     if config.node_rank:
         return _compute(config, server)
     return _serve(config, server)

@@ -73,6 +73,10 @@ def _of_files(stored: StoredModel | None) -> dict[str, Any]:
         "architecture": architecture_of(files),
         "weights": format_of(EngineConfig(model=str(stored.path)), files),
         "layers": files.config.get("num_hidden_layers", "unknown"),
-        "vocabulary": files.config.get("vocab_size", "unknown"),
+        "vocabulary": _number(files.config.get("vocab_size")),
         "sampling": ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "neutral",
     }
+
+
+def _number(value: object) -> str:
+    return f"{value:,} tokens" if isinstance(value, int) else "unknown"

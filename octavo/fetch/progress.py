@@ -15,22 +15,29 @@ if TYPE_CHECKING:
 
 STATUS_FILE = ".octavo-status.json"
 EVERY_S = 1.0
+LINE_EVERY_S = 10.0  # for people whose terminal it is not
 _WINDOW_S = 10.0  # over which the rate is measured
 
 
 class FetchProgress:
-    """A thread reports it once a second while it is entered. Safe to use from many threads."""
+    """A thread reports it once a second while it is entered. Safe to use from many threads.
+
+    Where `out` is no terminal, as JSON, or as lines where it is for people.
+    """
 
     def __init__(
         self,
         uri: str,
         *,
         out: IO[str] | None = None,
+        is_for_people: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._uri = uri
         self._out = out or sys.stdout
         self._is_terminal = self._out.isatty()
+        self._is_for_people = is_for_people
+        self._line_at: tuple[str, float] = ("", 0.0)  # phase and time of the last
         self._clock = clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -104,6 +111,8 @@ class FetchProgress:
         with suppress(OSError, ValueError):  # who reads it has left; the fetch goes on
             if self._is_terminal:
                 print(f"\r\033[K{_readable(facts)}", end="", file=self._out, flush=True)
+            elif self._is_for_people:
+                self._print_line(facts)
             else:
                 print(json.dumps(facts), file=self._out, flush=True)
         if self._folder is not None:
@@ -111,6 +120,13 @@ class FetchProgress:
             with suppress(OSError):  # a full disk is reported by the writer of the model
                 temporary.write_text(json.dumps(facts))
                 temporary.replace(self._folder / STATUS_FILE)
+
+    def _print_line(self, facts: dict[str, Any]) -> None:
+        phase, at = self._line_at
+        now = self._clock()
+        if facts["phase"] != phase or now - at >= LINE_EVERY_S:
+            self._line_at = (facts["phase"], now)
+            print(_readable(facts), file=self._out, flush=True)
 
     def _run(self) -> None:
         before: dict[str, Any] = {}
@@ -122,9 +138,10 @@ class FetchProgress:
 
 
 def _readable(facts: dict[str, Any]) -> str:
-    text = f"{facts['phase']} {facts['uri']}  {facts['bytes'] / 2**20:,.1f}"
-    if facts["total"]:
-        text += f" of {facts['total'] / 2**20:,.1f} MiB, {facts['rate'] / 2**20:.1f} MiB/s"
+    text = f"{facts['phase']} {facts['uri']}"
+    if facts["bytes"] or facts["total"]:
+        total = f" of {facts['total'] / 2**20:,.1f}" if facts["total"] else ""
+        text += f"  {facts['bytes'] / 2**20:,.1f}{total} MiB, {facts['rate'] / 2**20:.1f} MiB/s"
     if facts["eta_s"] is not None:
         text += f", {facts['eta_s']:.0f} s left"
     return text

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from octavo.models.catalogue import unknown_name
 from octavo.models.references import with_local_files
 from octavo.options.faults import all_faults
 from octavo_common.faults import join_faults
@@ -188,10 +189,7 @@ def _uri_of(given: str) -> str:
         return f"file://{path.absolute()}"
     if re.fullmatch(r"[\w.-]+/[\w.@/-]+", model):
         return _hub_uri(model)
-    raise ConfigError(
-        f"{model} is not in the catalogue (octavo list --all shows what is), and is neither a file "
-        "or folder here nor ORG/NAME"
-    )
+    raise ConfigError(f"{unknown_name(model)} a file or folder here nor ORG/NAME")
 
 
 def _hub_uri(reference: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
@@ -49,6 +50,14 @@ def find_model(name: str) -> CatalogueModel | None:
     """By name or alias, in any case."""
     lower = name.lower()
     return next((model for model in catalogue() if lower in model.names), None)
+
+
+def unknown_name(text: str) -> str:
+    """The start of a sentence about a name that no model of the catalogue has."""
+    names = [name for model in catalogue() for name in model.names]
+    near = get_close_matches(text.lower(), names, 1)
+    hint = f"did you mean {near[0]}?" if near else "octavo list --all shows what is"
+    return f"{text:.200} is not in the catalogue ({hint}), and is neither"
 
 
 def fitting_models(free_bytes: int, kind: str = CHAT) -> list[CatalogueModel]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from octavo.fetch.folder import FolderLock, read_mark
-from octavo.models.catalogue import catalogue, find_model
+from octavo.models.catalogue import catalogue, find_model, unknown_name
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.weights.demo import DEMO_MODELS, demo_folder, locate_demo
 from octavo_engine.weights.hub import is_repository
@@ -51,13 +50,7 @@ def parse_model_name(text: str) -> ModelName:
         return ModelName(entry.name, entry.uri, entry)
     uri = text if "://" in text else f"{_HUB}{text}"
     if uri.startswith(_HUB) and not is_repository(uri.removeprefix(_HUB)):
-        names = [name for model in catalogue() for name in model.names]
-        near = get_close_matches(text.lower(), names, 1)
-        hint = f"did you mean {near[0]}?" if near else "octavo list --all shows what is"
-        raise ConfigError(
-            f"{text:.200} is not in the catalogue ({hint}), and is neither ORG/NAME nor a URI such "
-            "as hf://ORG/NAME"
-        )
+        raise ConfigError(f"{unknown_name(text)} ORG/NAME nor a URI such as hf://ORG/NAME")
     listed = next((model for model in catalogue() if model.uri == uri), None)
     if listed is not None:
         return ModelName(listed.name, listed.uri, listed)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from octavo.models.catalogue import find_model
+from octavo.models.catalogue import find_model, unknown_name
+from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo_engine.config import EngineConfig
+
+# NAME or NAME:SIZE; what ends in a file's suffix is a path.
+_SHORT: Final = re.compile(r"(?!.*\.(?:gguf|json|bin|pt|pth|ckpt)$)\w[\w.-]*(?::[\w.-]+)?")
 
 
 def with_local_files(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> EngineConfig:
@@ -33,6 +38,12 @@ def with_local_files(config: EngineConfig, environ: Mapping[str, str] = os.envir
     is_demo = name.uri.startswith("demo://")
     path = name.uri if stored is None or is_demo else str(stored.path)
     return replace(config, model=path, served_model_names=config.names)
+
+
+def check_short_name(config: EngineConfig) -> None:
+    """Raises ConfigError for a name that is no model's, with what is near."""
+    if config.device != "sim" and _SHORT.fullmatch(config.model) and not _exists(config.model):
+        raise ConfigError(f"{unknown_name(config.model)} a file or folder here nor ORG/NAME")
 
 
 def _is_of_hub(reference: str) -> bool:

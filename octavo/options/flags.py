@@ -51,6 +51,11 @@ class Flag:
         return ENV_PREFIX + self.flag.upper().replace("-", "_")
 
     @property
+    def metavar(self) -> str:
+        """NAME, of served-model-name."""
+        return self.flag.rpartition("-")[2].upper()
+
+    @property
     def dest(self) -> str:
         return self.flag.replace("-", "_")
 
@@ -385,10 +390,10 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], root: type
         elif get_origin(core) is Literal:
             options["choices"] = get_args(core)
         elif get_origin(core) is tuple:
-            options.update(nargs="+", metavar=flag.dest.upper())
+            options.update(nargs="+", metavar=flag.metavar)
         else:
             options["type"] = _reader(flag, core)
-            options["metavar"] = "N" if core in (int, float) else flag.dest.upper()
+            options["metavar"] = "N" if core in (int, float) else flag.metavar
         parser.add_argument("--" + flag.flag, **options)
 
 

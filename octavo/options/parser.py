@@ -83,9 +83,10 @@ class CommandParser(argparse.ArgumentParser):
             unknown = re.findall(r"(?<!\S)--[\w-]+", message)
             if unknown:  # the rest are their values, or a MODEL that such a value replaced
                 message = f"unrecognized arguments: {' '.join(unknown)}"
-            known = list(self._option_string_actions)
-            near = [get_close_matches(flag, known, 1) for flag in unknown]
-            meant = dict.fromkeys(found[0] for found in near if found)
+            # Without dashes in front, which all have in common.
+            known = [name[2:] for name in self._option_string_actions if name.startswith("--")]
+            near = [get_close_matches(flag[2:], known, 1) for flag in unknown]
+            meant = dict.fromkeys(f"--{found[0]}" for found in near if found)
             hint = f"did you mean {' and '.join(meant)}?" if meant else ""
         self._refuse([*self._faults, message], hint)
 

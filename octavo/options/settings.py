@@ -6,7 +6,7 @@ import os
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from octavo.models.references import with_local_files
+from octavo.models.references import check_short_name, with_local_files
 from octavo.options import flags
 from octavo.options.vllm_environment import vllm_environment_advice
 from octavo.options.vllm_flags import check_file, environment_advice
@@ -49,7 +49,9 @@ def engine_config(
     """For commands that run an engine of their own. Raises ConfigError."""
     settings = _resolve(args, environ, serving=False)
     settings.check(EngineConfig)
-    return with_local_files(settings.build(EngineConfig), environ)
+    config = with_local_files(settings.build(EngineConfig), environ)
+    check_short_name(config)
+    return config
 
 
 def serve_settings(

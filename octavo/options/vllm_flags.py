@@ -89,6 +89,8 @@ def _translated(words: list[str], *, serving: bool) -> Sequence[str]:
     """Takes one flag from `words`, with its value if that matters. Raises ConfigError."""
     flag, equals, value = words.pop(0).partition("=")
     flag = SHORT.get(flag, flag)
+    if flag.startswith("--"):
+        flag = flag.replace("_", "-")
     if flag in IGNORED:
         if not equals and words:
             words.pop(0)  # its value

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -78,6 +81,29 @@ def test_make_targets_that_are_named_exist():
         spans = "\n".join(re.findall(r"`([^`\n]+)`", prose(page)))
         for target in re.findall(r"(?:^|=1 )make ([a-z0-9-]+)", f"{shell}\n{spans}", re.M):
             assert target in known, f"{name(page)}: make {target}"
+
+
+def made(target: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [str(shutil.which("make")), "--no-print-directory", target]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environ},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_make_lists_its_targets():
+    makefile = (ROOT / "Makefile").read_text()
+    described = re.findall(r"^([a-z0-9-]+):.*  ## ", makefile, re.M)
+    listed = [line.split()[0] for line in made("help").stdout.splitlines()]
+    assert listed == described
+    assert {"demo", "test", "test-arm64", "release", "cluster-up"} <= set(listed)
+
+
+def test_kind_up_without_kind_names_what_does(tmp_path: Path):
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    done = made("kind-up", PATH=f"{tmp_path}:/nowhere")
+    assert done.returncode == 2
+    assert "kind-up needs Docker and kind >= 0.24; without them: make cluster-up" in done.stderr
 
 
 def test_values_that_are_set_are_in_the_chart():

@@ -53,6 +53,7 @@ def test_the_overview_names_every_command(capsys):
         code, out, _ = run(capsys, *argv)
         assert code == 0
         assert all(f"\n  {name} " in out for name in cli.COMMANDS)
+        assert out.index("octavo run smollm2") < out.index("octavo serve") < out.index("--version")
 
 
 def test_the_version_is_printed(capsys):
@@ -62,6 +63,13 @@ def test_the_version_is_printed(capsys):
 def test_an_unknown_command_is_guessed_at(capsys):
     assert run(capsys, "srve") == (2, "", "octavo: there is no command srve; did you mean serve?\n")
     assert run(capsys, "frobnicate")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "run", "complete"])
+def test_a_short_name_that_no_model_has_is_refused_with_what_is_near(capsys, command):
+    code, _, err = run(capsys, command, "qwen3:0.7b")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "qwen3:0.7b is not in the catalogue (did you mean qwen3:1.7b?)" in err
 
 
 def test_help_imports_neither_engine_nor_server():

@@ -315,6 +315,22 @@ def test_progress_is_told_as_lines_and_as_a_file(store, tmp_path):
     assert next(json.loads(line)["phase"] for line in out.getvalue().splitlines()) == "fetching"
 
 
+def test_people_get_a_line_for_each_phase_and_every_ten_seconds():
+    out, now = StringIO(), [0.0]
+    progress = FetchProgress("demo://m", out=out, is_for_people=True, clock=lambda: now[0])
+    progress.report()
+    progress.begin("fetching", total=4 * 2**20, files=1)
+    for seconds, megabytes in ((1, 1), (9, 1), (10, 1)):
+        now[0] = seconds
+        progress.add(megabytes * 2**20)
+        progress.report()
+    assert out.getvalue().splitlines() == [
+        "listing demo://m",
+        "fetching demo://m  0.0 of 4.0 MiB, 0.0 MiB/s",
+        "fetching demo://m  3.0 of 4.0 MiB, 0.2 MiB/s, 4 s left",
+    ]
+
+
 def test_the_lock_is_left_behind_by_nobody(store, tmp_path):
     store.routes["/"] = lambda requested: StoreReply(404)
     refused(request(store, tmp_path))

@@ -42,6 +42,7 @@ def run(capfd, *arguments: str) -> tuple[int, str, str]:
 def test_a_model_comes_is_listed_described_and_goes(home, source, capfd):
     code, out, err = run(capfd, "pull", source)
     assert code == 0 and str(home) in out and "Fetching" in err
+    assert "fetching " in err and '{"' not in err, "lines for people, also without a terminal"
     _, out, _ = run(capfd, "list", "--json")
     entry = next(each for each in json.loads(out) if each["uri"] == source)
     assert entry["num_bytes"] == locate_demo("smollm2").stat().st_size

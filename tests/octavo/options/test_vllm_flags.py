@@ -54,6 +54,7 @@ from octavo_engine.protocol.vllm_options import (
         (["--model-loader-extra-config", "{}", "m"], ["m"]),
         (["--hf-overrides", "{}", "m"], ["--hf-overrides", "{}", "m"]),
         (["--chat-template", "-x"], ["--chat-template", "-x"]),
+        (["--max_model_len", "9", "--a=b_c"], ["--max-model-len", "9", "--a=b_c"]),
     ],
 )
 def test_translation(given, ours):
@@ -118,7 +119,7 @@ def test_keys_may_come_by_either_name_and_are_not_shown(capsys, monkeypatch):
     [
         (["--model-impl", "terratorch"], "--model-impl terratorch is not supported: models are"),
         (["--swap-space", "4"], "--swap-space is not supported: --kv-offloading-size keeps"),
-        (["--gpu_memory_utilization=0.9"], "--gpu_memory_utilization is not supported: --memory-"),
+        (["--gpu_memory_utilization=0.9"], "--gpu-memory-utilization is not supported: --memory-"),
         (["--quantization", "mxfp4"], "--quantization mxfp4 is not supported: how weights are"),
         (["--load-format=pt"], "--load-format pt is not supported: weights are read from"),
         (["--mm-encoder-tp-mode", "data", "--interleave-mm-strings"], "--limit-mm-per-prompt is"),

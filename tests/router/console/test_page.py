@@ -91,6 +91,7 @@ def test_where_it_would_go_is_told_without_sending(page):
     page.click("#explain")
     page.get_by_text("nothing was sent").wait_for()
     assert page.locator("#why tbody tr").count() == 3
+    assert "expected wait (s)" in page.locator("#why thead").inner_text()
 
 
 @browser_only

@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, cast
 
+from octavo_common.faults import join_faults
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.protocol.vllm_options import (
@@ -43,18 +44,26 @@ _FIELDS: Final = frozenset(field.name for field in dataclasses.fields(EngineConf
 
 
 def check_llm_options(others: Mapping[str, object], init: Callable[..., None]) -> None:
-    """What `init` has no argument for. Raises ConfigError for vLLM's settings, else TypeError."""
+    """What `init` has no argument for, all at once. Raises TypeError for names that neither vLLM
+    has, ConfigError where some are vLLM's settings."""
+    unknown: list[str] = []
+    refused: list[str] = []
     for name, value in others.items():
         option = name.replace("_", "-")
         if name not in UNSUPPORTED_PYTHON and option not in UNSUPPORTED_OPTIONS:
-            raise TypeError(f"LLM() has no argument {name}; {_hint(name, init)}")
+            unknown.append(f"LLM() has no argument {name}; {_hint(name, init)}")
+            continue
         advice = (
             refusal(name, value, UNSUPPORTED_PYTHON)
             if name in UNSUPPORTED_PYTHON
             else refusal(option, value, UNSUPPORTED_OPTIONS)
         )
         if advice is not None:
-            raise ConfigError(f"LLM({name}={value!r:.60}) is not supported: {advice}")
+            refused.append(f"LLM({name}={value!r:.60}) is not supported: {advice}")
+    if refused:
+        raise ConfigError(join_faults([*refused, *unknown]))
+    if unknown:
+        raise TypeError(join_faults(unknown))
 
 
 def as_in_vllm(init: Callable[Given, None]) -> Callable[Given, None]:

@@ -95,13 +95,13 @@ export function drawWhy(section, box, decision, names) {
   const short = (value) => names.get(value) ?? rounded(value);
   const rows = decision.candidates ?? [];
   const facts = Object.entries(decision).filter(([, value]) => value === null || typeof value !== "object");
-  const list = element("p", facts.map(([name, value]) => `${name.replaceAll("_", " ")}: ${short(value)}`).join(" · "));
+  const list = element("p", facts.map(([name, value]) => `${titled(name)}: ${short(value)}`).join(" · "));
   box.replaceChildren(list);
   if (rows.length > 0 && typeof rows[0] === "object") {
     const names = Object.keys(rows[0]);
     const table = element("table");
     const head = element("tr");
-    head.append(...names.map((name) => element("th", name.replaceAll("_", " "))));
+    head.append(...names.map((name) => element("th", titled(name))));
     const thead = element("thead");
     thead.append(head);
     const tbody = element("tbody");
@@ -110,6 +110,11 @@ export function drawWhy(section, box, decision, names) {
     box.append(table);
   }
   section.hidden = false;
+}
+
+// "expected wait (s)", of expected_wait_s.
+function titled(name) {
+  return name.replace(/_s$/, " (s)").replaceAll("_", " ");
 }
 
 function line(cells, span) {

@@ -58,6 +58,16 @@ def test_settings_that_cannot_be_had_are_one_sentence(settings, message):
     assert not re.search("(?<!serve )--", str(caught.value)), "arguments, not flags"
 
 
+def test_several_are_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        LLM(device="sim", **_any(swap_space=4, max_modellen=9, gpu_memory_utilization=0.5))
+    message = str(caught.value)
+    assert message.startswith("3 settings cannot be used: (1) LLM(swap_space=4) is not supported")
+    assert "did you mean max_model_len?" in message
+    with pytest.raises(TypeError, match=r"^2 settings cannot be used: .*tensor_parallel_size\?"):
+        LLM(device="sim", **_any(max_modellen=9, tensor_parallel=2))
+
+
 def test_none_is_the_default_of_each_argument():
     names = inspect.signature(LLM.__init__).parameters
     unset: dict[str, Any] = {name: None for name in names if name not in ("self", "others")}
