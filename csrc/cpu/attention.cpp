@@ -39,6 +39,9 @@ void turn_block(const std::byte* keys, std::byte* values, int64_t rank) {
     constexpr int64_t kPanelBytes = kBlockTokens * kBlockTokens * kElementBytes;
     for (int64_t c = 0; c < rank; c += kBlockTokens, keys += kPanelBytes, values += kPanelBytes) {
         if constexpr (kElementBytes == 2) {
+#ifdef __AVX512F__
+            turn_pairs(keys, values);
+#else
             // Two tokens' pairs of columns are 8 bytes, and become two columns' pairs of tokens.
             const auto* from = reinterpret_cast<const uint64_t*>(keys);
             auto* to = reinterpret_cast<uint64_t*>(values);
@@ -49,6 +52,7 @@ void turn_block(const std::byte* keys, std::byte* values, int64_t rank) {
                                              (x & 0xffff0000U) << 16;
                 }
             }
+#endif
         } else {
             static_assert(kElementBytes == 4);
             const auto* from = reinterpret_cast<const uint32_t*>(keys);
@@ -66,13 +70,16 @@ template <class Weights>
 class Attend {
   public:
     // `turned`: where a latent layer's values go while a tile is under way.
-    Attend(const AttentionArgs& args, const QueryTile& tile, float* scores, std::byte* turned)
+    Attend(const AttentionArgs& args, const QueryTile& tile, const NextKeys& next, float* scores,
+           std::byte* turned)
         : args_(args),
           tile_(tile),
+          next_(next),
           dim_(args.kv.head_dim),
           value_dim_(args.kv.value_dim()),
           group_(args.group()),
           num_rows_(tile.num_tokens * group_),
+          num_passes_(2 * ((num_rows_ + kTileRows - 1) / kTileRows)),
           panels_bytes_(args.kv.panels_bytes()),
           scores_(scores),
           rounded_queries_(reinterpret_cast<uint16_t*>(scores + num_rows_ * kSoftmaxTokens)),
@@ -173,8 +180,8 @@ class Attend {
     }
 
     // Where the blocks of the tile under way lie, as far as any row sees them, and what comes
-    // after. Blocks lie anywhere, so the hardware cannot guess the next one: while keys are read,
-    // their values are fetched, and while those are added up, the keys of the next tile.
+    // after. Blocks lie anywhere, so the hardware cannot guess the next one: ahead_of_keys() and
+    // ahead_of_values() are fetched meanwhile.
     void find_blocks() {
         const int64_t begin = std::max<int64_t>(0, seen(0).begin - start_) / kBlockTokens;
         const int64_t end = std::min<int64_t>(kSoftmaxTokens, seen(last_token()).end - start_);
@@ -196,8 +203,39 @@ class Attend {
                 if constexpr (kIsScaled) {
                     prefetch(after_values_[b] + 2 * panels_bytes_);
                 }
+            } else if (b < next_.num_blocks) {
+                after_values_[b] = args_.kv.keys(next_.blocks[b], next_.kv_head);
             }
         }
+    }
+
+    // What is fetched while blocks are read: from `offset` of those at the same places on, so many
+    // bytes a step.
+    struct Ahead {
+        const std::byte* const* blocks;
+        int64_t offset;
+        int64_t step_bytes;
+    };
+
+    // While keys are read, their values are fetched, and while those are added up, the keys of the
+    // next tile: by the first rows, as the others find both in a cache. Latent values come from
+    // keys, and are there: of the next keys each pass fetches its part, so that memory is busy all
+    // the while.
+    Ahead ahead_of_keys(const Rows& rows) const {
+        if (args_.kv.is_latent()) {
+            return part_of_next(2 * (rows.first / kTileRows), dim_);
+        }
+        return {rows.first == 0 ? values_ : keys_, 0, Weights::kStepBytes};
+    }
+    Ahead ahead_of_values(const Rows& rows) const {
+        if (args_.kv.is_latent()) {
+            return part_of_next(2 * (rows.first / kTileRows) + 1, value_dim_);
+        }
+        return {rows.first == 0 ? after_values_ : values_, 0, Weights::kStepBytes};
+    }
+    Ahead part_of_next(int64_t pass, int64_t columns) const {
+        const int64_t part = panels_bytes_ / num_passes_;
+        return {after_values_, pass * part, part / (columns / Weights::kColumns)};
     }
 
     static int64_t value_offset(int64_t column) {
@@ -245,14 +283,18 @@ class Attend {
         const Range any = rows.seen_by_any();
         const int64_t end_block = (any.end + kBlockTokens - 1) / kBlockTokens;
         int width = max_panels(rows.count);
+        const Ahead ahead = ahead_of_keys(rows);
+        const std::byte* fetched[kBlocksPerTile];
+        for (int64_t b = any.begin / kBlockTokens; b < end_block; ++b) {
+            fetched[b] = ahead.blocks[b] + ahead.offset;
+        }
         for (int64_t b = any.begin / kBlockTokens; b < end_block;) {
             while (b + width > end_block) {
                 width /= 2;
             }
             const int64_t segments = (end_block - b) / width;
-            const std::byte* const* fetched = rows.first == 0 ? values_ : keys_;
             kProducts.get(rows.count, width)(
-                rows.queries, keys_ + b, fetched + b, Weights::kStepBytes, segments,
+                rows.queries, keys_ + b, fetched + b, ahead.step_bytes, segments,
                 dim_ / Weights::kColumns, scores(rows.first) + b * kLanes, kSoftmaxTokens);
             b += segments * width;
         }
@@ -396,6 +438,7 @@ class Attend {
             x_left[i] = weights(rows.first + i, end_block * kBlockTokens);
         }
         int width = max_panels(rows.count);
+        const Ahead ahead = ahead_of_values(rows);
         for (int64_t c = 0; c < value_dim_; c += width * kLanes) {
             while (c + width * kLanes > value_dim_) {
                 width /= 2;
@@ -405,18 +448,19 @@ class Attend {
             int64_t count = 0;
             for (int64_t b = first_block; b < end_block + (steps_left > 0 ? 1 : 0); ++b) {
                 for (int i = 0; i < width; ++i, ++count) {
-                    const int64_t offset = value_offset(c + i * kLanes);
-                    panels[count] = values_[b] + offset;
-                    fetched[count] = (rows.first == 0 ? after_values_ : values_)[b] + offset;
+                    const int64_t column = c + i * kLanes;
+                    const int64_t steps = column / kLanes * kStepsPerBlock;
+                    panels[count] = values(b, column);
+                    fetched[count] = ahead.blocks[b] + ahead.offset + steps * ahead.step_bytes;
                 }
             }
             const Dot dot = kSums.get(rows.count, width);
             float* to = state.values + rows.first * dim_ + c;
-            dot(x, panels, fetched, Weights::kStepBytes, end_block - first_block, kStepsPerBlock,
-                to, dim_);
+            dot(x, panels, fetched, ahead.step_bytes, end_block - first_block, kStepsPerBlock, to,
+                dim_);
             if (steps_left > 0) {
                 const int64_t last = count - width;
-                dot(x_left, panels + last, fetched + last, Weights::kStepBytes, 1, steps_left, to,
+                dot(x_left, panels + last, fetched + last, ahead.step_bytes, 1, steps_left, to,
                     dim_);
             }
         }
@@ -468,10 +512,12 @@ class Attend {
 
     const AttentionArgs& args_;
     const QueryTile& tile_;
+    const NextKeys& next_;
     const int64_t dim_;
     const int64_t value_dim_;
     const int64_t group_;
     const int64_t num_rows_;
+    const int64_t num_passes_;                    // over a tile's keys and values
     const int64_t panels_bytes_;                  // of a block's K, and of its V
     float* const scores_;                         // [rows, kSoftmaxTokens]
     uint16_t* const rounded_queries_;             // [rows, head_dim], of pairs only
@@ -488,12 +534,12 @@ constexpr int64_t row_floats(int64_t head_dim) { return kSoftmaxTokens + head_di
 
 template <class Weights>
 void attend_with(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
-                 float* scratch) {
+                 const NextKeys& next, float* scratch) {
     const int64_t dim = args.kv.head_dim;
     const int64_t rows = tile.num_tokens * args.group();
     const int64_t most_rows = query_tile_rows(args.group());
     float* const turned = scratch + most_rows * row_floats(dim) + 2 * state_floats(most_rows, dim);
-    Attend<Weights> work(args, tile, scratch, reinterpret_cast<std::byte*>(turned));
+    Attend<Weights> work(args, tile, next, scratch, reinterpret_cast<std::byte*>(turned));
     scratch += most_rows * row_floats(dim);
     if (tile.states != nullptr) {
         work.partition(partition, tile.states[partition - tile.first_partition]);
@@ -518,19 +564,19 @@ int64_t attend_scratch_bytes(int64_t group, int64_t head_dim, int64_t latent_ran
 }
 
 void attend(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
-            std::byte* scratch) {
+            const NextKeys& next, std::byte* scratch) {
     auto* floats = reinterpret_cast<float*>(scratch);
     switch (args.kv.format) {
         case KVFormat::F32:
-            return attend_with<F32Weights>(args, tile, partition, floats);
+            return attend_with<F32Weights>(args, tile, partition, next, floats);
         case KVFormat::BF16:
-            return attend_with<KVPairs>(args, tile, partition, floats);
+            return attend_with<KVPairs>(args, tile, partition, next, floats);
         case KVFormat::Int8:
-            return attend_with<Int8Weights>(args, tile, partition, floats);
+            return attend_with<Int8Weights>(args, tile, partition, next, floats);
         case KVFormat::E4M3:
-            return attend_with<Fp8Weights<E4M3>>(args, tile, partition, floats);
+            return attend_with<Fp8Weights<E4M3>>(args, tile, partition, next, floats);
         case KVFormat::E5M2:
-            return attend_with<Fp8Weights<E5M2>>(args, tile, partition, floats);
+            return attend_with<Fp8Weights<E5M2>>(args, tile, partition, next, floats);
     }
 }
 
