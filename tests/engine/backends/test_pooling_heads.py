@@ -226,7 +226,7 @@ def test_the_rope_of_gte_by_ntk() -> None:
     config = {"architectures": ["NewModel"], **SHAPE, "rope_theta": 1e4}
     scaled = read_pooling({**config, "rope_scaling": {"type": "ntk", "factor": 2.0}}, None)
     assert scaled is not None
-    rope = scaled.body.layers[0].rope
+    rope = scaled.page.layers[0].rope
     assert rope is not None
     assert (rope.kind, rope.theta) == ("linear", 2e4)
     assert rope.factor == pytest.approx(2.0 ** (2 / 16))
