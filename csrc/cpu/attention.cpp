@@ -293,9 +293,9 @@ class Attend {
                 width /= 2;
             }
             const int64_t segments = (end_block - b) / width;
-            kProducts.get(rows.count, width)(
-                rows.queries, keys_ + b, fetched + b, ahead.step_bytes, segments,
-                dim_ / Weights::kColumns, scores(rows.first) + b * kLanes, kSoftmaxTokens);
+            kProducts.get(rows.count, width)(rows.queries, keys_ + b, fetched + b, ahead.step_bytes,
+                                             segments, dim_ / Weights::kColumns,
+                                             scores(rows.first) + b * kLanes, kSoftmaxTokens);
             b += segments * width;
         }
     }

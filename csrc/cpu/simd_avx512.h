@@ -52,8 +52,8 @@ OCTAVO_INLINE Vec load_second(const void* from) {
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from), upper))};
 }
 
-// Eight rows of sixteen pairs become eight rows of pairs the other way round: a word of two bf16s is
-// two columns of a token in `from`, and two tokens of a column in `to`.
+// Eight rows of sixteen pairs become eight rows of pairs the other way round: a word of two bf16s
+// is two columns of a token in `from`, and two tokens of a column in `to`.
 OCTAVO_INLINE void turn_pairs(const void* from, void* to) {
     using Quads = long long __attribute__((vector_size(64)));  // two tokens' two columns each
     const __m512i order = _mm512_set4_epi32(0x0f0e0b0a, 0x0d0c0908, 0x07060302, 0x05040100);
@@ -65,10 +65,10 @@ OCTAVO_INLINE void turn_pairs(const void* from, void* to) {
     for (int half = 0; half < 2; ++half) {
         Quads pairs[4];  // of two rows, the even or the odd places
         for (int i = 0; i < 4; ++i) {
-            pairs[i] = half == 0 ? __builtin_shufflevector(in[2 * i], in[2 * i + 1], 0, 8, 2, 10, 4,
-                                                           12, 6, 14)
-                                 : __builtin_shufflevector(in[2 * i], in[2 * i + 1], 1, 9, 3, 11, 5,
-                                                           13, 7, 15);
+            pairs[i] =
+                half == 0
+                    ? __builtin_shufflevector(in[2 * i], in[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14)
+                    : __builtin_shufflevector(in[2 * i], in[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
         }
         for (int odd = 0; odd < 2; ++odd) {
             Quads fours[2];
