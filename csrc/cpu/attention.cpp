@@ -39,9 +39,6 @@ void turn_block(const std::byte* keys, std::byte* values, int64_t rank) {
     constexpr int64_t kPanelBytes = kBlockTokens * kBlockTokens * kElementBytes;
     for (int64_t c = 0; c < rank; c += kBlockTokens, keys += kPanelBytes, values += kPanelBytes) {
         if constexpr (kElementBytes == 2) {
-#ifdef __AVX512F__
-            turn_pairs(keys, values);
-#else
             // Two tokens' pairs of columns are 8 bytes, and become two columns' pairs of tokens.
             const auto* from = reinterpret_cast<const uint64_t*>(keys);
             auto* to = reinterpret_cast<uint64_t*>(values);
@@ -52,7 +49,6 @@ void turn_block(const std::byte* keys, std::byte* values, int64_t rank) {
                                              (x & 0xffff0000U) << 16;
                 }
             }
-#endif
         } else {
             static_assert(kElementBytes == 4);
             const auto* from = reinterpret_cast<const uint32_t*>(keys);

@@ -3,7 +3,6 @@
 
 #include <immintrin.h>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace octavo::cpu::OCTAVO_ISA {
@@ -50,43 +49,6 @@ OCTAVO_INLINE Vec load_first(const void* from) {
 OCTAVO_INLINE Vec load_second(const void* from) {
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from), upper))};
-}
-
-// Eight rows of sixteen pairs become eight rows of pairs the other way round: a word of two bf16s
-// is two columns of a token in `from`, and two tokens of a column in `to`.
-OCTAVO_INLINE void turn_pairs(const void* from, void* to) {
-    using Quads = long long __attribute__((vector_size(64)));  // two tokens' two columns each
-    const __m512i order = _mm512_set4_epi32(0x0f0e0b0a, 0x0d0c0908, 0x07060302, 0x05040100);
-    const auto* rows = static_cast<const std::byte*>(from);
-    Quads in[8];
-    for (int i = 0; i < 8; ++i) {
-        in[i] = (Quads)_mm512_shuffle_epi8(_mm512_loadu_si512(rows + i * 64), order);
-    }
-    for (int half = 0; half < 2; ++half) {
-        Quads pairs[4];  // of two rows, the even or the odd places
-        for (int i = 0; i < 4; ++i) {
-            pairs[i] =
-                half == 0
-                    ? __builtin_shufflevector(in[2 * i], in[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14)
-                    : __builtin_shufflevector(in[2 * i], in[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
-        }
-        for (int odd = 0; odd < 2; ++odd) {
-            Quads fours[2];
-            for (int i = 0; i < 2; ++i) {
-                fours[i] = odd == 0 ? __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 0, 1,
-                                                              4, 5, 8, 9, 12, 13)
-                                    : __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 2, 3,
-                                                              6, 7, 10, 11, 14, 15);
-            }
-            const Quads first =
-                __builtin_shufflevector(fours[0], fours[1], 0, 1, 4, 5, 8, 9, 12, 13);
-            const Quads second =
-                __builtin_shufflevector(fours[0], fours[1], 2, 3, 6, 7, 10, 11, 14, 15);
-            auto* row = static_cast<std::byte*>(to) + (half + 2 * odd) * 64;
-            _mm512_storeu_si512(row, (__m512i)first);
-            _mm512_storeu_si512(row + 4 * 64, (__m512i)second);
-        }
-    }
 }
 
 // Byte `index` of 16 words of 4 bytes: an integer, times 2^24.
