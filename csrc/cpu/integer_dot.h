@@ -15,8 +15,8 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-// In the panels, which follow each other in memory: nearer, and what is asked for is not there in
-// time; it costs more then than if nothing were.
+// In the panels, which follow each other in memory: nearer, and a line has not arrived when it is
+// needed; then it costs more than if none were fetched.
 constexpr int64_t kAheadBytes = 12288;
 constexpr auto kGroupStride = static_cast<int64_t>(sizeof(ActivationGroup));
 
