@@ -36,6 +36,14 @@ void AttentionPlan::build(const Step& step, int64_t num_threads, float* memory,
     place_states(memory);
 }
 
+cpu::NextKeys AttentionPlan::first_keys(const cpu::AttendItem& item) const {
+    const cpu::QueryTile& tile = tiles_[static_cast<size_t>(item.tile)];
+    const int64_t first = item.partition * cpu::kPartitionTokens;
+    const int64_t count = std::min(cpu::kSoftmaxTokens, tile.end_position - first);
+    return {tile.block_table + first / cpu::kBlockTokens,
+            (count + cpu::kBlockTokens - 1) / cpu::kBlockTokens, tile.kv_head};
+}
+
 void AttentionPlan::add_tiles(const Step& step, int64_t seq) {
     const auto at = static_cast<size_t>(seq);
     const std::span<const int32_t> starts = step.segment_starts;

@@ -33,6 +33,8 @@ class AttentionPlan {
     const std::vector<cpu::QueryTile>& tiles() const { return tiles_; }
     const std::vector<cpu::AttendItem>& items() const { return items_; }
     bool has_states() const { return !states_.empty(); }
+    // Those of the item's first tile of softmax, where there is no window.
+    cpu::NextKeys first_keys(const cpu::AttendItem& item) const;
 
     // Plans a step for so many threads. `memory` is for the states of what is to be merged:
     // contexts are split where threads would else be idle, and sequences that hold a partition in

@@ -474,15 +474,19 @@ void Program::attend_tiles(const Attention& attention, const cpu::AttentionArgs&
     const int workers = team_.num_threads();
     const AttentionPlan& plan = plans_[attention.plan];
     const std::vector<cpu::QueryTile>& tiles = plan.tiles();
-    const auto num_items = static_cast<int64_t>(plan.items().size());
-    while (true) {
-        const int64_t next = next_part.fetch_add(1, std::memory_order_relaxed);
-        if (next >= num_items) {
-            break;
-        }
-        const cpu::AttendItem& item = plan.items()[static_cast<size_t>(next)];
-        kernels.attend(args, tiles[static_cast<size_t>(item.tile)], item.partition,
-                       scratch(worker));
+    // Items over latent vectors are alike, and read so much that a worker takes the next one before
+    // it begins, and fetches what that begins with meanwhile.
+    const bool knows_next = args.kv.is_latent() && args.window == 0;
+    const auto take = [&]() -> const cpu::AttendItem* {
+        const auto next = static_cast<size_t>(next_part.fetch_add(1, std::memory_order_relaxed));
+        return next < plan.items().size() ? &plan.items()[next] : nullptr;
+    };
+    const cpu::AttendItem* item = take();
+    while (item != nullptr) {
+        const cpu::AttendItem* next = knows_next ? take() : nullptr;
+        kernels.attend(args, tiles[static_cast<size_t>(item->tile)], item->partition,
+                       next == nullptr ? cpu::NextKeys{} : plan.first_keys(*next), scratch(worker));
+        item = knows_next ? next : take();
     }
     if (!plan.has_states()) {
         return;

@@ -29,15 +29,16 @@ void scale_row(float* values, float factor, int64_t count) {
     }
 }
 
-// Bytes of a latent block's values, whatever their format.
-constexpr int64_t turned_block_bytes(int64_t rank) { return rank * kBlockTokens * 4; }
+// Columns of a latent tile's values that are made at a time where few rows meet them: they stay in
+// the first cache.
+constexpr int64_t kTurnedColumns = 64;
 
-// V panels from the K panels of a latent block: once for all heads and rows of a tile, so that the
+// V panels from K panels of a latent block: once for all heads and rows of a tile, so that the
 // cache need not hold, and memory not bring, the same numbers twice.
 template <int64_t kElementBytes>
-void turn_block(const std::byte* keys, std::byte* values, int64_t rank) {
+void turn_panels(const std::byte* keys, std::byte* values, int64_t columns) {
     constexpr int64_t kPanelBytes = kBlockTokens * kBlockTokens * kElementBytes;
-    for (int64_t c = 0; c < rank; c += kBlockTokens, keys += kPanelBytes, values += kPanelBytes) {
+    for (int64_t c = 0; c < columns; c += kBlockTokens) {
         if constexpr (kElementBytes == 2) {
             // Two tokens' pairs of columns are 8 bytes, and become two columns' pairs of tokens.
             const auto* from = reinterpret_cast<const uint64_t*>(keys);
@@ -59,6 +60,8 @@ void turn_block(const std::byte* keys, std::byte* values, int64_t rank) {
                 }
             }
         }
+        keys += kPanelBytes;
+        values += kPanelBytes;
     }
 }
 
@@ -66,13 +69,17 @@ template <class Weights>
 class Attend {
   public:
     // `turned`: where a latent layer's values go while a tile is under way.
-    Attend(const AttentionArgs& args, const QueryTile& tile, float* scores, std::byte* turned)
+    Attend(const AttentionArgs& args, const QueryTile& tile, const NextKeys& next, float* scores,
+           std::byte* turned)
         : args_(args),
           tile_(tile),
+          next_(next),
           dim_(args.kv.head_dim),
           value_dim_(args.kv.value_dim()),
           group_(args.group()),
           num_rows_(tile.num_tokens * group_),
+          turned_columns_(num_rows_ <= kTileRows ? kTurnedColumns : args.kv.value_dim()),
+          num_passes_(2 * ((num_rows_ + kTileRows - 1) / kTileRows)),
           panels_bytes_(args.kv.panels_bytes()),
           scores_(scores),
           rounded_queries_(reinterpret_cast<uint16_t*>(scores + num_rows_ * kSoftmaxTokens)),
@@ -102,6 +109,10 @@ class Attend {
     static constexpr bool kIsPairs = Weights::kXs < Weights::kColumns;
     static constexpr int64_t kStepsPerBlock = kBlockTokens / Weights::kColumns;
     static constexpr int64_t kElementBytes = Weights::kStepBytes / (Weights::kColumns * kLanes);
+
+    // 8 bits hold no latent vectors.
+    int64_t turned_block_bytes() const { return turned_columns_ * kBlockTokens * kElementBytes; }
+    bool is_latent() const { return !kIsScaled && args_.kv.is_latent(); }
 
     int64_t last_token() const { return tile_.num_tokens - 1; }
 
@@ -173,38 +184,63 @@ class Attend {
     }
 
     // Where the blocks of the tile under way lie, as far as any row sees them, and what comes
-    // after. Blocks lie anywhere, so the hardware cannot guess the next one: while keys are read,
-    // their values are fetched, and while those are added up, the keys of the next tile.
+    // after. Blocks lie anywhere, so the hardware cannot guess the next one: ahead_of_keys() and
+    // ahead_of_values() are fetched meanwhile.
     void find_blocks() {
         const int64_t begin = std::max<int64_t>(0, seen(0).begin - start_) / kBlockTokens;
         const int64_t end = std::min<int64_t>(kSoftmaxTokens, seen(last_token()).end - start_);
         for (int64_t b = begin; b * kBlockTokens < end; ++b) {
             const int64_t index = start_ / kBlockTokens + b;
             keys_[b] = args_.kv.keys(tile_.block_table[index], tile_.kv_head);
-            values_[b] = keys_[b] + panels_bytes_;
-            if constexpr (!kIsScaled) {
-                if (args_.kv.is_latent()) {
-                    std::byte* const to = turned_ + b * turned_block_bytes(value_dim_);
-                    turn_block<kElementBytes>(keys_[b], to, value_dim_);
-                    values_[b] = to;
-                }
-            }
-            after_values_[b] = values_[b];
+            values_[b] =
+                is_latent() ? turned_ + b * turned_block_bytes() : keys_[b] + panels_bytes_;
+            after_values_[b] = is_latent() ? keys_[b] : values_[b];
             const int64_t next = index + kBlocksPerTile;
             if (next * kBlockTokens < fetch_end_) {
                 after_values_[b] = args_.kv.keys(tile_.block_table[next], tile_.kv_head);
                 if constexpr (kIsScaled) {
                     prefetch(after_values_[b] + 2 * panels_bytes_);
                 }
+            } else if (b < next_.num_blocks) {
+                after_values_[b] = args_.kv.keys(next_.blocks[b], next_.kv_head);
             }
         }
+    }
+
+    // What is fetched while blocks are read: from `offset` of those at the same places on, so many
+    // bytes a step.
+    struct Ahead {
+        const std::byte* const* blocks;
+        int64_t offset;
+        int64_t step_bytes;
+    };
+
+    // While keys are read, their values are fetched, and while those are added up, the keys of the
+    // next tile: by the first rows, as the others find both in a cache. Latent values come from
+    // keys, and are there: of the next keys each pass fetches its part, so that memory is busy all
+    // the while.
+    Ahead ahead_of_keys(const Rows& rows) const {
+        if (is_latent()) {
+            return part_of_next(2 * (rows.first / kTileRows), dim_);
+        }
+        return {rows.first == 0 ? values_ : keys_, 0, Weights::kStepBytes};
+    }
+    Ahead ahead_of_values(const Rows& rows) const {
+        if (is_latent()) {
+            return part_of_next(2 * (rows.first / kTileRows) + 1, value_dim_);
+        }
+        return {rows.first == 0 ? after_values_ : values_, 0, Weights::kStepBytes};
+    }
+    Ahead part_of_next(int64_t pass, int64_t columns) const {
+        const int64_t part = panels_bytes_ / num_passes_;
+        return {after_values_, pass * part, part / (columns / Weights::kColumns)};
     }
 
     static int64_t value_offset(int64_t column) {
         return column * kStepsPerBlock * Weights::kStepBytes / kLanes;
     }
     const std::byte* values(int64_t index_in_tile, int64_t column) const {
-        return values_[index_in_tile] + value_offset(column);
+        return values_[index_in_tile] + value_offset(column - first_column_);
     }
     // Of a block's tokens. They go into scores and weights, once for each token, not for each
     // column.
@@ -235,9 +271,36 @@ class Attend {
             if (!rows.seen_by_any().is_empty()) {
                 compute_scores(rows);
                 softmax(rows, state);
-                add_values(rows, state);
+                if (!is_latent()) {
+                    add_values(rows, {0, value_dim_}, state);
+                }
             }
         }
+        if constexpr (!kIsScaled) {
+            if (args_.kv.is_latent()) {
+                add_latent_values(state);
+            }
+        }
+    }
+
+    void add_latent_values(const State& state) {
+        const int64_t begin = std::max<int64_t>(0, seen(0).begin - start_) / kBlockTokens;
+        const int64_t end = std::min<int64_t>(kSoftmaxTokens, seen(last_token()).end - start_);
+        for (int64_t c = 0; c < value_dim_; c += turned_columns_) {
+            const int64_t count = std::min(turned_columns_, value_dim_ - c);
+            first_column_ = c;
+            for (int64_t b = begin; b * kBlockTokens < end; ++b) {
+                turn_panels<kElementBytes>(keys_[b] + value_offset(c),
+                                           turned_ + b * turned_block_bytes(), count);
+            }
+            for (int64_t r = 0; r < num_rows_; r += kTileRows) {
+                const Rows rows = rows_from(r);
+                if (!rows.seen_by_any().is_empty()) {
+                    add_values(rows, {c, c + count}, state);
+                }
+            }
+        }
+        first_column_ = 0;
     }
 
     // q · k for the blocks that any of the rows sees; lanes beyond hold anything.
@@ -245,15 +308,19 @@ class Attend {
         const Range any = rows.seen_by_any();
         const int64_t end_block = (any.end + kBlockTokens - 1) / kBlockTokens;
         int width = max_panels(rows.count);
+        const Ahead ahead = ahead_of_keys(rows);
+        const std::byte* fetched[kBlocksPerTile];
+        for (int64_t b = any.begin / kBlockTokens; b < end_block; ++b) {
+            fetched[b] = ahead.blocks[b] + ahead.offset;
+        }
         for (int64_t b = any.begin / kBlockTokens; b < end_block;) {
             while (b + width > end_block) {
                 width /= 2;
             }
             const int64_t segments = (end_block - b) / width;
-            const std::byte* const* fetched = rows.first == 0 ? values_ : keys_;
-            kProducts.get(rows.count, width)(
-                rows.queries, keys_ + b, fetched + b, Weights::kStepBytes, segments,
-                dim_ / Weights::kColumns, scores(rows.first) + b * kLanes, kSoftmaxTokens);
+            kProducts.get(rows.count, width)(rows.queries, keys_ + b, fetched + b, ahead.step_bytes,
+                                             segments, dim_ / Weights::kColumns,
+                                             scores(rows.first) + b * kLanes, kSoftmaxTokens);
             b += segments * width;
         }
     }
@@ -364,28 +431,28 @@ class Attend {
         return seen.begin <= i && i + kLanes <= seen.end;
     }
 
-    // values += weights · V: tokens that all rows see together, what is left row by row. Either way
-    // a row's sum runs over its tokens in ascending order.
-    void add_values(const Rows& rows, const State& state) const {
+    // values += weights · V, of some columns: tokens that all rows see together, what is left row
+    // by row. Either way a row's sum runs over its tokens in ascending order.
+    void add_values(const Rows& rows, Range columns, const State& state) const {
         const Range all = rows.seen_by_all();
         const Range common{(all.begin + kBlockTokens - 1) / kBlockTokens * kBlockTokens,
                            all.end / Weights::kColumns * Weights::kColumns};
         for (int64_t i = 0; i < rows.count; ++i) {
             const Range seen = rows.seen[i];
             add_tokens(rows.first + i, common.is_empty() ? seen : Range{seen.begin, common.begin},
-                       state);
+                       columns, state);
         }
         if (common.is_empty()) {
             return;
         }
-        add_common(rows, common, state);
+        add_common(rows, common, columns, state);
         for (int64_t i = 0; i < rows.count; ++i) {
-            add_tokens(rows.first + i, {common.end, rows.seen[i].end}, state);
+            add_tokens(rows.first + i, {common.end, rows.seen[i].end}, columns, state);
         }
     }
 
     // Tokens from the start of a block on.
-    void add_common(const Rows& rows, Range tokens, const State& state) const {
+    void add_common(const Rows& rows, Range tokens, Range columns, const State& state) const {
         const int64_t first_block = tokens.begin / kBlockTokens;
         const int64_t end_block = tokens.end / kBlockTokens;  // of the whole ones
         const int64_t steps_left = tokens.end % kBlockTokens / Weights::kColumns;
@@ -396,8 +463,9 @@ class Attend {
             x_left[i] = weights(rows.first + i, end_block * kBlockTokens);
         }
         int width = max_panels(rows.count);
-        for (int64_t c = 0; c < value_dim_; c += width * kLanes) {
-            while (c + width * kLanes > value_dim_) {
+        const Ahead ahead = ahead_of_values(rows);
+        for (int64_t c = columns.begin; c < columns.end; c += width * kLanes) {
+            while (c + width * kLanes > columns.end) {
                 width /= 2;
             }
             const std::byte* panels[kBlocksPerTile * kMaxPanels];
@@ -405,30 +473,31 @@ class Attend {
             int64_t count = 0;
             for (int64_t b = first_block; b < end_block + (steps_left > 0 ? 1 : 0); ++b) {
                 for (int i = 0; i < width; ++i, ++count) {
-                    const int64_t offset = value_offset(c + i * kLanes);
-                    panels[count] = values_[b] + offset;
-                    fetched[count] = (rows.first == 0 ? after_values_ : values_)[b] + offset;
+                    const int64_t column = c + i * kLanes;
+                    const int64_t steps = column / kLanes * kStepsPerBlock;
+                    panels[count] = values(b, column);
+                    fetched[count] = ahead.blocks[b] + ahead.offset + steps * ahead.step_bytes;
                 }
             }
             const Dot dot = kSums.get(rows.count, width);
             float* to = state.values + rows.first * dim_ + c;
-            dot(x, panels, fetched, Weights::kStepBytes, end_block - first_block, kStepsPerBlock,
-                to, dim_);
+            dot(x, panels, fetched, ahead.step_bytes, end_block - first_block, kStepsPerBlock, to,
+                dim_);
             if (steps_left > 0) {
                 const int64_t last = count - width;
-                dot(x_left, panels + last, fetched + last, Weights::kStepBytes, 1, steps_left, to,
+                dot(x_left, panels + last, fetched + last, ahead.step_bytes, 1, steps_left, to,
                     dim_);
             }
         }
     }
 
-    void add_tokens(int64_t r, Range tokens, const State& state) const {
+    void add_tokens(int64_t r, Range tokens, Range columns, const State& state) const {
         if constexpr (kIsPairs) {
-            add_token_pairs(r, tokens, state);
+            add_token_pairs(r, tokens, columns, state);
             return;
         }
         const float* weights = scores(r);
-        for (int64_t c = 0; c < value_dim_ && !tokens.is_empty(); c += kLanes) {
+        for (int64_t c = columns.begin; c < columns.end && !tokens.is_empty(); c += kLanes) {
             float* to = state.values + r * dim_ + c;
             Vec sum = load(to);
             for (int64_t t = tokens.begin; t < tokens.end; ++t) {
@@ -441,8 +510,8 @@ class Attend {
 
     // Pairs lie at even places, as they do for rows that go together; of one that the row sees only
     // half of, the other half is nothing.
-    void add_token_pairs(int64_t r, Range tokens, const State& state) const {
-        for (int64_t c = 0; c < value_dim_ && !tokens.is_empty(); c += kLanes) {
+    void add_token_pairs(int64_t r, Range tokens, Range columns, const State& state) const {
+        for (int64_t c = columns.begin; c < columns.end && !tokens.is_empty(); c += kLanes) {
             float* to = state.values + r * dim_ + c;
             Vec sum = load(to);
             for (int64_t t = tokens.begin / 2 * 2; t < tokens.end; t += 2) {
@@ -468,17 +537,21 @@ class Attend {
 
     const AttentionArgs& args_;
     const QueryTile& tile_;
+    const NextKeys& next_;
     const int64_t dim_;
     const int64_t value_dim_;
     const int64_t group_;
     const int64_t num_rows_;
-    const int64_t panels_bytes_;                  // of a block's K, and of its V
-    float* const scores_;                         // [rows, kSoftmaxTokens]
-    uint16_t* const rounded_queries_;             // [rows, head_dim], of pairs only
-    std::byte* const turned_;                     // V panels of the tile's blocks, if latent
+    const int64_t turned_columns_;     // of latent values at a time
+    const int64_t num_passes_;         // over a tile's keys and values
+    const int64_t panels_bytes_;       // of a block's K, and of its V
+    float* const scores_;              // [rows, kSoftmaxTokens]
+    uint16_t* const rounded_queries_;  // [rows, head_dim], of pairs only
+    std::byte* const turned_;  // V panels of the tile's blocks, if latent, from first_column_ on
     const std::byte* keys_[kBlocksPerTile] = {};  // of the blocks of the tile under way
     const std::byte* values_[kBlocksPerTile] = {};
     const std::byte* after_values_[kBlocksPerTile] = {};  // what to fetch while values are read
+    int64_t first_column_ = 0;                            // of values_
     int64_t start_ = 0;                                   // position where it starts
     int64_t fetch_end_ = 0;  // blocks that start before it are wanted by this thread
 };
@@ -488,12 +561,12 @@ constexpr int64_t row_floats(int64_t head_dim) { return kSoftmaxTokens + head_di
 
 template <class Weights>
 void attend_with(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
-                 float* scratch) {
+                 const NextKeys& next, float* scratch) {
     const int64_t dim = args.kv.head_dim;
     const int64_t rows = tile.num_tokens * args.group();
     const int64_t most_rows = query_tile_rows(args.group());
     float* const turned = scratch + most_rows * row_floats(dim) + 2 * state_floats(most_rows, dim);
-    Attend<Weights> work(args, tile, scratch, reinterpret_cast<std::byte*>(turned));
+    Attend<Weights> work(args, tile, next, scratch, reinterpret_cast<std::byte*>(turned));
     scratch += most_rows * row_floats(dim);
     if (tile.states != nullptr) {
         work.partition(partition, tile.states[partition - tile.first_partition]);
@@ -514,23 +587,23 @@ void attend_with(const AttentionArgs& args, const QueryTile& tile, int64_t parti
 int64_t attend_scratch_bytes(int64_t group, int64_t head_dim, int64_t latent_rank) {
     const int64_t rows = query_tile_rows(group);
     return (rows * row_floats(head_dim) + 2 * state_floats(rows, head_dim)) * 4 +
-           kBlocksPerTile * turned_block_bytes(latent_rank);
+           latent_rank * kSoftmaxTokens * 4;
 }
 
 void attend(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
-            std::byte* scratch) {
+            const NextKeys& next, std::byte* scratch) {
     auto* floats = reinterpret_cast<float*>(scratch);
     switch (args.kv.format) {
         case KVFormat::F32:
-            return attend_with<F32Weights>(args, tile, partition, floats);
+            return attend_with<F32Weights>(args, tile, partition, next, floats);
         case KVFormat::BF16:
-            return attend_with<KVPairs>(args, tile, partition, floats);
+            return attend_with<KVPairs>(args, tile, partition, next, floats);
         case KVFormat::Int8:
-            return attend_with<Int8Weights>(args, tile, partition, floats);
+            return attend_with<Int8Weights>(args, tile, partition, next, floats);
         case KVFormat::E4M3:
-            return attend_with<Fp8Weights<E4M3>>(args, tile, partition, floats);
+            return attend_with<Fp8Weights<E4M3>>(args, tile, partition, next, floats);
         case KVFormat::E5M2:
-            return attend_with<Fp8Weights<E5M2>>(args, tile, partition, floats);
+            return attend_with<Fp8Weights<E5M2>>(args, tile, partition, next, floats);
     }
 }
 

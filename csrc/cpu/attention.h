@@ -10,7 +10,7 @@ int64_t attend_scratch_bytes(int64_t group, int64_t head_dim, int64_t latent_ran
 
 // One tile against all its partitions, written to dst; or, if the tile has partials, against one.
 void attend(const AttentionArgs& args, const QueryTile& tile, int64_t partition,
-            std::byte* scratch);
+            const NextKeys& next, std::byte* scratch);
 
 // Joins the partials of a tile and writes dst.
 void merge(const AttentionArgs& args, const QueryTile& tile, std::byte* scratch);

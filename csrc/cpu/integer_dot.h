@@ -15,7 +15,9 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-constexpr int64_t kAheadBytes = 2048;  // in the panels, which follow each other in memory
+// In the panels, which follow each other in memory: nearer, and a line has not arrived when it is
+// needed; then it costs more than if none were fetched.
+constexpr int64_t kAheadBytes = 12288;
 constexpr auto kGroupStride = static_cast<int64_t>(sizeof(ActivationGroup));
 
 // Rows that take the packed form at a time, and how many of them are few: three times unpacked is
@@ -116,17 +118,24 @@ OCTAVO_INLINE void add_group(const Group (&weights)[P], const std::byte* x, int6
     }
 }
 
+// How far ahead a group of a panel fetches: with few rows, memory is the limit. Nothing behind
+// `end`, which is another worker's, or nobody's; a group's own place costs next to nothing.
+OCTAVO_INLINE int64_t bytes_ahead(const std::byte* group, const std::byte* end) {
+    return end - group > kAheadBytes ? kAheadBytes : 0;
+}
+
 // A whole panel as it is packed.
 template <Packing kPacking, int R>
-void dot_packed(const std::byte* panel, int64_t num_groups, const std::byte* x, int64_t x_stride,
-                float* out) {
+void dot_packed(const std::byte* panel, int64_t num_groups, const std::byte* fetch_end,
+                const std::byte* x, int64_t x_stride, float* out) {
     constexpr Format kFormat = format_of(kPacking);
     const std::byte* block = panel + kFormat.factors_bytes();
     for (int64_t first = 0; first < num_groups; first += kFormat.block_groups()) {
         const std::byte* group = block + kFormat.header_bytes();
         for (int64_t g = 0; g < kFormat.block_groups(); ++g) {
+            const int64_t ahead = bytes_ahead(group, fetch_end);
             for (int64_t line = 0; line < kFormat.group_bytes(); line += 64) {
-                prefetch(group + line + kAheadBytes);  // with few rows, memory is the limit
+                prefetch(group + line + ahead);
             }
             const PackedGroup<kPacking> weights[] = {{panel, block, group}};
             add_group<R, 1>(weights, x, x_stride, out);
@@ -171,15 +180,16 @@ OCTAVO_INLINE void add_bytes(const PackedGroup<kPacking>& weights, const std::by
 
 // A whole panel as it is packed.
 template <Packing kPacking, int R>
-void dot_bytes(const std::byte* panel, int64_t num_groups, const std::byte* x, int64_t x_stride,
-               float* out) {
+void dot_bytes(const std::byte* panel, int64_t num_groups, const std::byte* fetch_end,
+               const std::byte* x, int64_t x_stride, float* out) {
     constexpr Format kFormat = format_of(kPacking);
     const std::byte* block = panel + kFormat.factors_bytes();
     for (int64_t first = 0; first < num_groups; first += kFormat.block_groups()) {
         const std::byte* group = block + kFormat.header_bytes();
         for (int64_t g = 0; g < kFormat.block_groups(); ++g) {
+            const int64_t ahead = bytes_ahead(group, fetch_end);
             for (int64_t line = 0; line < kFormat.group_bytes(); line += 64) {
-                prefetch(group + line + kAheadBytes);
+                prefetch(group + line + ahead);
             }
             add_bytes<kPacking, R>({panel, block, group}, x, x_stride, out);
             group += kFormat.group_bytes();
@@ -229,7 +239,8 @@ void dot_unpacked(const UnpackedGroup* groups, int64_t num_groups, const std::by
     }
 }
 
-using DotPacked = void (*)(const std::byte*, int64_t, const std::byte*, int64_t, float*);
+using DotPacked = void (*)(const std::byte*, int64_t, const std::byte*, const std::byte*, int64_t,
+                           float*);
 using DotUnpacked = void (*)(const UnpackedGroup*, int64_t, const std::byte*, int64_t, float*);
 
 constexpr int integer_rows(int panels) { return kIntegerRows / panels; }

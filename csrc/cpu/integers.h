@@ -57,6 +57,17 @@ OCTAVO_INLINE int32_t load_word(const std::byte* from) {
 
 namespace octavo::cpu::OCTAVO_ISA {
 
+#ifndef __AVX512F__
+// Of 16 rows' exponents, as power_scale.
+OCTAVO_INLINE Vec power_scales(const std::byte* from) {
+    float scales[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+        scales[i] = power_scale(static_cast<uint8_t>(from[i]));
+    }
+    return load(scales);
+}
+#endif
+
 template <int Bits>
 OCTAVO_INLINE Pairs plane_pairs(const std::byte* plane, int64_t pair, int to) {
     constexpr int kFields = 16 / Bits;
@@ -135,11 +146,7 @@ class PackedGroup {
             return load_half(reinterpret_cast<const std::byte*>(halves)) *
                    broadcast(kE4m3OverHalf) * load(reinterpret_cast<const float*>(panel_));
         } else if constexpr (kFormat.scales == Scales::Power) {
-            float scales[kLanes];
-            for (int i = 0; i < kLanes; ++i) {
-                scales[i] = power_scale(static_cast<uint8_t>(group_[kFormat.scales_offset() + i]));
-            }
-            return load(scales);
+            return power_scales(group_ + kFormat.scales_offset());
         } else {
             return load_half(kFormat.has_small() ? block_ : group_ + kFormat.scales_offset());
         }

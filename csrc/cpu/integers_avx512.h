@@ -143,6 +143,16 @@ OCTAVO_INLINE Vec small_factors(const std::byte* from) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
 
+// Of 16 rows' exponents, as power_scale: below 2 they give subnormal numbers.
+OCTAVO_INLINE Vec power_scales(const std::byte* from) {
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, one), 23);
+    const __m512i subnormal = _mm512_slli_epi32(_mm512_add_epi32(e, one), 21);
+    const __mmask16 is_low = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+    return {_mm512_castsi512_ps(_mm512_mask_blend_epi32(is_low, normal, subnormal))};
+}
+
 OCTAVO_INLINE void store_bytes(const int16_t* q, const uint8_t* order, int8_t* to) {
     const auto* from = reinterpret_cast<const __m128i*>(q);
     const __m128i bytes = _mm_packs_epi16(_mm_loadu_si128(from), _mm_loadu_si128(from + 1));

@@ -337,6 +337,14 @@ struct AttendItem {
     int32_t partition;  // of a tile with states; else all of them
 };
 
+// The blocks that a worker reads first in what it does next, to be fetched meanwhile; none: not
+// known.
+struct NextKeys {
+    const int32_t* blocks = nullptr;
+    int64_t num_blocks = 0;
+    int64_t kv_head = 0;
+};
+
 // Where a layer's recurrent states are: of each sequence in the slot where it is read and left, and
 // behind some tokens in another slot too.
 struct StateArgs {
@@ -468,7 +476,8 @@ struct Kernels {
     void (*prepare_heads)(const AttentionArgs&, int64_t begin, int64_t end);
     void (*prepare_latents)(const AttentionArgs&, const LatentArgs&, int64_t begin, int64_t end);
     int64_t (*attend_scratch_bytes)(int64_t group, int64_t head_dim, int64_t latent_rank);
-    void (*attend)(const AttentionArgs&, const QueryTile&, int64_t partition, std::byte* scratch);
+    void (*attend)(const AttentionArgs&, const QueryTile&, int64_t partition, const NextKeys&,
+                   std::byte* scratch);
     void (*merge)(const AttentionArgs&, const QueryTile&, std::byte* scratch);
     void (*short_conv)(const ConvArgs&, int64_t begin, int64_t end);
     void (*ssd_scan)(const SsdArgs&, int64_t begin, int64_t end);

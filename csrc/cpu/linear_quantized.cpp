@@ -71,6 +71,9 @@ class QuantizedLinear {
 
     void run(int64_t begin, int64_t end) {
         const int64_t step = block_rows(num_groups_);
+        fetch_ends_[0] = end_of(end - 1);
+        fetch_ends_[1] = args_.mode == LinearMode::Glu ? end_of(args_.units() + end - 1)  //
+                                                       : fetch_ends_[0];
         for (first_row_ = 0; first_row_ < args_.num_rows; first_row_ += step) {
             num_rows_ = std::min(step, args_.num_rows - first_row_);
             if (args_.quantized != nullptr) {
@@ -109,6 +112,12 @@ class QuantizedLinear {
     }
 
   private:
+    // Behind a panel.
+    const std::byte* end_of(int64_t index) const {
+        const Panel panel = args_.weight.panel(index);
+        return panel.data + args_.weight.panel_bytes(panel.packing);
+    }
+
     const float* y(int64_t row, int64_t panel) const {
         return work_.y + row * kOutStride + panel * kLanes;
     }
@@ -175,7 +184,8 @@ class QuantizedLinear {
     template <size_t kRows>
     void dot(const std::array<DotPacked, kRows>& dots, Panel panel, int64_t row, int64_t count,
              int index) {
-        dots[static_cast<size_t>(count - 1)](panel.data, num_groups_, x_ + row * stride_, stride_,
+        dots[static_cast<size_t>(count - 1)](panel.data, num_groups_, fetch_ends_[index],
+                                             x_ + row * stride_, stride_,
                                              work_.y + row * kOutStride + index * kLanes);
     }
 
@@ -217,8 +227,9 @@ class QuantizedLinear {
     const int64_t stride_;  // of a quantised row
     Workspace& work_;
     std::byte* const own_rows_;
-    const std::byte* x_ = nullptr;  // the quantised rows of the block under way
-    int64_t first_row_ = 0;         // of the block
+    const std::byte* fetch_ends_[kIntegerPanels] = {};  // of the panels at hand, left and right
+    const std::byte* x_ = nullptr;                      // the quantised rows of the block under way
+    int64_t first_row_ = 0;                             // of the block
     int64_t num_rows_ = 0;
 };
 

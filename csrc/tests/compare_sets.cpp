@@ -287,7 +287,7 @@ int compare_attention(KVFormat format, int64_t window) {
                 tile.end_position = kTokens;
                 tile.kv_head = head;
                 tile.end_partition = 1;
-                kernels.attend(args, tile, 0, scratch.data());
+                kernels.attend(args, tile, 0, {}, scratch.data());
             }
         }
         return y;

@@ -9,13 +9,13 @@ from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.models.decoder_names import under_our_names
 from octavo_engine.models.encoder_names import decoder_rename, encoder_rename
+from octavo_engine.models.pooling_config import LibraryBody
 from octavo_engine.weights.open import open_checkpoint
 from octavo_engine.weights.safetensors import SafetensorsCheckpoint
 from octavo_engine.weights.views import Joined, Renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from octavo_engine.backends.native.graph import Dtype
     from octavo_engine.backends.pooling import PoolingBackend
@@ -35,6 +35,13 @@ def build_pooling_backend(
 ) -> PoolingBackend:
     """Reads the weights. Raises ModelError and ConfigError."""
     check_pooling_device(config)
+    if isinstance(pooling.body, LibraryBody):
+        from octavo_engine.backends.torch.fallback.texts import TransformersTexts
+
+        stored = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
+        if config.load_format != "dummy":
+            stored = Joined(stored, _modules(pooling, files))
+        return TransformersTexts(config, pooling, files, stored)
     checkpoint = _open(config, pooling, files)
     match config.device:
         case "auto" | "cpu":
@@ -125,7 +132,7 @@ def _open(config: EngineConfig, pooling: PoolingConfig, files: ModelFiles) -> Ch
     checkpoint = open_checkpoint(files, load_format=config.load_format, seed=config.seed)
     if config.load_format == "dummy":
         return checkpoint  # has whatever is requested
-    body = pooling.body
+    body = pooling.page
     if isinstance(body, ModelConfig):
         is_llama = body.family.naming == "llama"
         renamed = under_our_names(
@@ -135,9 +142,10 @@ def _open(config: EngineConfig, pooling: PoolingConfig, files: ModelFiles) -> Ch
         renamed = Renamed(checkpoint, encoder_rename(body.family))
     if pooling.is_classifier or pooling.is_sparse:
         return renamed
+    return Joined(renamed, _modules(pooling, files))
+
+
+def _modules(pooling: PoolingConfig, files: ModelFiles) -> dict[str, Checkpoint]:
+    """The dense layers that sentence-transformers keeps in folders of their own."""
     folders = [layer.name.removesuffix(".linear") for layer in pooling.dense]
-    return Joined(renamed, {name: _module(files.path / name) for name in folders})
-
-
-def _module(folder: Path) -> Checkpoint:
-    return SafetensorsCheckpoint.open(folder)
+    return {name: SafetensorsCheckpoint.open(files.path / name) for name in folders}

@@ -297,8 +297,9 @@ see [Embeddings and ranking](embeddings.md).
 `--hf-overrides '{{"architectures": ["LlamaForCausalLM"]}}'` replaces fields of `config.json`:
 where a checkpoint names a class of its own but has a supported family's weights, or to set a rope.
 
-Other architectures that transformers generates text with run through
-[the transformers fallback](transformers-fallback.md), without the promise of equal bits. A model
+Other architectures that transformers generates text with, and encoders and classifiers that it
+has, run through [the transformers fallback](transformers-fallback.md); generated text without the
+promise of equal bits. A model
 can also be added as
 [one page in a package of your own](adding-a-model.md#a-model-in-a-package-of-your-own).
 

@@ -73,14 +73,24 @@ class Dense:
 class PooledModel:
     """Whole texts to one row each, or to one for each token."""
 
-    def __init__(self, config: PoolingConfig, loader: Loader, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: PoolingConfig,
+        loader: Loader,
+        max_model_len: int,
+        body: Body | None = None,
+    ) -> None:
+        """`body`: one that is no page of ours."""
         self.pooling = config.pooling
         self.pools_last = config.is_sparse
-        self.body = _body(config.body, loader, max_model_len)
-        bias = isinstance(config.body, ModelConfig) or config.body.norm_bias
-        self.dense = [
-            Dense(layer, loader, config.body.norm_eps, norm_bias=bias) for layer in config.dense
-        ]
+        if body is not None:  # layers behind it have no norms
+            self.body = body
+            self.dense = [Dense(layer, loader, 0.0, norm_bias=False) for layer in config.dense]
+            return
+        page = config.page
+        self.body = _body(page, loader, max_model_len)
+        bias = isinstance(page, ModelConfig) or page.norm_bias
+        self.dense = [Dense(layer, loader, page.norm_eps, norm_bias=bias) for layer in config.dense]
 
     def forward(self, ops: EncoderOps) -> Value:
         """[S, columns]"""

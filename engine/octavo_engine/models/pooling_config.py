@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.models.encoder_config import EncoderConfig
     from octavo_engine.models.sentence import Pooling, SentenceModules
+    from octavo_engine.ops import Activation
 
 ScoreActivation = Literal["none", "sigmoid", "softmax"]
 _CLASSIFIER = "ForSequenceClassification"
@@ -38,10 +39,21 @@ MAX_LABELS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryBody:
+    """A body that transformers computes, as far as the engine needs to know it."""
+
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int  # tokens of a text
+    num_types: int = 1
+    is_encoder: bool = True  # tokens see later ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingConfig:
     """Everything that the page and the engine need to know; checked."""
 
-    body: EncoderConfig | ModelConfig
+    body: EncoderConfig | ModelConfig | LibraryBody
     pooling: Pooling
     dense: tuple[DenseConfig, ...] = ()  # behind the pooling, a classifier's head too
     normalize: bool = False  # embeddings to length 1
@@ -57,6 +69,12 @@ class PoolingConfig:
     default_prompt: str | None = None
     similarity: str = "cosine"
     torch_dtype: TorchDType = "float32"  # as the checkpoint was saved
+
+    @property
+    def page(self) -> EncoderConfig | ModelConfig:
+        """The body, where a page of ours computes it."""
+        assert not isinstance(self.body, LibraryBody), "transformers computes it"
+        return self.body
 
     @property
     def is_classifier(self) -> bool:
@@ -90,9 +108,7 @@ def read_pooling(config: Mapping[str, Any], folder: Path | None) -> PoolingConfi
     Raises ModelError that names the file and field.
     """
     architecture = _architecture(config)
-    if architecture in REFUSED:
-        reason = REFUSED[architecture]
-        raise ModelError(f"config.json: architecture {architecture!r} is not supported: {reason}")
+    refuse_by_name(config)
     modules = None if folder is None else read_sentence_modules(folder)
     if encoder_family(architecture) is not None:
         encoder = read_encoder(config, architecture)
@@ -126,6 +142,35 @@ def read_pooling(config: Mapping[str, Any], folder: Path | None) -> PoolingConfi
     return _embedder(config, decoder, modules or _plain("last"))
 
 
+def refuse_by_name(config: Mapping[str, Any]) -> None:
+    """Raises ModelError for classes that nothing here computes."""
+    architecture = _architecture(config)
+    if architecture in REFUSED:
+        reason = REFUSED[architecture]
+        raise ModelError(f"config.json: architecture {architecture!r} is not supported: {reason}")
+
+
+def pools_by_class(config: Mapping[str, Any], folder: Path | None) -> bool:
+    """Whether a model that transformers computes is one for embeddings or scores."""
+    architecture = _architecture(config)
+    endings = (_CLASSIFIER, "Model", "ForMaskedLM", "ForPreTraining")
+    return architecture.endswith(endings) or (
+        folder is not None and (folder / "modules.json").is_file()
+    )
+
+
+def is_classifier_class(config: Mapping[str, Any]) -> bool:
+    return _architecture(config).endswith(_CLASSIFIER)
+
+
+def pooling_by_library(config: Mapping[str, Any], folder: Path, body: LibraryBody) -> PoolingConfig:
+    """Of a model that transformers computes, its classifier's head included. Raises ModelError."""
+    if is_classifier_class(config):
+        return _classifier(config, body, "cls", ())
+    modules = read_sentence_modules(folder) or _plain("mean" if body.is_encoder else "last")
+    return _embedder(config, body, modules)
+
+
 def _architecture(config: Mapping[str, Any]) -> str:
     value = config.get("architectures")
     return value[0] if isinstance(value, list) and value and isinstance(value[0], str) else ""
@@ -148,7 +193,9 @@ def _plain(pooling: Pooling) -> SentenceModules:
 
 
 def _embedder(
-    config: Mapping[str, Any], body: EncoderConfig | ModelConfig, modules: SentenceModules
+    config: Mapping[str, Any],
+    body: EncoderConfig | ModelConfig | LibraryBody,
+    modules: SentenceModules,
 ) -> PoolingConfig:
     width = body.hidden_size
     if modules.is_sparse:
@@ -177,21 +224,22 @@ def _embedder(
 
 
 def _word_scores(
-    config: Mapping[str, Any], body: EncoderConfig | ModelConfig
+    config: Mapping[str, Any], body: EncoderConfig | ModelConfig | LibraryBody
 ) -> tuple[DenseConfig, ...]:
     """The head of a masked language model, whose second matrix is the table of words."""
-    families = {"bert": body.activation, "roberta": "gelu", "distilbert": body.activation}
-    if isinstance(body, ModelConfig) or body.family not in families:
+    families = ("bert", "roberta", "distilbert")
+    if isinstance(body, ModelConfig | LibraryBody) or body.family not in families:
         raise ModelError(
             "modules.json: sparse vectors are supported of " + ", ".join(families) + " only"
         )
+    activation: Activation = "gelu" if body.family == "roberta" else body.activation
     size = body.hidden_size
     return (
         DenseConfig(
             name="cls.predictions.transform.dense",
             in_features=size,
             out_features=size,
-            activation=families[body.family],
+            activation=activation,
             is_normed=True,
         ),
         DenseConfig(
@@ -222,7 +270,7 @@ def _reward(config: Mapping[str, Any], body: ModelConfig, *, of_steps: bool) -> 
 
 def _classifier(
     config: Mapping[str, Any],
-    body: EncoderConfig | ModelConfig,
+    body: EncoderConfig | ModelConfig | LibraryBody,
     pooling: Pooling,
     dense: tuple[DenseConfig, ...],
 ) -> PoolingConfig:

@@ -29,7 +29,7 @@ from tests.engine.models.tiny_poolers import (
     SHAPE,
     VOCABULARY,
     TinyPooler,
-    _saved,
+    saved,
     tiny_embedder,
 )
 
@@ -48,7 +48,7 @@ def module(number: int, kind: str, path: str = "") -> dict[str, Any]:
 
 
 def splade(kind: str, fields: dict[str, Any]) -> TinyPooler:
-    tiny = _saved(kind, fields, "max")
+    tiny = saved(kind, fields, "max")
     sparse = "sentence_transformers.sparse_encoder.models."
     modules = [
         module(0, sparse + "MLMTransformer"),
@@ -89,7 +89,7 @@ def test_sparse_vectors_are_those_of_the_formula(kind: str, fields: dict, device
 
 
 def colbert() -> tuple[TinyPooler, torch.Tensor]:
-    tiny = _saved("BertModel", SHAPE, "cls")
+    tiny = saved("BertModel", SHAPE, "cls")
     weight = torch.randn((32, 64), generator=torch.Generator().manual_seed(1)) / 8
     modules = [
         module(0, "sentence_transformers.models.Transformer"),
@@ -145,7 +145,7 @@ def test_texts_of_token_vectors_fit_by_their_best_matches() -> None:
 @pytest.mark.parametrize("device", ["torch", "cpu"])
 @pytest.mark.parametrize("of_steps", [False, True], ids=["of answers", "of steps"])
 def test_rewards_are_those_of_two_layers_behind_the_body(of_steps: bool, device: str) -> None:
-    tiny = _saved("Qwen2Model", DECODER, "last")
+    tiny = saved("Qwen2Model", DECODER, "last")
     count = 2 if of_steps else 1
     torch.manual_seed(3)
     head = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, count))
@@ -226,7 +226,7 @@ def test_the_rope_of_gte_by_ntk() -> None:
     config = {"architectures": ["NewModel"], **SHAPE, "rope_theta": 1e4}
     scaled = read_pooling({**config, "rope_scaling": {"type": "ntk", "factor": 2.0}}, None)
     assert scaled is not None
-    rope = scaled.body.layers[0].rope
+    rope = scaled.page.layers[0].rope
     assert rope is not None
     assert (rope.kind, rope.theta) == ("linear", 2e4)
     assert rope.factor == pytest.approx(2.0 ** (2 / 16))

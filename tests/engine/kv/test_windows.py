@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from octavo_engine.backends.native.kv_format import settle_kv_format
+from octavo_engine.caches import KVSpec, group_layers, one_group
 from octavo_engine.kv.group_match import match_groups
 from octavo_engine.kv.manager import KVManager
 from octavo_engine.kv.needs import KVNeeds
@@ -15,6 +17,7 @@ from octavo_engine.protocol.prefix_hash import chain_digests, pack_tokens
 from tests.fakes.requests import make_prompt, make_sequence
 
 if TYPE_CHECKING:
+    from octavo_engine.config import KVCacheDType
     from octavo_engine.state.batch import BlockCopy
     from octavo_engine.state.sequence import Sequence
 
@@ -31,10 +34,10 @@ def admit(kv: KVManager, sequence: Sequence) -> list[BlockCopy]:
     return kv.admit(sequence, kv.match(sequence))
 
 
-def compute(kv: KVManager, sequence: Sequence, num_tokens: int) -> None:
+def compute(kv: KVManager, sequence: Sequence, num_tokens: int, step: int = STEP) -> None:
     """As steps would."""
     while sequence.num_computed_tokens < num_tokens:
-        end = min(num_tokens, sequence.num_computed_tokens + STEP)
+        end = min(num_tokens, sequence.num_computed_tokens + step)
         kv.extend(sequence, end)
         sequence.num_computed_tokens = end
         kv.publish(sequence)
@@ -101,6 +104,35 @@ def test_a_prompt_holds_its_windows_and_is_promised_what_it_gave_back():
     assert [(g.group, g.place) for g in kv.grow(sequence)] == [(0, 10), (1, 10)]
     kv.release(sequence)
     assert kv.num_available == kv.pool.num_free == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_layers", "kv_dtype", "share"),
+    [(26, "bfloat16", 0.175), (26, "int8", 0.1), (34, "int8", 0.1)],
+    ids=["gemma-3-1b", "gemma-3-1b-int8", "gemma-3-4b-int8"],
+)
+def test_a_long_text_of_gemma_3s_shape_is_computed_in_a_tenth_of_the_memory(
+    num_layers: int, kv_dtype: KVCacheDType, share: float
+) -> None:
+    """128k tokens, of what all layers' bf16 keys and values would take: the layers that see all
+    of them are 15 % by themselves, so that a tenth needs 8 bits too."""
+    specs = [
+        KVSpec(1, 256, window=None if (layer + 1) % 6 == 0 else 512) for layer in range(num_layers)
+    ]
+    layout, length, step = group_layers(specs), 131072, 2048
+    num_blocks = KVNeeds(layout.windows, max_step_tokens=step).blocks(length)
+    kv = KVManager(num_blocks, windows=layout.windows, max_step_tokens=step)
+    sequence = make_sequence(length)
+    admit(kv, sequence)
+    compute(kv, sequence, length, step)
+    assert len(held(sequence, 0)) == length // 16
+    assert all(len(held(sequence, group)) <= 33 for group in range(1, len(layout.groups)))
+
+    whole = settle_kv_format("bfloat16", "bf16").bytes_of
+    all_kept = length // 16 * one_group(specs).page_bytes(whole)
+    taken = num_blocks * layout.page_bytes(settle_kv_format(kv_dtype, "bf16").bytes_of)
+    assert taken <= share * all_kept
 
 
 def test_growth_takes_a_block_in_each_group_or_none():

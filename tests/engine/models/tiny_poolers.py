@@ -129,7 +129,7 @@ def pooled(x: torch.Tensor, how: str) -> torch.Tensor:
 def tiny_embedder(name: str) -> TinyPooler:
     kind, fields, pooling = EMBEDDERS[name]
     default = "last" if fields is DECODER else "mean"
-    tiny = _saved(kind, fields, pooling or default)
+    tiny = saved(kind, fields, pooling or default)
     if pooling is not None:
         write_modules(tiny.folder, pooling)
     return tiny
@@ -138,7 +138,7 @@ def tiny_embedder(name: str) -> TinyPooler:
 @functools.cache
 def tiny_classifier(name: str) -> TinyPooler:
     kind, fields = CLASSIFIERS[name]
-    return _saved(kind, fields, "")
+    return saved(kind, fields)
 
 
 def write_modules(folder: Path, pooling: str, *, normalize: bool = True, **files: Any) -> None:
@@ -165,7 +165,7 @@ def _inputs(ids: Sequence[int], types: Sequence[int]) -> dict[str, torch.Tensor]
     return inputs
 
 
-def _saved(kind: str, fields: dict[str, Any], pooling: str) -> TinyPooler:
+def saved(kind: str, fields: dict[str, Any], pooling: str = "") -> TinyPooler:
     import transformers
 
     torch.manual_seed(0)

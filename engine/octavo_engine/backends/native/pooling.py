@@ -70,10 +70,10 @@ class NativePoolingBackend:
         is_fused: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        if config.body.head_dim % HEAD_DIM_MULTIPLE:
+        if config.page.head_dim % HEAD_DIM_MULTIPLE:
             raise ModelError(
                 f"config.json: heads must have a multiple of {HEAD_DIM_MULTIPLE} columns on this "
-                f"device; they have {config.body.head_dim}; --device torch takes it"
+                f"device; they have {config.page.head_dim}; --device torch takes it"
             )
         self.config = config
         self.dtype = dtype
@@ -108,7 +108,7 @@ class NativePoolingBackend:
             max_logit_rows=max_texts,
             max_model_len=self._max_model_len,
         )
-        body = self.config.body
+        body = self.config.page
         num_kv_heads = body.num_kv_heads if isinstance(body, ModelConfig) else body.num_heads
         num_blocks = max_tokens // BLOCK_SIZE + max_texts  # each text's last one is partly filled
         self._pooled = self._compile(self._in_memory.model.forward)

@@ -49,7 +49,7 @@ def build_cuda_pooling(
 def pooling_dtype(engine: EngineConfig, config: PoolingConfig) -> torch.dtype:
     """As requested, else in 16 bits: an encoder's float32 in float16, which keeps three more bits
     of a number than bfloat16; its values are small. A decoder's may be too large for float16."""
-    is_encoder = not isinstance(config.body, ModelConfig)
+    is_encoder = not isinstance(config.page, ModelConfig)
     if engine.dtype == "auto" and is_encoder and config.torch_dtype == "float32":
         return torch.float16
     return settle_dtype(engine.dtype, config.torch_dtype)

@@ -79,7 +79,7 @@ class TextShape:
 
     @classmethod
     def of(cls, config: PoolingConfig) -> TextShape:
-        body = config.body
+        body = config.page
         kv_heads, experts = body.num_heads, None
         if isinstance(body, ModelConfig):
             kv_heads, experts = body.num_kv_heads, body.experts
@@ -91,7 +91,7 @@ class TextShape:
 
 def check_pooled(config: PoolingConfig, kernels_name: str) -> None:
     """Raises ModelError where only the CPU computes a body."""
-    body = config.body
+    body = config.page
     if not isinstance(body, ModelConfig):
         return
     what = None
@@ -218,7 +218,7 @@ class CudaPoolingBackend:
         self._text_kernels: TextKernels = PlainTextKernels()
         if self._kernels.name != "plain":
             self._text_kernels = TritonTextKernels(self._shape, dtype, max_text_len=max_model_len)
-        body = config.body
+        body = config.page
         self._keeps_sums = isinstance(body, ModelConfig) or body.family == "modernbert"
         self._recorder: GraphRecorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
         self._make_mark = marks_of(device)
@@ -240,7 +240,7 @@ class CudaPoolingBackend:
         self._model: PooledModel | None = model
         linears = [each for each in made if isinstance(each, DeviceLinear) and not each.is_head]
         num_values = sum(math.prod(each.weight.shape) for each in linears)
-        self._layer_weights = num_values // self.config.body.num_layers
+        self._layer_weights = num_values // self.config.page.num_layers
         self._expanded_bytes = memory.expanded_bytes(made, self._dtype.itemsize)
 
     @property

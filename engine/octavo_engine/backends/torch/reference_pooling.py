@@ -39,6 +39,10 @@ class ReferencePoolingOps(ReferenceOps):
         ids = self._positions.long() if of == "positions" else self._type_ids
         return table[ids + offset]
 
+    def texts(self) -> list[tuple[Tensor, Tensor]]:
+        """Token and type ids of each."""
+        return [(self._token_ids[text], self._type_ids[text]) for text in self._texts]
+
     def pool(self, x: Tensor, how: Pool) -> Tensor:
         return torch.stack([pooled(x[text], how) for text in self._texts])
 

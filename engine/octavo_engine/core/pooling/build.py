@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.backends.registry import check_activation_bits
 from octavo_engine.core.capacity import check_context
-from octavo_engine.core.identity import architecture_of, format_of
+from octavo_engine.core.identity import architecture_of, format_of, implementation_in
 from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.pooling.engine import PoolingEngine, PoolingLimits
 from octavo_engine.errors import ConfigError
+from octavo_engine.models.pooling_config import LibraryBody
 from octavo_engine.weights.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -39,9 +40,22 @@ def pooling_config(config: EngineConfig, files: ModelFiles | None) -> PoolingCon
         from octavo_engine.backends.sim.pooling import sim_pooling_config
 
         return sim_pooling_config(config)
-    from octavo_engine.models.pooling_config import read_pooling
+    from octavo_engine.models.pooling_config import (
+        pooling_by_library,
+        pools_by_class,
+        read_pooling,
+        refuse_by_name,
+    )
 
-    return read_pooling(files.config, files.path if files.path.is_dir() else None)
+    refuse_by_name(files.config)
+    folder = files.path if files.path.is_dir() else None
+    if folder is None or not pools_by_class(files.config, folder):
+        return read_pooling(files.config, folder)
+    if implementation_in(config, files) == "transformers":
+        from octavo_engine.backends.torch.fallback.texts import read_body
+
+        return pooling_by_library(files.config, folder, read_body(config, folder, files.config))
+    return read_pooling(files.config, folder)
 
 
 def build_pooling_engine(
@@ -89,6 +103,7 @@ def build_pooling_engine(
         default_params={},
         load_seconds=time.monotonic() - started,
         architecture=architecture_of(files),
+        implementation=implementation_in(config, files),
         format=format_of(config, files),
         tasks=pooling.tasks,
         embedding_size=0 if pooling.is_classifier else pooling.num_columns,
@@ -126,7 +141,7 @@ def _backend(
         from octavo_engine.backends.sim.pooling import SimPoolingBackend
 
         return SimPoolingBackend(config, pooling)
-    if config.device in ("auto", "cpu"):
+    if config.device in ("auto", "cpu") and not isinstance(pooling.body, LibraryBody):
         from octavo_engine.core.extension import require_extension
 
         require_extension()

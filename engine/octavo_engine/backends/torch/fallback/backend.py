@@ -12,7 +12,7 @@ import torch
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.torch.fallback.attention import PagedAttention
 from octavo_engine.backends.torch.fallback.layers import answered_by
-from octavo_engine.backends.torch.fallback.model import load_model, probe_layers
+from octavo_engine.backends.torch.fallback.model import DTYPES, load_model, probe_layers
 from octavo_engine.backends.torch.fallback.self_check import check_against_eager
 from octavo_engine.backends.torch.reference import PagedKV, block_values
 from octavo_engine.caches import KVSpec, group_layers
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DEVICE_FRACTION = 0.85  # of what is free after loading: the steps' own values lie beside it
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class TransformersBackend:
@@ -50,7 +49,7 @@ class TransformersBackend:
         self._device = torch.device(device)
         self._num_threads = config.num_threads
         self._model: Any = load_model(
-            config, folder, model, dtype=_DTYPES.get(config.dtype), device=self._device
+            config, folder, model, dtype=DTYPES.get(config.dtype), device=self._device
         )
         self._layers = probe_layers(self._model)
         self._takes_rows = (

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _LENGTH_WHERE_UNSAID = 2048
 _HINT = "the transformers fallback cannot serve it"
 _ATTENTION_LAYERS = frozenset(("full_attention", "sliding_attention"))
@@ -42,7 +43,7 @@ def read_shape(
 ) -> tuple[int, tuple[int, ...]]:
     """Tokens that the model was made for, and those that end a text; `model` is its config.json."""
     settings = read_config(config, folder, model)
-    _check_architecture(settings, model)
+    check_architecture(settings, model)
     text = settings.get_text_config(decoder=True)
     length = getattr(text, "max_position_embeddings", None)
     if type(length) is not int or length < 1:
@@ -73,7 +74,7 @@ def read_config(config: EngineConfig, folder: Path, model: Mapping[str, Any]) ->
             ) from error
         raise ModelError(
             f"{folder / 'config.json'}: transformers {transformers.__version__} cannot read it: "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from error
 
 
@@ -105,7 +106,7 @@ def load_model(
     try:
         loaded = _made(config, folder, settings, options)
     except Exception as error:  # it raises anything
-        raise ModelError(f"{folder}: transformers cannot load it: {_first_line(error)}") from error
+        raise ModelError(f"{folder}: transformers cannot load it: {first_line(error)}") from error
     _check_class(type(loaded))
     return loaded.to(device).eval()
 
@@ -122,11 +123,14 @@ def _made(config: EngineConfig, folder: Path, settings: Any, options: dict[str, 
     )
 
 
-def _check_architecture(settings: Any, model: Mapping[str, Any]) -> None:
+def check_architecture(
+    settings: Any, model: Mapping[str, Any], auto_class: str = "AutoModelForCausalLM"
+) -> None:
     """A class that transformers has not may compute other than the one of its model_type."""
     names = model.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if isinstance(name, str) and not hasattr(transformers, name) and not _is_remote(settings):
+    is_remote = _is_remote(settings, auto_class)
+    if isinstance(name, str) and not hasattr(transformers, name) and not is_remote:
         raise ModelError(
             f"transformers {transformers.__version__} has no class {name!r:.80}; where it has the "
             "weights of a class that there is, name that one: --hf-overrides "
@@ -224,9 +228,9 @@ def _code_of(model: Mapping[str, Any]) -> list[str]:
     return sorted({text for text in values if isinstance(text, str)})
 
 
-def _is_remote(settings: Any) -> bool:
-    return "AutoModelForCausalLM" in (getattr(settings, "auto_map", None) or {})
+def _is_remote(settings: Any, auto_class: str = "AutoModelForCausalLM") -> bool:
+    return auto_class in (getattr(settings, "auto_map", None) or {})
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:400] or type(error).__name__
