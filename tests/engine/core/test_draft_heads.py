@@ -192,7 +192,8 @@ def test_no_pass_follows_a_token_that_is_not_likely_enough(
     """Each proposal goes on while the product of its tokens' rates is above the least chance."""
     head = HEADS["eagle3"]()
     seen = Seen(exact(head), head)
-    plan, found = seen.speculation.plan_proposals, []
+    plan = seen.speculation.plan_proposals
+    found: list[Any] = []
     # A random head is never sure: levels of many kinds, all the same.
     monkeypatch.setattr(state_drafter, "level_of", lambda chance: int(chance * 1e4) % 8)
     trust = (0.1, 0.1, 0.3, 0.3, 0.9, 0.9, 0.9, 0.9)

@@ -58,6 +58,7 @@ class MemoryConnector(KVConnectorBase_V1):
     blocks: ClassVar[dict[bytes, np.ndarray]] = {}
     calls: ClassVar[list[str]] = []
     finished: ClassVar[list[str]] = []
+    last_request: ClassVar[str] = ""
     is_async = False
 
     def __init__(self, vllm_config, role, kv_cache_config):
@@ -87,8 +88,13 @@ class MemoryConnector(KVConnectorBase_V1):
         assert self.role is KVConnectorRole.WORKER
         self.rows = kv_caches[KV_LAYER]
 
+    def transfer(self) -> Transfer:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Transfer)
+        return metadata
+
     def start_load_kv(self, forward_context, **kwargs):
-        for block in self._get_connector_metadata().loads:
+        for block in self.transfer().loads:
             self.rows[block.block_id] = self.blocks[block.block_hash]
             self.calls.append("load")
 
@@ -96,7 +102,7 @@ class MemoryConnector(KVConnectorBase_V1):
         assert layer_name == KV_LAYER
 
     def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-        for block in self._get_connector_metadata().saves:
+        for block in self.transfer().saves:
             self.blocks[block.block_hash] = kv_layer[block.block_id].copy()
 
     def wait_for_save(self):
@@ -169,7 +175,7 @@ class LaterConnector(MemoryConnector):
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def start_load_kv(self, forward_context, **kwargs):
-        loads = self._get_connector_metadata().loads
+        loads = self.transfer().loads
         if loads:
             self.polls, self.rest = 0, loads
 
@@ -275,7 +281,7 @@ class LyingConnector(MemoryConnector):
     chance = random.Random(1)
 
     def start_load_kv(self, forward_context, **kwargs):
-        loads = self._get_connector_metadata().loads
+        loads = self.transfer().loads
         hashes = [block.block_hash for block in loads]
         kind = self.chance.randrange(6)
         for block in loads:
@@ -300,7 +306,7 @@ class CountingWrongConnector(MemoryConnector):
         return self.chance.choice([10**9, -5, 2.5, "all", True, 7, 16]), False
 
     def start_load_kv(self, forward_context, **kwargs):
-        for block in self._get_connector_metadata().loads:
+        for block in self.transfer().loads:
             if block.block_hash in self.blocks:
                 self.rows[block.block_id] = self.blocks[block.block_hash]
 

@@ -10,6 +10,7 @@ never tried again.
 from __future__ import annotations
 
 import random
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -66,6 +67,7 @@ def make_engine(tmp_path, chance):
         kv_disk_path=str(tmp_path),
     )
     engine, _ = build_engine(config, backend=SimBackend(config, clock), now=clock.now)
+    assert engine._tiers is not None
     (tier,) = engine._tiers.stored
     tier.store.close()
     store = PricedStore(
@@ -73,7 +75,7 @@ def make_engine(tmp_path, chance):
         latency_s=10 ** chance.uniform(-4, -1),
         page_s=token_s * BLOCK_SIZE * 10 ** chance.uniform(-2, 1),
     )  # fmt: skip
-    tier.store = store
+    tier.store = cast("Any", store)
     return engine, store, token_s
 
 
