@@ -62,6 +62,7 @@ class Leader:
         self._deployment = deployment
         self._owners: list[Object] | None = None  # None: not read yet
         self._held_until = float("-inf")
+        self._term = 0  # how often we became the leader
         self._seen: tuple[str, float] = ("", float("-inf"))  # resourceVersion, when it was new
 
     def is_leading(self) -> bool:
@@ -72,20 +73,21 @@ class Leader:
         return self._held_until + self._times.margin_s - self._clock()
 
     async def run(self, began: Callable[[], None]) -> None:
-        """Until cancelled. `began` is called whenever we have become the leader."""
-        was_leading = False
+        """Until cancelled. `began` is called whenever we have become the leader: also where the
+        lead was lost and won again during one try, for what was refused meanwhile waits for it."""
+        was_leading, term = False, self._term
         while True:
             try:
                 async with asyncio.timeout(self._times.duration_s - self._times.margin_s):
                     await self.try_once()
             except (ClusterError, TimeoutError) as error:
                 logger.warning("Could not reach the Lease", extra={"error": str(error)})
-            if self.is_leading() != was_leading:
-                was_leading = not was_leading
-                message = "Became the leader" if was_leading else "Is no longer the leader"
-                logger.info(message, extra={"identity": self._identity})
-                if was_leading:
-                    began()
+            if was_leading and (not self.is_leading() or self._term != term):
+                logger.info("Is no longer the leader", extra={"identity": self._identity})
+            if self.is_leading() and self._term != term:
+                logger.info("Became the leader", extra={"identity": self._identity})
+                began()
+            was_leading, term = self.is_leading(), self._term
             await asyncio.sleep(self._times.renew_every_s)
 
     async def try_once(self) -> bool:
@@ -108,6 +110,7 @@ class Leader:
             self._held_until = float("-inf")
             return False
         self._seen = (str(stored["metadata"]["resourceVersion"]), began_at)
+        self._term += not self.is_leading()
         self._held_until = began_at + self._times.duration_s - self._times.margin_s
         return self.is_leading()
 

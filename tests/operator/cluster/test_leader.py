@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,12 @@ TIMES = LeaseTimes(duration_s=15.0, renew_every_s=5.0, margin_s=3.0)
 
 
 def make_leader(
-    cluster: FakeCluster, identity: str, clock: ManualClock, *, deployment: str = ""
+    cluster: FakeCluster,
+    identity: str,
+    clock: ManualClock,
+    *,
+    deployment: str = "",
+    times: LeaseTimes = TIMES,
 ) -> Leader:
     return Leader(
         cluster,
@@ -25,7 +31,7 @@ def make_leader(
         identity=identity,
         clock=clock,
         now_text=lambda: f"t{clock.now}",
-        times=TIMES,
+        times=times,
         deployment=deployment,
     )
 
@@ -145,6 +151,26 @@ def test_an_api_server_that_is_away_ends_the_lead_in_time_and_not_before():
     assert one.is_leading()
     clock.advance(7.0)
     assert not one.is_leading()
+
+
+def test_a_lead_that_ran_out_between_two_tries_begins_anew():
+    """What was to be written meanwhile was refused, and waits for a new beginning."""
+    cluster, clock = FakeCluster(), ManualClock()
+    one = make_leader(cluster, "one", clock, times=replace(TIMES, renew_every_s=0.0))
+    begun: list[float] = []
+
+    async def story() -> None:
+        running = asyncio.create_task(one.run(lambda: begun.append(clock.now)))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        clock.advance(12.0)  # the API server was away, and is back
+        for _ in range(100):
+            await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(story())
+    assert one.is_leading()
+    assert begun == [clock.now - 12.0, clock.now]
 
 
 class TestOwner:
