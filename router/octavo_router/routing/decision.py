@@ -39,7 +39,8 @@ def describe(
         "request_id": request.request_id,
         "model": request.model,
         "pool": request.pool,
-        "prompt_tokens": request.prompt_tokens,
+        # An estimate by bytes, low for short prompts in a chat template; what matched is known.
+        "prompt_tokens": max(request.prompt_tokens, *matched),
         "policy": policy,
         "reason": reason,
         "endpoint": endpoints[at].id,

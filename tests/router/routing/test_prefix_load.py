@@ -131,6 +131,13 @@ def test_it_explains_itself_in_natural_units():
     assert first["expected_wait_s"] == pytest.approx(420 * 5e-4)
 
 
+def test_a_prompt_has_no_fewer_tokens_than_an_engine_holds_of_it():
+    world = World(1)
+    world.hold(world.endpoints[0], make_keys(("system", 20)))
+    lease = place(world, ("system", 20), explain=True, prompt_tokens=100)  # estimated
+    assert lease.decision.details["prompt_tokens"] == lease.decision.matched_tokens == 320
+
+
 class Traffic:
     """Closed-loop clients in virtual time: an endpoint computes prompts one after the other, at
     2,000 tokens a second, and decodes for a second each."""
