@@ -78,7 +78,8 @@ class Attend {
           value_dim_(args.kv.value_dim()),
           group_(args.group()),
           num_rows_(tile.num_tokens * group_),
-          turned_columns_(num_rows_ <= kTileRows ? kTurnedColumns : args.kv.value_dim()),
+          turned_columns_(num_rows_ <= kTileRows ? std::min(kTurnedColumns, args.kv.value_dim())
+                                                 : args.kv.value_dim()),
           num_passes_(2 * ((num_rows_ + kTileRows - 1) / kTileRows)),
           panels_bytes_(args.kv.panels_bytes()),
           scores_(scores),

@@ -8,12 +8,10 @@ that fails is left alone for a while, and its files are never deleted for that.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
@@ -43,7 +41,6 @@ MAX_PENDING_BYTES = 256 << 20  # that wait to be written; more is not saved
 MAX_RUN_BYTES = 32 << 20  # of pages in one file
 HEAD_BYTES = 4096  # for the header of a file, beside its pages
 FIRST_SCAN_S = 5.0  # that a start waits for a shared store to say what it has
-LOWEST_PRIORITY = 19  # of a thread that writes
 RETRY_S, MAX_RETRY_S = 5.0, 60.0  # after a shared store failed; doubled each time
 
 
@@ -258,7 +255,6 @@ class RunStore:
     # -- the writing thread ------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        _let_others_first()
         while not self._closed.is_set():
             try:
                 names = self._next_run()
@@ -442,10 +438,3 @@ class RunStore:
         except OSError as error:
             logger.warning("Could not delete %s in %s: %s", file, self.folder.place, error)
             self._unreadable.add(file)
-
-
-def _let_others_first() -> None:
-    """Have this thread run where a processor has nothing else to do, as far as the system can: what
-    computes waits for all its threads, so one that is held up holds up a step."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

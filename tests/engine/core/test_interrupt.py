@@ -10,6 +10,13 @@ import pytest
 from octavo_engine.core.interrupt import deferred_interrupt
 
 
+@pytest.fixture(autouse=True)
+def pythons_own_handler():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Dropped:
     """Python drops an exception in its destructor."""
 

@@ -318,8 +318,12 @@ class BadWire:
         while True:
             try:
                 near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
                 far = socket.create_connection(("127.0.0.1", self._to))
             except OSError:
+                near.close()
                 return
             for pair in ((near, far), (far, near)):
                 threading.Thread(target=self._pass, args=pair, daemon=True).start()

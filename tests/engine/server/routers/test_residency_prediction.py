@@ -174,17 +174,24 @@ class Bench:
         figures.prompt += prompt
         return text
 
-    async def catch_up(self) -> None:
-        """Read until all that was known to the engine when this was called is known here."""
-        await self.service.model.labeller.idle()
+    async def _snapshot(self) -> Index:
         other = self.service.hub.subscribe()
         snapshot = Index()
         while not snapshot.is_whole:
             snapshot.feed(await other.read())
         self.service.hub.leave(other)
-        if self._subscriber.has_news:
-            self.index.feed(await self._subscriber.read())
-        reported, true = self.index, snapshot
+        return snapshot
+
+    async def catch_up(self) -> None:
+        """Read until all that was known to the engine when this was called is known here."""
+        await self.service.model.labeller.idle()
+        for _ in range(100):
+            reported, true = self.index, await self._snapshot()
+            while self._subscriber.has_news:
+                self.index.feed(await self._subscriber.read())
+            if reported.in_tiers.keys() == true.in_tiers.keys():
+                break
+            await asyncio.sleep(0.02)  # a block has just been written to the disk
         assert reported.tokens.keys() == true.tokens.keys(), "deltas and snapshot differ"
         assert reported.in_tiers.keys() == true.in_tiers.keys(), "deltas and snapshot differ"
         # One name may have been given by several prompts: the last word may be any of theirs. Or by
