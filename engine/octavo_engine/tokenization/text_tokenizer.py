@@ -277,8 +277,8 @@ def _twin(
         twin.pre_tokenizer = (
             tokenizer.pre_tokenizer if first else _without_prefix(tokenizer.pre_tokenizer)
         )
-    for _, token in sorted(added.items()):  # in order of ids, so that each gets its own again
-        twin.add_tokens([token])
+    # In order of ids, so that each gets its own again; at once, as each call reads all anew.
+    twin.add_tokens([added[token_id] for token_id in sorted(added)])
     twin.encode_special_tokens = True
     return twin
 
