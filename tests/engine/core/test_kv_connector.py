@@ -393,6 +393,10 @@ def test_the_example_for_lmcache_moves_blocks_between_engines(monkeypatch):
         second, backend = make("kv_consumer")
         ask(first, first_backend, prompt)
         saved(first)
+        for _ in range(500):  # a put has no reply: the server may still be reading
+            if len(server.blocks) == 6:
+                break
+            time.sleep(0.01)
         assert len(server.blocks) == 6
         assert ask(second, backend, prompt) == 4
         third, third_backend = make("kv_both")
