@@ -30,6 +30,7 @@ import httpx
 
 from benchmarks.kv_transfer import MODEL
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port, warn_if_busy
+from tests.fakes.kv_transfer_flags import transfer
 
 WARM_TOKENS = 24  # of a stream that do not count
 LOAD_S = 8.0
@@ -100,14 +101,6 @@ class Stand:
         )
         time.sleep(2.0)  # until it follows its engines
         return server
-
-
-def transfer(role: str, **extra: Any) -> tuple[str, str]:
-    given = {
-        "kv_connector": "OctavoConnector", "kv_role": role, "kv_port": 0,
-        "kv_connector_extra_config": extra,
-    }  # fmt: skip
-    return "--kv-transfer-config", json.dumps(given)
 
 
 def tokens_of(chance: random.Random, count: int) -> list[int]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port, warn_if_busy
+from tests.fakes.kv_transfer_flags import transfer
 
 MODEL = "demo://smollm2"
 ANSWER_TOKENS = 12
@@ -36,11 +37,9 @@ class FirstToken(NamedTuple):
 
 def start(role: str, max_model_len: int, folder: Path, flags: list[str]) -> Server:
     port = free_port()
-    config = {"kv_connector": "OctavoConnector", "kv_role": role, "kv_port": 0}
     command = [
         sys.executable, "-m", "octavo.cli", "serve", MODEL, "--device", "cpu", "--port", str(port),
-        "--max-model-len", str(max_model_len), "--kv-transfer-config", json.dumps(config),
-        *flags,
+        "--max-model-len", str(max_model_len), *transfer(role), *flags,
     ]  # fmt: skip
     return Server.start(command, port=port, log=folder / f"{role}.log")
 

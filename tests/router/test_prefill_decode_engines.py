@@ -22,6 +22,7 @@ from octavo_operator.decide.autoscale import LoadSignals
 from octavo_operator.desired import kv_transfer
 from octavo_operator.routers.poller import RouterDemand
 from tests.fakes.deployments import make_deployment
+from tests.fakes.kv_transfer_flags import transfer
 from tests.fakes.process import serving
 from tests.fakes.router_process import routing
 
@@ -34,11 +35,6 @@ pytestmark = pytest.mark.slow
 
 FLAGS = ("m", "--served-model-name", "sim", "--sim-kv-blocks", "4096")
 CHAT = "/v1/chat/completions"
-
-
-def transfer(role: str) -> tuple[str, str]:
-    config = {"kv_connector": "OctavoConnector", "kv_role": role, "kv_port": 0}
-    return "--kv-transfer-config", json.dumps(config)
 
 
 def body(number: int, **more: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from octavo_engine.config import BLOCK_SIZE
+from tests.fakes.kv_transfer_flags import transfer
 from tests.fakes.process import serving
 from tests.router.proxy.test_resume_end_to_end import (
     COMPLETIONS,
@@ -40,14 +41,6 @@ NUM_STREAMS = 32
 @pytest.fixture(autouse=True)
 def connections() -> None:
     """No router runs here: once is enough."""
-
-
-def transfer(role: str, **extra: Any) -> tuple[str, str]:
-    given = {
-        "kv_connector": "OctavoConnector", "kv_role": role, "kv_port": 0,
-        "kv_connector_extra_config": extra,
-    }  # fmt: skip
-    return "--kv-transfer-config", json.dumps(given)
 
 
 class Moved:
