@@ -30,11 +30,16 @@ from octavo_engine.tiers.connector import (
 )
 from octavo_engine.tiers.page import block_name
 from tests.docs.pages import ROOT
-from tests.engine.backends.driver import random_tokens
-from tests.engine.core.test_kv_tiers import ask, forget_pool, run_some, tiny_backend
+from tests.engine.core.test_kv_tiers import (
+    ask,
+    forget_pool,
+    requests_that_come_again,
+    run_some,
+    tiny_backend,
+)
 from tests.engine.core.test_kv_tiers import make_engine as make_tiered_engine
 from tests.fakes.lmcache_server import lmcache_server
-from tests.fakes.requests import make_prompt, make_request
+from tests.fakes.requests import make_prompt
 
 
 @pytest.fixture(autouse=True)
@@ -166,11 +171,11 @@ class LaterConnector(MemoryConnector):
     """Needs more time to say what it has, and to load it."""
 
     is_async = True
-    asked = 0
+    num_lookups = 0
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
-        self.asked += 1
-        if self.asked % 3:
+        self.num_lookups += 1
+        if self.num_lookups % 3:
             return None, False
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
@@ -408,14 +413,7 @@ def test_the_example_for_lmcache_moves_blocks_between_engines(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral"])
 def test_real_models_answer_the_same_with_a_connector_as_without(family):
-    requests = [
-        make_request(
-            [*random_tokens(90, seed=seed % 2), *random_tokens(10, seed=seed)],
-            request_id=f"{turn}-{seed}", max_tokens=8, temperature=0.0, logprobs=2,
-        )
-        for turn in range(2)
-        for seed in range(4)
-    ]  # fmt: skip
+    requests = requests_that_come_again()
     answers = []
     transfer = json.dumps({"kv_connector": f"{__name__}:MemoryConnector", "kv_role": "kv_both"})
     for config in (None, transfer):

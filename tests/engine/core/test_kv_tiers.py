@@ -382,11 +382,9 @@ def tiny_backend(family, dtype):
     return NativeBackend(config, model.checkpoint(), max_model_len=256, dtype=dtype, num_threads=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "torch"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3"])
-def test_real_models_say_the_same_with_tiers_as_without(tmp_path, family, dtype):
-    requests = [
+def requests_that_come_again():
+    """Twice each; two of four share a prefix."""
+    return [
         make_request(
             [*random_tokens(90, seed=seed % 2), *random_tokens(10, seed=seed)],
             request_id=f"{turn}-{seed}", max_tokens=8, temperature=0.0, logprobs=2,
@@ -394,6 +392,13 @@ def test_real_models_say_the_same_with_tiers_as_without(tmp_path, family, dtype)
         for turn in range(2)
         for seed in range(4)
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "torch"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3"])
+def test_real_models_say_the_same_with_tiers_as_without(tmp_path, family, dtype):
+    requests = requests_that_come_again()
     answers = []
     cases: list[dict[str, Any]] = [
         {},

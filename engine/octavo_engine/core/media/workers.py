@@ -46,7 +46,7 @@ WORKER_BYTES = 2 << 30  # of address space in a worker
 class PictureWorkers:
     """Started with the first picture. A worker that dies, hangs or takes too long takes its pool
     with it; the next picture starts another. A picture at whose side that happened is prepared
-    again, alone: who is to blame shows then. What was prepared lately is not decoded again."""
+    again, alone: which one ends it shows then. What was prepared lately is not decoded again."""
 
     def __init__(
         self, spec: MediaSpec, tokens: PictureTokens, *, max_images: int | None = None,

@@ -209,7 +209,7 @@ def test_a_hang_is_over_when_nobody_waits_any_more(monkeypatch: pytest.MonkeyPat
     async def scene() -> None:
         with picture_workers() as workers:
             going = asyncio.create_task(outcome(workers, ENDLESS))
-            while not workers.hang:  # noqa: ASYNC110  # it is looked at, not told
+            while not workers.hang:  # noqa: ASYNC110  # nothing announces it
                 await asyncio.sleep(0.01)
             going.cancel()  # its client leaves
             await asyncio.wait((going,))

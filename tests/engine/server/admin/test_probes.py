@@ -113,7 +113,7 @@ def test_a_server_looks_whether_the_clock_was_set(monkeypatch, caplog):
         watching = asyncio.create_task(run._watch_clock(cast("Service", service)))
         await asyncio.sleep(0.05)
         offset_s = -3600.0
-        while not service.clock.num_jumps:  # noqa: ASYNC110  # it is looked at, not told
+        while not service.clock.num_jumps:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.01)
         watching.cancel()
 
