@@ -7,7 +7,9 @@ namespace octavo::cpu::OCTAVO_ISA {
 #define OCTAVO_UNROLL_PAIRS OCTAVO_UNROLL
 
 constexpr int kIntegerRows = 6;  // rows times panels at a time: 12 of the 16 registers are sums
-constexpr int kPackedRows = 6;   // of one panel as it is packed
+constexpr int kPackedRows = 6;   // of panels as they are packed
+constexpr int kPackedPanels = 1;
+constexpr int kFloatRegisters = 0;
 
 struct Integers {
     __m256i low, high;

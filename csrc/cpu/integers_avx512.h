@@ -6,8 +6,10 @@ namespace octavo::cpu::OCTAVO_ISA {
 // Fields of words are taken by shifts that are known when compiled.
 #define OCTAVO_UNROLL_PAIRS OCTAVO_UNROLL
 
-constexpr int kIntegerRows = 24;  // rows times panels at a time
-constexpr int kPackedRows = 8;    // of one panel as it is packed
+constexpr int kIntegerRows = 24;     // rows times panels at a time
+constexpr int kPackedRows = 8;       // of panels as they are packed
+constexpr int kPackedPanels = 2;     // of them
+constexpr int kFloatRegisters = 16;  // rows times panels whose floats are in registers too
 
 struct Integers {
     __m512i all;
@@ -19,7 +21,7 @@ constexpr int kLargestByte = 255;
 #else
 constexpr int kLargestByte = 15;  // as in integers_avx2.h
 #endif
-constexpr int kByteRows = 12;
+constexpr int kByteRows = 8;
 
 struct Quads {
     __m512i all;

@@ -6,7 +6,9 @@ namespace octavo::cpu::OCTAVO_ISA {
 #define OCTAVO_UNROLL_PAIRS
 
 constexpr int kIntegerRows = 4;  // rows times panels at a time
-constexpr int kPackedRows = 2;   // of one panel as it is packed
+constexpr int kPackedRows = 2;   // of panels as they are packed
+constexpr int kPackedPanels = 1;
+constexpr int kFloatRegisters = 0;
 
 struct Integers {
     int32_t lane[kLanes];

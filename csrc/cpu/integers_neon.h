@@ -7,7 +7,9 @@ namespace octavo::cpu::OCTAVO_ISA {
 #define OCTAVO_UNROLL_PAIRS
 
 constexpr int kIntegerRows = 6;  // rows times panels at a time: 24 of the 32 registers are sums
-constexpr int kPackedRows = 3;   // of one panel as it is packed
+constexpr int kPackedRows = 3;   // of panels as they are packed
+constexpr int kPackedPanels = 1;
+constexpr int kFloatRegisters = 0;
 
 struct Integers {
     int32x4_t part[4];

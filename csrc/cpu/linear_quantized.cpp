@@ -89,29 +89,56 @@ class QuantizedLinear {
             if (args_.mode == LinearMode::Glu) {
                 for (int64_t unit = begin; unit < end; ++unit) {
                     multiply(args_.weight.panel(unit), args_.weight.panel(args_.units() + unit));
-                    adapt(unit, 1, 0);
-                    adapt(args_.units() + unit, 1, 1);
+                    adapt(unit, 0);
+                    adapt(args_.units() + unit, 1);
                     for (int64_t r = 0; r < num_rows_; ++r) {
                         finish(args_, first_row_ + r, unit, y(r, 0), y(r, 1));
                     }
                 }
                 continue;
             }
-            for (int64_t unit = begin; unit < end; unit += kIntegerPanels) {
-                const int64_t count = std::min<int64_t>(kIntegerPanels, end - unit);
-                count == 2 ? multiply(args_.weight.panel(unit), args_.weight.panel(unit + 1))
-                           : multiply(args_.weight.panel(unit));
-                adapt(unit, count, 0);
-                for (int64_t r = 0; r < num_rows_; ++r) {
-                    for (int64_t i = 0; i < count; ++i) {
-                        finish(args_, first_row_ + r, unit + i, y(r, i), nullptr);
-                    }
+            for (int64_t first = begin, last = begin; first < end; first = last) {
+                const Packing packing = args_.weight.panel(first).packing;
+                while (last < end && args_.weight.panel(last).packing == packing) {
+                    ++last;
                 }
+                multiply_equal(first, last);
             }
         }
     }
 
   private:
+    // Some neighbouring panels of one packing. Where two go together, they are one of the first
+    // half and one of the second: so both are read on and on, and what is fetched ahead is wanted
+    // next.
+    void multiply_equal(int64_t begin, int64_t end) {
+        const int64_t num_pairs = (end - begin) / 2;
+        const int64_t step = kPackedPanels == 2 ? 1 : 2;
+        const int64_t apart = kPackedPanels == 2 ? num_pairs : 1;
+        if (num_pairs > 0 && kPackedPanels == 2) {
+            fetch_ends_[0] = end_of(begin + num_pairs - 1);
+        }
+        for (int64_t i = 0; i < num_pairs; ++i) {
+            const int64_t units[] = {begin + i * step, begin + i * step + apart};
+            multiply(args_.weight.panel(units[0]), args_.weight.panel(units[1]));
+            for (int index = 0; index < 2; ++index) {
+                finish_store(units[index], index);
+            }
+        }
+        fetch_ends_[0] = fetch_ends_[1];
+        if ((end - begin) % 2 == 1) {
+            multiply(args_.weight.panel(end - 1));
+            finish_store(end - 1, 0);
+        }
+    }
+
+    void finish_store(int64_t unit, int index) {
+        adapt(unit, index);
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            finish(args_, first_row_ + r, unit, y(r, index), nullptr);
+        }
+    }
+
     // Behind a panel.
     const std::byte* end_of(int64_t index) const {
         const Panel panel = args_.weight.panel(index);
@@ -128,12 +155,12 @@ class QuantizedLinear {
         const IntegerKernels& of_left = kernels_of(left);
         const IntegerKernels& of_right = kernels_of(right);
         const bool is_few = num_rows_ <= std::max(of_left.few_rows, of_right.few_rows);
-        if (takes_bytes_) {
-            for_each_tile(kByteRows, [&](int64_t row, int64_t count) {
-                dot(of_left.dot_bytes, left, row, count, 0);
-                dot(of_right.dot_bytes, right, row, count, 1);
-            });
-        } else if (is_few || of_left.dot_unpacked != of_right.dot_unpacked) {
+        const bool is_packed = takes_bytes_ || is_few;
+        if (is_packed && kPackedPanels == 2 && left.packing == right.packing) {
+            const FetchedPanel panels[] = {{left.data, fetch_ends_[0]},
+                                           {right.data, fetch_ends_[1]}};
+            multiply_packed(of_left, panels, 2, 0);
+        } else if (is_packed || of_left.dot_unpacked != of_right.dot_unpacked) {
             multiply_alone(left, 0);
             multiply_alone(right, 1);
         } else {
@@ -146,11 +173,10 @@ class QuantizedLinear {
         }
     }
 
-    // Of the layer's `count` panels from `panel` on, whose sums begin with panel `index` of y.
-    void adapt(int64_t panel, int64_t count, int64_t index) {
+    // Of one of the layer's panels, whose sums are panel `index` of y.
+    void adapt(int64_t panel, int index) {
         if (args_.slots != nullptr) {
-            add_delta(args_, first_row_, num_rows_, panel, count, work_.y + index * kLanes,
-                      kOutStride);
+            add_delta(args_, first_row_, num_rows_, panel, 1, work_.y + index * kLanes, kOutStride);
         }
     }
 
@@ -161,16 +187,9 @@ class QuantizedLinear {
 
     void multiply_alone(Panel panel, int index) {
         const IntegerKernels& kernels = kernels_of(panel);
-        if (takes_bytes_) {
-            for_each_tile(kByteRows, [&](int64_t row, int64_t count) {
-                dot(kernels.dot_bytes, panel, row, count, index);
-            });
-            return;
-        }
-        if (num_rows_ <= kernels.few_rows) {
-            for_each_tile(kernels.packed_rows, [&](int64_t row, int64_t count) {
-                dot(kernels.dot_packed, panel, row, count, index);
-            });
+        if (takes_bytes_ || num_rows_ <= kernels.few_rows) {
+            const FetchedPanel as_packed{panel.data, fetch_ends_[index]};
+            multiply_packed(kernels, &as_packed, 1, index);
             return;
         }
         for (int64_t group = 0; group < num_groups_; group += kUnpackedGroups) {
@@ -180,13 +199,18 @@ class QuantizedLinear {
         }
     }
 
-    // Some rows times a panel as it is packed.
-    template <size_t kRows>
-    void dot(const std::array<DotPacked, kRows>& dots, Panel panel, int64_t row, int64_t count,
-             int index) {
-        dots[static_cast<size_t>(count - 1)](panel.data, num_groups_, fetch_ends_[index],
-                                             x_ + row * stride_, stride_,
-                                             work_.y + row * kOutStride + index * kLanes);
+    // All rows of the block times some panels as they are packed, whose sums begin with panel
+    // `index` of y.
+    void multiply_packed(const IntegerKernels& kernels, const FetchedPanel* panels, int num_panels,
+                         int index) {
+        const auto table = static_cast<size_t>(num_panels - 1);
+        const int height = takes_bytes_ ? byte_rows(num_panels) : kernels.packed_rows[table];
+        const DotPacked* dots = takes_bytes_ ? kernels.dot_bytes[table].data()  //
+                                             : kernels.dot_packed[table].data();
+        for_each_tile(height, [&](int64_t row, int64_t count) {
+            dots[count - 1](panels, num_groups_, x_ + row * stride_, stride_,
+                            work_.y + row * kOutStride + index * kLanes);
+        });
     }
 
     static const IntegerKernels& kernels_of(Panel panel) {

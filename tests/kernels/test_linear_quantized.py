@@ -18,7 +18,11 @@ FORMS = list(reference.FORMS)  # every integer packing
 BITS = [16, 8]  # of activations
 DTYPES = ["q8", "q4"]  # those that numbers can be quantised to
 # Rows, groups of columns at least, outputs.
-SHAPES = [(1, 1, 1), (1, 3, 17), (2, 5, 33), (6, 2, 48), (7, 9, 100), (13, 18, 96), (25, 1, 5)]
+# An odd number of panels too: the last one goes alone.
+SHAPES = [
+    (1, 1, 1), (1, 3, 17), (2, 5, 33), (3, 2, 64), (4, 9, 80), (5, 1, 47), (6, 2, 48),
+    (7, 9, 100), (8, 3, 112), (13, 18, 96), (25, 1, 5),
+]  # fmt: skip
 
 
 def random_blocks(dtype: str, out: int, groups: int, seed: int) -> reference.Blocks:
@@ -360,20 +364,26 @@ def test_parts_of_different_forms_are_one_matrix(isa: str, threads: int) -> None
         assert run_rows(team, x, build, activation_bits=bits).tobytes() == each.tobytes()
 
 
-def test_halves_of_different_forms_are_gated() -> None:
-    left, right = random_blocks("q4_k", 32, 8, seed=1), random_blocks("q6_k", 32, 8, seed=2)
-    team, x = _native.Team(1), random_rows(5, 256)
-    packed = _native.Packed([(32, "q4_k"), (32, "q6_k")], 256)
-    packed.pack(team, 0, left.data.reshape(-1), "Q4_K", 32)
-    packed.pack(team, 32, right.data.reshape(-1), "Q6_K", 32)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("other", ["q6_k", "q4"])
+@pytest.mark.parametrize("bits", BITS)
+def test_halves_of_different_forms_are_gated(isa: str, other: str, bits: int) -> None:
+    """Neighbours that cannot go together; with 8 bits those of q4 and q4_k are bytes."""
+    left = random_blocks("q4_k", 32, 8, seed=1)
+    right = random_blocks(other, 32, 8, seed=2)
+    team, x = _native.Team(1, isa), random_rows(5, 256)
+    packed = _native.Packed([(32, "q4_k"), (32, other)], 256)
+    packed.pack(team, 0, left.data.reshape(-1), left.form.stored_type, 32)
+    packed.pack(team, 32, right.data.reshape(-1), right.form.stored_type, 32)
 
     def build(recorder: Recorder, src: int) -> int:
         dst = recorder.buffer(32)
         recorder.program.linear(dst, src, packed, mode="glu", activation="relu")
         return dst
 
-    expected = np.maximum(reference.linear(x, left), 0) * reference.linear(x, right)
-    np.testing.assert_array_equal(run_rows(team, x, build), expected)
+    halves = [reference.linear(x, half, bits) for half in (left, right)]
+    expected = np.maximum(halves[0], 0) * halves[1]
+    np.testing.assert_array_equal(run_rows(team, x, build, activation_bits=bits), expected)
 
 
 @pytest.mark.parametrize(
