@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import struct
 import time
-import zlib
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
+from octavo_engine.checksum import crc32
 from octavo_engine.shared_secret import Nonce, Proof  # noqa: TC001  (fields of messages)
 from octavo_engine.tiers.page import NAME_BYTES
 
@@ -178,13 +178,13 @@ class PeerChannel:
 
     def send(self, kind: FrameKind, payload: bytes = b"") -> None:
         """Raises PeerError."""
-        head = _HEADER.pack(_MAGIC, kind, len(payload), zlib.crc32(payload))
+        head = _HEADER.pack(_MAGIC, kind, len(payload), crc32(payload))
         self._send(head, payload)
 
     def send_page(self, place: int, page: Page) -> None:
         """Raises PeerError."""
         prefix = _PLACE.pack(place)
-        checksum = zlib.crc32(page.data, zlib.crc32(prefix))
+        checksum = crc32(page.data, crc32(prefix))
         length = len(prefix) + page.nbytes
         self._send(_HEADER.pack(_MAGIC, FrameKind.PAGE, length, checksum) + prefix, page.data)
 
@@ -215,7 +215,7 @@ class PeerChannel:
             return self._page(head)
         payload = bytearray(head.length)
         self._fill(memoryview(payload))
-        if zlib.crc32(payload) != head.checksum:
+        if crc32(payload) != head.checksum:
             raise PeerError("the checksum of a frame is wrong")
         if head.kind is FrameKind.REFUSED:
             raise PeerRefused(payload.decode("utf-8", "replace"))
@@ -226,7 +226,7 @@ class PeerChannel:
         self._fill(memoryview(prefix))
         page = np.empty(self._page_bytes, np.uint8)
         self._fill(page.data)
-        if zlib.crc32(page.data, zlib.crc32(prefix)) != head.checksum:
+        if crc32(page.data, crc32(prefix)) != head.checksum:
             raise PeerError("the checksum of a block is wrong")
         return Frame(FrameKind.PAGE, place=_PLACE.unpack(prefix)[0], page=page)
 
