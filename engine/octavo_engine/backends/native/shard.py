@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from octavo_engine.caches import PagedSpec
 
+# The first of two halves of equal size, which meet column by column in a glu.
+_GATED = (".gate_proj", ".gate_up_proj", ".w1")
+
 
 class Shard(NamedTuple):
     """One rank of so many."""
@@ -87,6 +90,11 @@ def cut_rows(total: int, shard: Shard, *, of_halves: bool) -> RowCut:
     if not of_halves:
         return RowCut(((first, end),), total)
     return RowCut(((first, end), (length + first, length + end)), total)
+
+
+def cut_linear(name: str, total: int, shard: Shard) -> RowCut:
+    """The rank's outputs of a linear layer whose first matrix has this name."""
+    return cut_rows(total, shard, of_halves=name.endswith(_GATED))
 
 
 def pieces_of(cut: RowCut, sizes: Sequence[int]) -> list[Piece]:
