@@ -21,7 +21,14 @@ from octavo_engine.backends.native.graph import (
     NativeLinear,
 )
 from octavo_engine.backends.native.packing import PANEL_ROWS, choose_packings
-from octavo_engine.backends.native.shard import RowCut, Shard, cut_heads, cut_linear, pieces_of, split
+from octavo_engine.backends.native.shard import (
+    RowCut,
+    Shard,
+    cut_heads,
+    cut_linear,
+    pieces_of,
+    split,
+)
 from octavo_engine.backends.native.stages import AbsentMatrix
 from octavo_engine.backends.native.stored_form import form_of, in_form, rows_of
 from octavo_engine.errors import ConfigError, ModelError

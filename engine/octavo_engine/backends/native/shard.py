@@ -11,13 +11,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.backends.native.packing import PANEL_ROWS
-from octavo_engine.caches import LatentSpec
+from octavo_engine.caches import LatentSpec, StateSpec
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_engine.caches import PagedSpec
+    from octavo_engine.caches import CacheLayout, PagedSpec
 
 # The first of two halves of equal size, which meet column by column in a glu.
 _GATED = (".gate_proj", ".gate_up_proj", ".w1")
@@ -134,3 +134,9 @@ def own_cache(spec: PagedSpec, num_heads: int, shard: Shard) -> PagedSpec:
         return spec
     own = cut_heads(num_heads, spec.num_kv_heads, shard)
     return dataclasses.replace(spec, num_kv_heads=own.num_kv_heads)
+
+
+def own_layout(layout: CacheLayout, num_heads: int, shard: Shard) -> CacheLayout:
+    """What a rank keeps of all layers' caches. Raises ConfigError."""
+    own = [s if isinstance(s, StateSpec) else own_cache(s, num_heads, shard) for s in layout.specs]
+    return dataclasses.replace(layout, specs=tuple(own))
