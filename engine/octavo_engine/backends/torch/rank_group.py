@@ -228,6 +228,7 @@ class RankGroup:
         # A rank that is lost is noticed here and named by rank 0; torch's own watch would end this
         # process without a word.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # the ranks are on one host
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = FOREVER

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from octavo_engine.backends import rank_devices
 from octavo_engine.backends.native.shard import RankPlace, Shard
 from octavo_engine.backends.rank_devices import check_devices, environment_of
-from octavo_engine.backends.torch.rank_group import RankGroup
+from octavo_engine.backends.torch.rank_group import RankGroup, ranges_of
 from octavo_engine.config import EngineConfig
 from octavo_engine.errors import ConfigError, GatherFailed
 from octavo_engine.executor.rank_processes import RankProcesses
@@ -172,18 +172,19 @@ def test_ranks_with_a_gpu_each_are_connected_by_nccl(two_groups):
     assert [made[:2] for made in sorted(FakeNccl.made)] == [(0, 2), (1, 2)]
     # Its own watch would end the process, and not say which rank it waited for.
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "0"
     assert min(made[2] for made in FakeNccl.made) > timedelta(days=1)
     assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
     assert all(group.can_capture for group in two_groups)
-    cuts = two_groups[0].cuts("x", 48)
+    for name, total in (("self_attn.o_proj", 48), ("mlp.gate_proj", 96)):  # rows, and halves
+        cuts = two_groups[0].cuts(name, total)
 
-    def gather(group):
-        own = torch.arange(48, device=group._device)[None].float()
-        ((first, end),) = group.own(cuts).ranges
-        return group.gather(own[:, first:end], cuts).cpu()
+        def gather(group, cuts=cuts, total=total):
+            row = torch.arange(total, device=group._device).float()
+            return group.gather(ranges_of(row, group.own(cuts))[None], cuts).cpu()
 
-    for found in both(two_groups, gather):
-        assert found.tolist() == [list(range(48))]
+        for found in both(two_groups, gather):
+            assert found.tolist() == [list(range(total))]
 
 
 def test_a_device_that_waits_for_a_rank_in_vain_is_freed(two_groups):
