@@ -30,6 +30,7 @@ import httpx
 
 from benchmarks.kv_transfer import MODEL
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port, warn_if_busy
+from octavo_engine.config import BLOCK_SIZE
 from tests.fakes.kv_transfer_flags import transfer
 
 WARM_TOKENS = 24  # of a stream that do not count
@@ -212,15 +213,22 @@ def move(args: argparse.Namespace, stand: Stand) -> None:
         {"discovery": {"upstreams": [{"url": first.url}, {"url": second.url}]},
          "routing": {"policy": "prefix-load"}}
     )  # fmt: skip
+    before_them, _ = computed_and_loaded(second.url)
     moved = [Stream(f"stream {n}", prompt, 120) for n, prompt in enumerate(prompts)]
     sent_at, counts = asyncio.run(run_all(router.url, moved, first))
-    pauses = []
+    pauses, num_needed = [], 0
     for one, before in zip(moved, alone, strict=True):
         if one.tokens != before.tokens:
             raise SystemExit(f"{one.name} said something else")
-        gaps = zip(one.at, one.at[1:], strict=False)
-        pauses.append(max(after - max(at, sent_at) for at, after in gaps if after > sent_at))
+        gaps = enumerate(zip(one.at, one.at[1:], strict=False), 1)
+        pause, num_said = max(
+            (after - max(at, sent_at), count) for count, (at, after) in gaps if after > sent_at
+        )
+        pauses.append(pause)
+        # All but the last token was computed; blocks are of 16 tokens.
+        num_needed += -(-(len(prompts[0]) + num_said - 1) // BLOCK_SIZE)
     computed, blocks = computed_and_loaded(second.url)
+    computed -= before_them
     usual = statistics.median(
         after - at for one in alone for at, after in zip(one.at[40:], one.at[41:], strict=False)
     )
@@ -228,8 +236,8 @@ def move(args: argparse.Namespace, stand: Stand) -> None:
         f"{len(moved)} streams moved after {min(counts)} to {max(counts)} tokens, all with the "
         f"tokens of undisturbed ones; longest pause of each: median "
         f"{statistics.median(pauses) * 1e3:.0f} ms, at most {max(pauses) * 1e3:.0f} ms (between "
-        f"two tokens undisturbed: {usual * 1e3:.0f} ms); {blocks:.0f} blocks fetched, "
-        f"{computed:.0f} tokens computed again"
+        f"two tokens undisturbed: {usual * 1e3:.0f} ms); {blocks:.0f} of {num_needed} blocks "
+        f"fetched, {computed:.0f} prompt tokens computed again"
     )
 
 

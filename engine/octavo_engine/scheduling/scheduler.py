@@ -179,6 +179,10 @@ class Scheduler:
         self.shares.enter(sequence)
         if request.deadline_at is not None:
             self._deadlines.add(sequence, request.deadline_at, num_live=len(self.sequences))
+        is_soon = len(self.waiting) <= len(self.free_rows)
+        if self.tiers is not None and request.kv_source is not None and is_soon:
+            # Another engine has its blocks: they may come while others are still before it.
+            self.tiers.defers(sequence, self.kv.match(sequence), self._step_time)
 
     def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
         """End a request at once, whatever its state. None if it is unknown or has ended already.
