@@ -16,6 +16,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.direct_copies import DirectCopies
 from octavo_engine.core.kv_peers import PeerBlocks
@@ -54,6 +56,7 @@ LEAST_PATIENCE_S = 1.0  # for a read; one that takes much longer than foreseen i
 PATIENCE = 4.0  # times what it should have taken
 LEAST_FOLLOW_S = 5.0  # without a further block of a prompt that another engine computes
 TOGETHER_BYTES = 8 << 20  # of copies that are one piece of memory
+TOUCHED_BYTES = 512 << 20  # of the pool, when the engine starts
 FLUSH_S = 10.0  # for what is still to be saved when the engine ends or sleeps
 
 
@@ -118,6 +121,8 @@ class KVTiers:
     ) -> None:
         """Get blocks from other engines, and serve `own` ones."""
         self._peers, self._own, self._server = peers, own, server
+        if peers is not None:
+            self._touch_pool()
 
     def use_connector(self, connector: ConnectorStore, peers: PeerEngines | None) -> None:
         """Give what is computed to a connector of another package, and look prompts up there."""
@@ -260,6 +265,15 @@ class KVTiers:
             self._connector.close()
         for tier in self.stored:
             tier.store.close()
+
+    def _touch_pool(self) -> None:
+        """Memory that was never written takes many times longer the first time, and streams wait
+        for what is fetched: the blocks that are taken first are written now."""
+        if not isinstance(self._copies, DirectCopies):
+            return  # a device's memory is its own
+        blocks = self._kv.pool.free_blocks()[: TOUCHED_BYTES // self._page_bytes]
+        ids = [block.id for block in blocks if block.parent is None]
+        self._mover.load_blocks(ids, [np.zeros(self._page_bytes, np.uint8)] * len(ids))
 
     def _is_awaited(self, fetch: TierFetch, now: float) -> bool:
         """Whether a read that has not ended may still."""

@@ -220,6 +220,28 @@ def test_sequences_that_wait_together_are_one_request(monkeypatch):
     second.close()
 
 
+def test_memory_for_what_others_send_is_written_at_the_start(monkeypatch):
+    """What was never written takes many times longer, and streams would wait for it."""
+    loads = []
+
+    class Noting(PagedBackend):
+        def load_blocks(self, block_ids, pages):
+            loads.append(list(block_ids))
+            super().load_blocks(block_ids, pages)
+
+    monkeypatch.setattr(kv_tiers, "TOUCHED_BYTES", 6 * PagedBackend.kv_bytes_per_block)
+    engine, backend, _ = make_engine(transfer("kv_consumer"), backend=Noting(40))
+    (touched,) = loads
+    assert len(set(touched)) == 6
+    ask(engine, backend, make_prompt(90))  # takes those first
+    assert {block.id for block in engine.scheduler.kv.pool.blocks if block.parent} == set(touched)
+    engine.close()
+    loads.clear()
+    engine, _, _ = make_engine(transfer("kv_producer"), backend=Noting(40))
+    assert loads == []
+    engine.close()
+
+
 def test_engines_of_the_settings_are_looked_up_for_each_prompt(tmp_path):
     first, first_backend, source = make_engine(transfer(), kv_disk_path=str(tmp_path))
     peer = f"127.0.0.1:{source.port}"
