@@ -41,14 +41,17 @@ class OwnBlocks:
         disk: RunStore | None = None,
         wake: Callable[[], None],
         will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
+        publish_tails: Callable[[], None] = lambda: None,
     ) -> None:
         """`wake` has `serve` called soon; it is called on other threads. `will_compute`: whether a
-        sequence has yet to compute one of these."""
+        sequence has yet to compute one of these. `publish_tails` lets partly filled blocks of
+        running sequences be found."""
         self._kv, self._mover, self._page_bytes = kv, mover, page_bytes
         self._host, self._disk = host, disk
         self._requests: deque[PageRequest] = deque()  # its ends are safe to use from any thread
         self._follows: deque[FollowRequest] = deque()  # likewise
         self._wake, self._will_compute = wake, will_compute
+        self._publish_tails = publish_tails
 
     def has(self, name: BlockName) -> bool:
         digest, group = split_name(name)
@@ -127,6 +130,8 @@ class OwnBlocks:
     ) -> tuple[list[tuple[BlockName, int]], dict[BlockName, int]]:
         """With the blocks of `tails`, and how many of their tokens these have."""
         in_pool, num_tokens = list(in_pool), {}
+        if tails:  # the end of a stream that moves may still be on its way to this engine
+            self._publish_tails()
         for name in tails:
             parent, group, tokens = split_tail(name)
             if group >= self._kv.num_groups:

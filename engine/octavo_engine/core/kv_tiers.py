@@ -73,14 +73,16 @@ class KVTiers:
         host: HostStore | None = None,
         stored: tuple[StoredTier, ...] = (),
         will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
+        publish_tails: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
         open_copies: Callable[[Callable[[], None]], BlockCopies] | None = None,
     ) -> None:
-        """`stored` are the quickest first; other engines are added by `use_peers`. `will_compute`:
-        as for OwnBlocks. `open_copies` gives copies that nobody waits for; it gets what they call
-        when something is done."""
+        """`stored` are the quickest first; other engines are added by `use_peers`. `will_compute`
+        and `publish_tails`: as for OwnBlocks. `open_copies` gives copies that nobody waits for; it
+        gets what they call when something is done."""
         self._kv, self._mover, self._page_bytes, self._now = kv, mover, page_bytes, now
         self.host, self.stored, self._will_compute = host, stored, will_compute
+        self._publish_tails = publish_tails
         self.stats = TierStats()
         self._fetches: dict[str, TierFetch] = {}  # by request id
         self._woken = threading.Event()
@@ -143,6 +145,7 @@ class KVTiers:
             disk=next((tier.store for tier in self.stored if tier.name == "disk"), None),
             wake=self.woken,
             will_compute=self._will_compute,
+            publish_tails=self._publish_tails,
         )
 
     def woken(self) -> None:

@@ -767,6 +767,11 @@ class Scheduler:
         last = {digest for sequence in self.waiting for digest in sequence.digests[-2:]}
         return any(digest in last or digest in self.kv.computing for digest in digests)
 
+    def publish_tails(self) -> None:
+        """Let the partly filled last blocks of running sequences be found, as they are now."""
+        for sequence in self.running:
+            self.kv.publish_tail(sequence)
+
     def _lacks_slot(self, sequence: Sequence, adapter: HeldAdapter, now: float) -> bool:
         """Whether too many other adapters run. Who has waited for `aging_s` seconds gets the next
         slot: until then no later sequence with an adapter is admitted."""

@@ -17,6 +17,7 @@ import time
 from contextlib import contextmanager
 
 import msgspec
+import numpy as np
 import pytest
 
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
@@ -26,8 +27,10 @@ from octavo_engine.core.loop import CoreLoop
 from octavo_engine.core.process import wire
 from octavo_engine.errors import ConfigError
 from octavo_engine.kv.restore import place_blocks
+from octavo_engine.protocol.prefix_hash import pack_tokens
 from octavo_engine.state.kv_source import KVSource
 from octavo_engine.tiers import peer_engine
+from octavo_engine.tiers.page import tail_name
 from octavo_engine.tiers.peer_wire import FrameKind, PeerChannel
 from octavo_engine.tiers.price import is_worth_loading
 from tests.engine.backends.driver import random_tokens
@@ -144,6 +147,31 @@ def test_partly_filled_blocks_are_loaded_as_far_as_they_agree(windows):
             assert second.reset_prefix_cache()
     first.close()
     second.close()
+
+
+def test_the_last_block_of_a_stream_that_still_runs_is_sent():
+    """Others may hear sooner than this engine that it has moved."""
+    engine, backend, _ = make_engine(transfer())
+    prompt = make_prompt(37)
+    request = greedy(prompt, max_tokens=60)
+    engine.add(request)
+    own, sequence = engine._tiers._own, engine.scheduler.sequences[request.request_id]
+    while engine.has_work:
+        engine.step()
+        num_tokens = sequence.num_computed_tokens
+        place, count = divmod(num_tokens, BLOCK_SIZE)
+        if not count or sequence.finish_reason is not None:
+            continue
+        said = [*prompt, *backend.continuation(prompt, 60)]
+        tail = said[place * BLOCK_SIZE : (place + 1) * BLOCK_SIZE][:15]
+        request = own.copy([tail_name(sequence.digests[place - 1], 0, pack_tokens(tail))])
+        own.serve()
+        (copied,) = request.wait(0.1)
+        assert copied.num_tokens == count
+        slots = copied.page.view(np.uint64)[:count]
+        first = sequence.block_tables[0][place] * BLOCK_SIZE
+        assert (slots == backend.kv.reshape(-1)[first : first + count]).all()
+    engine.close()
 
 
 def test_blocks_come_while_long_prompts_are_before_the_sequence():
