@@ -157,7 +157,8 @@ def pack_wanted(names: Sequence[BlockName]) -> bytes:
 
 def parse_wanted(payload: bytes) -> list[BlockName]:
     """Of GET. Raises PeerError."""
-    names, at = [], 0
+    names: list[BlockName] = []
+    at = 0
     while at < len(payload):
         length = payload[at]
         name = payload[at + 1 : at + 1 + length]

@@ -287,12 +287,13 @@ def test_a_tail_has_the_name_of_what_came_of_it(server, monkeypatch):
 def test_what_waits_for_one_engine_is_one_request(server, monkeypatch):
     """Each part ends once its last block is there, at the latest when one behind it comes."""
     sizes, come, gate = [], [], threading.Event()
-    parse = block_server.parse_wanted
-    monkeypatch.setattr(
-        block_server,
-        "parse_wanted",
-        lambda data: (sizes.append(len(names := parse(data))), names)[1],
-    )
+
+    def count(payload):
+        names = parse_wanted(payload)
+        sizes.append(len(names))
+        return names
+
+    monkeypatch.setattr(block_server, "parse_wanted", count)
     peer = peer_of(server)
     peer._submit(lambda channel: gate.wait(5), 5, lambda: None)
     ends = [threading.Event() for _ in range(4)]
@@ -302,7 +303,9 @@ def test_what_waits_for_one_engine_is_one_request(server, monkeypatch):
             come.append(f"end {number}")
             ends[number].set()
 
-        take = lambda name, page, number=number: come.append(number)  # noqa: E731
+        def take(name, page, number=number):
+            come.append(number)
+
         peer.fetch(parts, 5.0, take, done)
     gate.set()
     assert all(end.wait(5) for end in ends)
