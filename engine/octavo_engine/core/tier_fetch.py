@@ -60,7 +60,7 @@ def turn_name(turn: BlockTurn) -> BlockName:
 
 def came_of(turns: Iterable[BlockTurn], pages: Container[BlockName]) -> list[BlockTurn]:
     """Those whose pages are there; of tails as many tokens as are."""
-    came = []
+    came: list[BlockTurn] = []
     for turn in turns:
         lengths = range(len(turn.tail), 0, -TOKEN_BYTES) or (0,)
         parts = (turn._replace(tail=turn.tail[:length]) for length in lengths)

@@ -179,8 +179,8 @@ class Scheduler:
         self.shares.enter(sequence)
         if request.deadline_at is not None:
             self._deadlines.add(sequence, request.deadline_at, num_live=len(self.sequences))
-        is_soon = len(self.waiting) <= len(self.free_rows)
-        if self.tiers is not None and request.kv_source is not None and is_soon:
+        source, is_soon = request.kv_source, len(self.waiting) <= len(self.free_rows)
+        if self.tiers is not None and source is not None and not source.is_computing and is_soon:
             # Another engine has its blocks: they may come while others are still before it.
             self.tiers.defers(sequence, self.kv.match(sequence), self._step_time)
 

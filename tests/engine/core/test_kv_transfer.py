@@ -174,7 +174,8 @@ def test_the_last_block_of_a_stream_that_still_runs_is_sent():
     engine.close()
 
 
-def test_blocks_come_while_long_prompts_are_before_the_sequence():
+def test_blocks_come_while_long_prompts_are_before_the_sequence(monkeypatch):
+    monkeypatch.setattr(kv_tiers, "LEAST_PATIENCE_S", 30.0)
     first, first_backend, source = make_engine(transfer(), num_blocks=200)
     prompt = make_prompt(100)
     ask(first, first_backend, prompt)
@@ -187,7 +188,7 @@ def test_blocks_come_while_long_prompts_are_before_the_sequence():
     second.add(request)
     assert request.request_id in second._tiers._fetches
     with running(first):
-        before, deadline = backend.num_tokens, time.monotonic() + 10
+        before, deadline = backend.num_tokens, time.monotonic() + 30
         while second._tiers._fetches:
             assert time.monotonic() < deadline
             second._tiers.settle()
@@ -214,6 +215,7 @@ def test_salted_partly_filled_blocks_are_found_only_by_their_own():
 
 def test_sequences_that_wait_together_are_one_request(monkeypatch):
     """Each is admitted once its own blocks are there."""
+    monkeypatch.setattr(kv_tiers, "LEAST_PATIENCE_S", 30.0)
     first, first_backend, source = make_engine(transfer(), num_blocks=200)
     prompts = [make_prompt(100 + number, first=number) for number in range(4)]
     for prompt in prompts:
