@@ -193,7 +193,7 @@ def test_blocks_come_while_long_prompts_are_before_the_sequence(monkeypatch):
             assert time.monotonic() < deadline
             second._tiers.settle()
             time.sleep(0.001)
-        tokens = []
+        tokens: list[int] = []
         while second.has_work:
             for output in second.step().outputs:
                 tokens += output.token_ids if output.request_id == request.request_id else []
@@ -557,7 +557,7 @@ def test_running_streams_move_over_a_bad_wire_with_only_true_tokens(monkeypatch,
             for number in range(chance.randint(1, 4)):
                 prompt = make_prompt(chance.randint(1, 100), first=10 * turn + number)
                 begun = greedy(prompt, max_tokens=60)
-                inbox.put(wire.AddRequests([begun], [], []))
+                inbox.put(wire.AddRequests([begun]))
                 said = backend.continuation(prompt, chance.randint(1, 40))
                 moved.append((begun, [*prompt, *said]))
             time.sleep(chance.choice([0.0, 0.01, 0.05]))
