@@ -24,16 +24,22 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from benchmarks.kv_transfer import MODEL
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port, warn_if_busy
+from octavo_engine.config import BLOCK_SIZE
 from tests.fakes.kv_transfer_flags import transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WARM_TOKENS = 24  # of a stream that do not count
 LOAD_S = 8.0
+MOVED_TOKENS = 240
+FOLLOWED_S = 2.0  # until a router follows its engines
 LIMITS = httpx.Limits(max_connections=None)
 
 
@@ -90,17 +96,28 @@ class Stand:
 
     def router(self, settings: dict[str, Any]) -> Server:
         port = free_port()
-        path = self._folder / "router.json"
-        path.write_text(json.dumps(settings))
+        self._configure(settings)
         command = [
-            sys.executable, "-m", "octavo.cli", "router", "--config", str(path),
+            sys.executable, "-m", "octavo.cli", "router", "--config", str(self._config),
             "--port", str(port),
         ]  # fmt: skip
         server = self._stack.enter_context(
             Server.start(command, port=port, log=self._folder / "router.log", ready="/v1/models")
         )
-        time.sleep(2.0)  # until it follows its engines
+        time.sleep(FOLLOWED_S)
         return server
+
+    def reload(self, router: Server, settings: dict[str, Any]) -> None:
+        """It knows the settings' engines after FOLLOWED_S."""
+        self._configure(settings)
+        router.process.send_signal(signal.SIGHUP)
+
+    @property
+    def _config(self) -> Path:
+        return self._folder / "router.json"
+
+    def _configure(self, settings: dict[str, Any]) -> None:
+        self._config.write_text(json.dumps(settings))
 
 
 def tokens_of(chance: random.Random, count: int) -> list[int]:
@@ -166,14 +183,20 @@ def apart(args: argparse.Namespace, stand: Stand) -> None:
 
 
 async def run_all(
-    url: str, streams: list[Stream], drained: Server | None = None
+    url: str,
+    streams: list[Stream],
+    drained: Server | None = None,
+    begun: Callable[[], None] = lambda: None,
 ) -> tuple[float, list[int]]:
-    """When the engine was sent its end, and how many tokens each stream had then."""
+    """When the engine was sent its end, and how many tokens each stream had then. `begun` is called
+    FOLLOWED_S before."""
     sent_at, counts = 0.0, []
     async with httpx.AsyncClient(timeout=600, limits=LIMITS) as client:
         running = [asyncio.create_task(one.run(client, url)) for one in streams]
         if drained is not None:
             await asyncio.gather(*(one.begun.wait() for one in streams))
+            begun()
+            await asyncio.sleep(FOLLOWED_S)
             sent_at = time.perf_counter()
             drained.process.send_signal(signal.SIGTERM)
             counts = [len(one.at) for one in streams]
@@ -204,23 +227,29 @@ def move(args: argparse.Namespace, stand: Stand) -> None:
     prompts = [tokens_of(chance, 200) for _ in range(args.streams)]
     first = stand.engine("first", *seats, *transfer("kv_both", migration_s=5))
     router = stand.router({"discovery": {"upstreams": [{"url": first.url}]}})
-    alone = [Stream(f"stream {n}", prompt, 120) for n, prompt in enumerate(prompts)]
+    alone = [Stream(f"stream {n}", prompt, MOVED_TOKENS) for n, prompt in enumerate(prompts)]
     asyncio.run(run_all(router.url, alone))
-    router.stop()
     second = stand.engine("second", *seats, *transfer("kv_both"))
-    router = stand.router(
-        {"discovery": {"upstreams": [{"url": first.url}, {"url": second.url}]},
-         "routing": {"policy": "prefix-load"}}
-    )  # fmt: skip
-    moved = [Stream(f"stream {n}", prompt, 120) for n, prompt in enumerate(prompts)]
-    sent_at, counts = asyncio.run(run_all(router.url, moved, first))
-    pauses = []
+    before_them, _ = computed_and_loaded(second.url)
+    moved = [Stream(f"stream {n}", prompt, MOVED_TOKENS) for n, prompt in enumerate(prompts)]
+    both = {"discovery": {"upstreams": [{"url": first.url}, {"url": second.url}]}}
+    # All of them begin on the engine that drains: the router knows the other one only then.
+    sent_at, counts = asyncio.run(
+        run_all(router.url, moved, first, lambda: stand.reload(router, both))
+    )
+    pauses, num_needed = [], 0
     for one, before in zip(moved, alone, strict=True):
         if one.tokens != before.tokens:
             raise SystemExit(f"{one.name} said something else")
-        gaps = zip(one.at, one.at[1:], strict=False)
-        pauses.append(max(after - max(at, sent_at) for at, after in gaps if after > sent_at))
+        gaps = enumerate(zip(one.at, one.at[1:], strict=False), 1)
+        pause, num_said = max(
+            (after - max(at, sent_at), count) for count, (at, after) in gaps if after > sent_at
+        )
+        pauses.append(pause)
+        # All but the last token was computed; blocks are of 16 tokens.
+        num_needed += -(-(len(prompts[0]) + num_said - 1) // BLOCK_SIZE)
     computed, blocks = computed_and_loaded(second.url)
+    computed -= before_them
     usual = statistics.median(
         after - at for one in alone for at, after in zip(one.at[40:], one.at[41:], strict=False)
     )
@@ -228,8 +257,8 @@ def move(args: argparse.Namespace, stand: Stand) -> None:
         f"{len(moved)} streams moved after {min(counts)} to {max(counts)} tokens, all with the "
         f"tokens of undisturbed ones; longest pause of each: median "
         f"{statistics.median(pauses) * 1e3:.0f} ms, at most {max(pauses) * 1e3:.0f} ms (between "
-        f"two tokens undisturbed: {usual * 1e3:.0f} ms); {blocks:.0f} blocks fetched, "
-        f"{computed:.0f} tokens computed again"
+        f"two tokens undisturbed: {usual * 1e3:.0f} ms); {blocks:.0f} of {num_needed} blocks "
+        f"fetched, {computed:.0f} prompt tokens computed again"
     )
 
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/check.h"
+#include "common/crc32.h"
 #include "common/machine.h"
 #include "common/ranks.h"
 #include "common/ring.h"
@@ -42,7 +43,23 @@ nb::object dequantized(const Bytes& data, const std::string& source_dtype, int64
     return nb::cast(result.array);
 }
 
+// Of whatever has bytes: arrays, memoryviews, bytes.
+uint32_t checksum(const nb::object& data, uint32_t value) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) {
+        throw nb::python_error();
+    }
+    {
+        const nb::gil_scoped_release release;
+        value =
+            crc32({static_cast<const std::byte*>(view.buf), static_cast<size_t>(view.len)}, value);
+    }
+    PyBuffer_Release(&view);
+    return value;
+}
+
 void bind_machine(nb::module_& module) {
+    module.def("crc32", &checksum, nb::arg("data"), nb::arg("value") = 0);
     module.def("cpu_features", [] {
         nb::dict features;
         for (const Feature& feature : cpu_features()) {

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Iterator
 
     from _pytest.fixtures import FixtureDef
 
@@ -77,3 +78,16 @@ def queues(groups: Iterable[list[T]], others: list[T], workers: int) -> list[T]:
         others = others[num_others:]
         left -= len(head) + num_others
     return ordered + others
+
+
+@pytest.fixture(autouse=True)
+def _signals_stay() -> Iterator[None]:
+    """A test that leaves Ctrl-C's handler changed takes it from whoever runs the tests."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    after = [signal.getsignal(number) for number in numbers]
+    for number, handler in zip(numbers, before, strict=True):
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    assert after == before, "the test leaves a signal's handler changed"

@@ -7,6 +7,7 @@
 #   tests      the backend's tests, on the device
 #   figures    ceilings and an 8B-shaped model: decode, prompts, draws, with the time of each kernel
 #   kernels    products and experts in all formats, by numbers of rows; attention, beside others'
+#   ranks      two ranks on one GPU, through gloo: the CPU's tokens (on a pretended device without one)
 #   server     `octavo serve` of a model of random weights, and its clients
 #   tools      the sanitizer and the profiler, on small programs
 #
@@ -47,6 +48,11 @@ part_tests() {
     --dist worksteal --timeout 150 ${TESTS:-}
 }
 
+part_ranks() {
+  "$python" -m pytest tests/engine/backends/torch_cuda/test_ranks_on_device.py -q -n 0 -p no:cacheprovider \
+    -p no:benchmark -k one_gpu
+}
+
 part_figures() {
   "$python" -m benchmarks.gpu.run --out "$results/figures.json" \
     --only ${FIGURES:-decode1 decode64 decode256 decode_long prefill prefill_8k mixed draw steps1 steps256 upload}
@@ -68,7 +74,7 @@ part_tools() {
     "$python" -c 'from benchmarks.gpu import correctness; print(correctness.check())'
 }
 
-export -f part_check part_tests part_figures part_kernels part_server part_tools
+export -f part_check part_tests part_ranks part_figures part_kernels part_server part_tools
 export python results
 status=0
 for part in "$@"; do

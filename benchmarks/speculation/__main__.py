@@ -126,8 +126,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         measure(args)
     else:
+        from benchmarks.servers import end_cleanly_on_sigterm
         from benchmarks.speculation.peers import compare
 
+        end_cleanly_on_sigterm()
         compare(args)
 
 

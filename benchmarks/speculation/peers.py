@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.peers.contenders import CONTENDERS
-from benchmarks.servers import NotReady, Server, end_cleanly_on_sigterm, free_port, warn_if_busy
+from benchmarks.servers import NotReady, Server, free_port, warn_if_busy
 from benchmarks.speculation.figures import Cell, Figures, Run, losses, table
 from benchmarks.speculation.measure import is_missing, measure_cell, speculation_of
 from benchmarks.speculation.prompts import KINDS
@@ -196,7 +196,6 @@ def compare(args: argparse.Namespace) -> None:
     """Raises SystemExit where an answer cannot be read."""
     figures, until = Figures(args.out), time.monotonic() + 60 * args.minutes
     if not args.print_only:
-        end_cleanly_on_sigterm()
         warn_if_busy()
         for one in speculating(args):
             if time.monotonic() < until:

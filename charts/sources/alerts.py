@@ -233,6 +233,33 @@ ALERTS: tuple[Alert, ...] = (
         ),
     ),
     Alert(
+        name="OctavoClockSet",
+        group="serving",
+        expr=f"increase({_total(names.CLOCK_JUMPS)}[15m]) > 0 or "
+        f"increase({_total(names.ROUTER_CLOCK_JUMPS)}[15m]) > 0",
+        hold="0m",
+        severity="warning",
+        summary="The wall clock of {{ $labels.namespace }}/{{ $labels.pod }} was set",
+        means="The clock of the pod's node moved by two seconds or more at once. No request ends "
+        "early: durations are measured by another clock. But times in logs and answers are "
+        "wrong from then on, or were wrong until then, and certificates and signed requests are "
+        "judged by that clock.",
+        look=(
+            "The pod's log: `The clock was set` has the seconds; for five minutes `/health` of an "
+            "engine has them too, in the header `octavo-clock-jump`.",
+            "`kubectl get pod -o wide`: all pods of one node, or pods of all nodes?",
+            "On the node: `chronyc tracking`, or `timedatectl`.",
+        ),
+        do=(
+            "Once, after a node slept, was moved or had no time server: nothing, if the clock is "
+            "right now.",
+            "Again and again: drain the node, and mend its time service (two that set the same "
+            "clock, or a hypervisor that does).",
+            "Certificates that are not yet valid or expired after it: correct the clock; they "
+            "are taken again at the next connection.",
+        ),
+    ),
+    Alert(
         name="OctavoEngineStalled",
         group="engines",
         expr=f'{names.ENGINE_STATE}{{state="stalled"}} == 1 or '

@@ -72,13 +72,21 @@ std::vector<Feature> cpu_features() {
     const bool tiles = may_use_tiles(saved);
     const auto bit = [](uint32_t value, int index) { return (value >> index & 1) != 0; };
     return {
-        {"avx2", ymm && bit(l7.b, 5)},         {"fma", ymm && bit(l1.c, 12)},
-        {"f16c", ymm && bit(l1.c, 29)},        {"avx512f", zmm && bit(l7.b, 16)},
-        {"avx512dq", zmm && bit(l7.b, 17)},    {"avx512bw", zmm && bit(l7.b, 30)},
-        {"avx512vl", zmm && bit(l7.b, 31)},    {"avx512_vnni", zmm && bit(l7.c, 11)},
-        {"avx512_bf16", zmm && bit(l71.a, 5)}, {"avx_vnni", ymm && bit(l71.a, 4)},
-        {"amx_tile", tiles && bit(l7.d, 24)},  {"amx_int8", tiles && bit(l7.d, 25)},
-        {"amx_bf16", tiles && bit(l7.d, 22)},  {"neon", false},
+        {"avx2", ymm && bit(l7.b, 5)},
+        {"fma", ymm && bit(l1.c, 12)},
+        {"f16c", ymm && bit(l1.c, 29)},
+        {"avx512f", zmm && bit(l7.b, 16)},
+        {"avx512dq", zmm && bit(l7.b, 17)},
+        {"avx512bw", zmm && bit(l7.b, 30)},
+        {"avx512vl", zmm && bit(l7.b, 31)},
+        {"avx512_vnni", zmm && bit(l7.c, 11)},
+        {"avx512_bf16", zmm && bit(l71.a, 5)},
+        {"avx_vnni", ymm && bit(l71.a, 4)},
+        {"amx_tile", tiles && bit(l7.d, 24)},
+        {"amx_int8", tiles && bit(l7.d, 25)},
+        {"amx_bf16", tiles && bit(l7.d, 22)},
+        {"pclmul", bit(l1.c, 1) && bit(l1.c, 19)},
+        {"neon", false},
     };
 }
 
@@ -87,7 +95,9 @@ std::vector<Feature> cpu_features() {
 std::vector<Feature> cpu_features() {
     bool bf16 = false;
     bool i8mm = false;
+    bool crc32 = false;
 #ifdef __linux__
+    crc32 = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
 #ifdef HWCAP2_BF16
     bf16 = (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
 #endif
@@ -95,7 +105,7 @@ std::vector<Feature> cpu_features() {
     i8mm = (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
 #endif
 #endif
-    return {{"avx2", false}, {"neon", true}, {"bf16", bf16}, {"i8mm", i8mm}};
+    return {{"avx2", false}, {"neon", true}, {"bf16", bf16}, {"i8mm", i8mm}, {"crc32", crc32}};
 }
 
 #else

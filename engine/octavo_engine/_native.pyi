@@ -18,6 +18,9 @@ def cpu_features() -> dict[str, bool]:
     """What this processor offers: avx2, fma, f16c, avx512f, avx512_bf16, avx512_vnni, amx_bf16,
     neon …"""
 
+def crc32(data: Any, value: int = 0) -> int:
+    """As zlib's, of an object with bytes, several times as fast where the processor helps."""
+
 def available_isas() -> list[str]:
     """Instruction sets that were compiled in and can run here, best first: e.g. ["avx2",
     "generic"]."""

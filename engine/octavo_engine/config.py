@@ -668,8 +668,11 @@ class EngineConfig:
         backend = self.distributed_executor_backend
         _check(size == 1 or backend != "uni", "--distributed-executor-backend uni is one process; "
                f"use mp, or {flag} 1", f"{flag} {size}")  # fmt: skip
-        _check(size == 1 or self.device in ("auto", "cpu", "sim"),
-               f"{flag} {size} is computed by --device cpu only; {_ONE_OF_GPU}",
+        is_tensor = flag == "--tensor-parallel-size"
+        others = ("cuda", "torch") if is_tensor else ()
+        names = "cpu, cuda and torch" if is_tensor else "cpu"
+        _check(size == 1 or self.device in ("auto", "cpu", "sim", *others),
+               f"{flag} {size} is computed by --device {names} only; {_ONE_OF_GPU}",
                f"--device {self.device}")  # fmt: skip
 
     def _check_simulated_ranks(self) -> None:

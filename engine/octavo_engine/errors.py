@@ -5,6 +5,7 @@ OctavoError
 │   ├── ExtensionMissing        the compiled part was not built; an ImportError too
 ├── ModelError                the model's files: missing, truncated, hostile, unsupported
 ├── WorkerLost                another process of this engine ended or hangs; the core ends too
+├── GatherFailed              the same, as a rank sees it that does not know which; rank 0 does
 └── RequestError              the caller's request; carries status, code and the field's name
     ├── InvalidRequest          400
     ├── ContextLengthExceeded   400, both numbers
@@ -62,6 +63,10 @@ class ExtensionMissing(ConfigError, ImportError):
 class NoSuchModel(ConfigError, ModelError):
     """No model has the name that the settings give; the message repeats it. Another try will not
     help."""
+
+
+class GatherFailed(OctavoError):
+    """Not all ranks came to show what they computed."""
 
 
 class WorkerLost(OctavoError):

@@ -102,7 +102,7 @@ ENGINE_FLAGS = (
     Flag("num_threads",
          "compute threads of all processes together; default: the cores this process may use"),
     Flag("tensor_parallel_size",
-         "processes that share each layer on a CPU, with the same bits; see docs/parallelism.md"),
+         "processes that share each layer, on GPUs each with its own; see docs/parallelism.md"),
     Flag("cpu_tp", "auto: --tensor-parallel-size is the number of the host's memory nodes"),
     Flag("enable_expert_parallel",
          "give each rank of --tensor-parallel-size, or each core of --data-parallel-size, some "

@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from octavo_common.clock_watch import ClockWatch
 from octavo_common.logs import change_level
 from octavo_common.loop_watch import LoopWatch
 from octavo_engine.protocol.endpoints import STATE_PATH
@@ -69,7 +70,7 @@ logger = logging.getLogger("octavo.router")
 _LOOP_TICK_S = 0.1
 _LOOP_DUMP_S = 5.0  # of standing still: every thread's stack is written down
 
-_TICK_S = 1.0  # of health, prices, key files
+_TICK_S = 1.0  # of health, prices, key files, the wall clock
 _QUEUE_TICK_S = 0.25
 _SYNC_S = 5.0  # to hear from every source and engine before the router calls itself ready
 
@@ -209,6 +210,7 @@ class App:
             self._memory_changed,
             num_processes=config.server.workers,
         )
+        self.clock = ClockWatch()
         self._canaries = Canaries(self.dispatcher, self.upstreams, config)
         self._signals = Signals(
             self.registry, index, self.metrics,
@@ -409,6 +411,7 @@ class App:
 
     async def _tick(self) -> None:
         while True:
+            self._look_at_clock()
             await asyncio.sleep(_TICK_S)
             self.adapters.tick()
             for endpoint in self.dispatcher.tick():
@@ -424,6 +427,11 @@ class App:
             if table is not None:
                 self._replace_keys(table)
                 self.upstreams.reconfigure(self.config.timeouts, passes_keys=not table.is_required)
+
+    def _look_at_clock(self) -> None:
+        if jump_s := self.clock.look():
+            self.metrics.process.clock_jumps = self.clock.num_jumps
+            logger.warning("The clock was set", extra={"seconds": round(jump_s, 3)})
 
     async def _tick_queue(self) -> None:
         while True:

@@ -243,6 +243,19 @@ async def a_configuration_that_is_wrong(stack: LiveStack) -> AsyncIterator[None]
 
 
 @asynccontextmanager
+async def a_clock_that_is_set(stack: LiveStack) -> AsyncIterator[None]:
+    """That of a router, which `settable_clock` has made its own."""
+    await asyncio.sleep(3 * stack.speed.scrape_s)  # its counter was seen, and is zero
+
+    async def set_clock(number: int) -> None:
+        stack.clock.write_text(str(100 * (number + 1)))
+        await asyncio.sleep(2.5)  # it is looked at once a second
+
+    async with load(1, set_clock):
+        yield
+
+
+@asynccontextmanager
 async def a_throttled_router(stack: LiveStack) -> AsyncIterator[None]:
     """As by a CPU limit: it may compute a part of each period only."""
     process = stack.spare.process
@@ -370,6 +383,7 @@ BESIDE_EACH_OTHER = (
 OF_A_ROUTER = (
     Fault({"OctavoRouterConfigRefused": 'pod="spare"'}, a_configuration_that_is_wrong),
     Fault({"OctavoDiscoveryFailing": 'source="file"'}, a_list_of_engines_that_is_wrong),
+    Fault({"OctavoClockSet": 'pod="spare"'}, a_clock_that_is_set),
     Fault({"OctavoRouterLoopSlow": 'pod="spare"'}, a_throttled_router),
 )
 OF_THE_OPERATOR = (

@@ -29,6 +29,7 @@ class Fault:
     series: dict[str, str]
     fires: int
     clears: int
+    fires_again: int | None = None  # by another of its series
 
 
 FAULTS = {
@@ -62,6 +63,9 @@ FAULTS = {
     "OctavoHitRateCollapsed": Fault(
         {f'{R}prefix_cached_tokens_total{{pool="a"}}': "0+60x1500 90000+6x120 90720+60x200",
          f'{R}prefix_queried_tokens_total{{pool="a"}}': "0+100x1900"}, 1580, 1700),
+    "OctavoClockSet": Fault(
+        {f"{E}clock_jumps_total{{{POD}}}": "0x10 1x100",
+         f'{R}clock_jumps_total{{namespace="a", pod="r"}}': "0x60 1x50"}, 15, 40, 65),
     "OctavoEngineStalled": Fault(
         {f'{E}engine_state{{{POD}, state="stalled"}}': "0x10 1x20 0x20"}, 15, 40),
     "OctavoEngineCorrupt": Fault({f"{E}corrupted_requests_total{{{POD}}}": "0x10 1x60"}, 12, 40),
@@ -141,6 +145,11 @@ def test_each_alert_fires_on_its_fault_and_clears(promtool: str, rules: Path):
                  "exp_samples": [{"labels": "{}", "value": 1}]},
                 {"expr": firing, "eval_time": f"{fault.clears}m", "exp_samples": []},
                 {"expr": firing, "eval_time": "0m", "exp_samples": []},
+                *(
+                    {"expr": firing, "eval_time": f"{minute}m",
+                     "exp_samples": [{"labels": "{}", "value": 1}]}
+                    for minute in (fault.fires_again,) if minute is not None
+                ),
             ],
         }  # fmt: skip
         paths.append(rules.with_name(f"{name}.tests.yaml"))

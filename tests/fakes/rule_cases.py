@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 GPU = {"limits": {"nvidia.com/gpu": "1"}}
+TWO_GPUS = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
 GPU_LIMIT = {"resources": GPU}
 
 
@@ -382,13 +383,28 @@ CASES = [
         "ranks of a layer",
         engine(tensorParallelSize=2, executor="mp"),
         engine(tensorParallelSize=2),
-        "needs device: cpu and executor: mp",
+        "needs device: cpu or cuda and executor: mp",
     ),
     Case(
         "ranks on a CPU",
         engine(tensorParallelSize=2, executor="mp", device="cpu"),
         engine(tensorParallelSize=2, executor="mp", device="sim"),
-        "needs device: cpu and executor: mp",
+        "needs device: cpu or cuda and executor: mp",
+    ),
+    Case(
+        "ranks on GPUs",
+        {**TWO_GPUS, **engine(tensorParallelSize=2, executor="mp", device="cuda")},
+        {**TWO_GPUS, **engine(tensorParallelSize=2, device="cuda")},
+        "needs device: cpu or cuda and executor: mp",
+    ),
+    Case(
+        "experts as a whole on a CPU",
+        engine(tensorParallelSize=2, executor="mp", expertParallel=True, device="cpu"),
+        {
+            **TWO_GPUS,
+            **engine(tensorParallelSize=2, executor="mp", expertParallel=True, device="cuda"),
+        },
+        "expertParallel needs device: cpu",
     ),
     Case(
         "KV tiers in one process",

@@ -6,7 +6,8 @@ With a router they go through it, over sockets.
 
 Bodies come from the OpenAPI description, from valid requests with changed values, and from changed
 bytes. Each must end, with a status below 500 (or 501, 503, 504) and, where it failed, with the
-error object; nothing is left of them in the engine. One that fails is kept.
+error object; nothing is left of them in the engine. One that fails is kept. SIGTERM
+ends a run as its time does, with its counts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import json
 import logging
 import os
 import random
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -308,10 +311,12 @@ async def check(send: Send, request: Request, counts: RequestCounts) -> None:
 
 
 def fuzz(server: Simulated, *, count: int, seconds: float, seed: int, path: str | None = None,
-         router: RouterProcess | None = None) -> RequestCounts:  # fmt: skip
+         router: RouterProcess | None = None,
+         is_stopped: Callable[[], bool] = lambda: False) -> RequestCounts:  # fmt: skip
     """Raises BadAnswer, AssertionError where something is left behind.
 
-    `router`: one in front of the server, whose own description is taken.
+    `router`: one in front of the server, whose own description is taken. `is_stopped` is a way to
+    end sooner.
     """
     if router is None:
         send: Send = partial(call, server.app)
@@ -335,7 +340,7 @@ def fuzz(server: Simulated, *, count: int, seconds: float, seed: int, path: str 
 
         await asyncio.gather(*(one_by_one() for _ in range(AT_A_TIME)))
 
-    while counts.tried < count and time.monotonic() < ends_at:
+    while counts.tried < count and time.monotonic() < ends_at and not is_stopped():
         if not before and counts.tried > 1000:
             gc.collect()
             before = [_resident_mib(pid) for pid in pids]
@@ -382,6 +387,8 @@ def main() -> int:
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     sys.stdout.write(f"seed {args.seed}\n")
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     with tempfile.TemporaryDirectory() as folder:
         settings = ServerSettings(dev_mode=True, tokenizer_info=True, files_dir=folder)
         with (
@@ -391,7 +398,7 @@ def main() -> int:
             try:
                 counts = fuzz(
                     server, count=args.count, seconds=args.seconds, seed=args.seed,
-                    path=args.path, router=router,
+                    path=args.path, router=router, is_stopped=stopped.is_set,
                 )  # fmt: skip
             except BadAnswer as error:
                 sys.stdout.write(f"{error}\nkept in {keep(error.request)}\n")

@@ -225,8 +225,11 @@ def _peer_frames(folder: Path) -> Opened:
                 wire.parse_message(found.payload, wire.PeerChallenge)
             case wire.FrameKind.PROOF:
                 wire.parse_message(found.payload, wire.PeerProof)
-            case wire.FrameKind.LOOKUP | wire.FrameKind.GET:
+            case wire.FrameKind.LOOKUP:
                 assert all(len(name) == NAME_BYTES for name in wire.parse_names(found.payload))
+            case wire.FrameKind.GET:
+                names = wire.parse_wanted(found.payload)
+                assert all(NAME_BYTES <= len(name) <= wire.MAX_NAME_BYTES for name in names)
             case wire.FrameKind.FOUND:
                 wire.parse_found(found.payload, [bytes(NAME_BYTES)] * 9)
 
@@ -238,8 +241,9 @@ def _peer_frames(folder: Path) -> Opened:
     ]
     seeds = [frame(kind, json.dumps(fields).encode()) for kind, fields in handshake]
     seeds += [frame(wire.FrameKind.LOOKUP, bytes(range(17)) * 9),
+              frame(wire.FrameKind.GET, wire.pack_wanted([bytes(17), bytes(21)])),
               frame(wire.FrameKind.FOUND, b"\xff\x80"), frame(wire.FrameKind.END, b""),
-              frame(wire.FrameKind.PAGE, struct.pack("<I", 2) + bytes(64)),
+              frame(wire.FrameKind.PAGE, struct.pack("<II", 2, 16) + bytes(64)),
               frame(wire.FrameKind.REFUSED, b"no")]  # fmt: skip
     return read, seeds, (wire.PeerError,)
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from octavo_common.clock_watch import ClockWatch
+from octavo_router import app as router_app
 from octavo_router.discovery.source import PoolRoute
 from octavo_router.errors import ConfigInvalid
 from octavo_router.metrics import router_metrics
@@ -414,3 +416,25 @@ async def test_a_loop_that_stood_still_is_counted(monkeypatch):
         time.sleep(0.3)  # noqa: ASYNC251  # the mistake
         await until(lambda: app.metrics.process.loop_stalls > before)
         assert app.metrics.loop_lag.sum >= 0.1
+
+
+@on_loop
+async def test_a_clock_that_was_set_is_counted_and_logged(monkeypatch, caplog):
+    """By a look each second; requests go on."""
+    assert router_app._TICK_S <= 1.0
+    monkeypatch.setattr(router_app, "_TICK_S", 0.01)
+    offset_s = 0.0
+    async with (
+        ScriptedUpstream(plain_server) as upstream,
+        running(configuration(upstream.port)) as (app, server),
+        await RawClient.open(server.port) as client,
+    ):
+        await until_ready(app)
+        assert await metric(client, "octavo_router_clock_jumps_total") == {"": 0.0}
+        app.clock = ClockWatch(wall=lambda: time.time() + offset_s)
+        app.clock.look()
+        offset_s = -3600.0
+        await until(lambda: app.metrics.process.clock_jumps == 1)
+        assert "The clock was set" in [record.message for record in caplog.records]
+        assert await metric(client, "octavo_router_clock_jumps_total") == {"": 1.0}
+        assert (await client.ask(chat())).status == 200

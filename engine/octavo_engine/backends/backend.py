@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.caches import CacheLayout
+    from octavo_engine.models.config import ModelConfig
     from octavo_engine.sampling.batch import Sampled, SamplingBatch
     from octavo_engine.state.adapter import PackedAdapter
     from octavo_engine.weights.adapter import AdapterFiles
@@ -134,6 +135,31 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of memory and threads; nothing may be called afterwards."""
+
+
+class RankBackend(Backend, Protocol):
+    """One of several ranks, or stages, of a model."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def follow(self, step: BackendStep) -> NDArray[np.float32] | None:
+        """Compute the step as rank 0 does, which samples. Of a stage: its rows for the next one.
+        Raises GatherFailed."""
+
+
+class EndsGathers(Protocol):
+    """What ranks show each other their columns by."""
+
+    def fail(self) -> None:
+        """End all that waits for the others. On any thread; a second call does nothing."""
+
+
+class GathersSteps(RankBackend, Protocol):
+    """A rank whose steps need all others to take part."""
+
+    @property
+    def ranks(self) -> EndsGathers: ...
 
 
 class PendingSample(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from octavo_engine.backends.adapters import AdapterLimits
 from octavo_engine.backends.alignment import alignment_heads
@@ -10,6 +11,8 @@ from octavo_engine.backends.draft_files import check_draft_device, open_draft, o
 from octavo_engine.backends.draft_head_files import open_draft_head
 from octavo_engine.backends.draft_sources import DraftSources
 from octavo_engine.backends.head_files import open_heads
+from octavo_engine.backends.native.shard import Shard, cut_heads
+from octavo_engine.backends.rank_devices import shares_gpu
 from octavo_engine.backends.vision_part import media_part
 from octavo_engine.errors import ConfigError
 from octavo_engine.models.config import ModelConfig
@@ -20,7 +23,7 @@ from octavo_engine.weights.open import open_checkpoint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.backends.backend import Backend
+    from octavo_engine.backends.backend import Backend, GathersSteps
     from octavo_engine.backends.media import TakesMedia
     from octavo_engine.backends.native.backend import NativeBackend
     from octavo_engine.backends.native.graph import Dtype, Graph
@@ -86,6 +89,7 @@ def check_device(
     model = ModelConfig.from_hf(files.config)
     _check_states(config, model)
     _check_experts(config, model, num_cores)
+    _check_gathering(config, model)
     if config.quantization in ("int8", "int4") and config.device not in ("auto", "cpu"):
         raise ConfigError(
             f"--quantization {config.quantization} is computed by --device cpu only; "
@@ -118,6 +122,24 @@ def build_rank(
         place=place,
         stage=stage,
     )
+
+
+def build_gathering_rank(
+    config: EngineConfig,
+    files: ModelFiles,
+    place: RankPlace,
+    progress: Callable[[int, int], None] | None = None,
+) -> GathersSteps:
+    """One of several ranks of --device cuda or torch, with its part of each layer. Raises
+    ModelError and ConfigError."""
+    model = check_device(config, files)
+    assert model is not None, "transformers has no ranks"
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    build = _build_cuda if config.device == "cuda" else _build_torch
+    backend = build(
+        config, model, files, max_model_len=max_model_len, progress=progress, place=place
+    )
+    return cast("GathersSteps", backend)
 
 
 def whole_graph(config: EngineConfig, files: ModelFiles) -> tuple[Graph, int]:
@@ -158,6 +180,24 @@ def _check_states(config: EngineConfig, model: ModelConfig) -> None:
             f"{what} --tensor-parallel-size {config.tensor_parallel_size} cannot divide yet: "
             "leave it out"
         )
+
+
+def _check_gathering(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises ConfigError for what ranks of the torch backends do not divide."""
+    if config.num_ranks == 1 or config.device not in ("cuda", "torch"):
+        return
+    cut_heads(model.num_heads, model.num_kv_heads, Shard(0, config.tensor_parallel_size))
+    for what, is_there in (
+        ("mixtures of experts", model.experts is not None),
+        ("latent attention", model.latent is not None),
+        ("LoRA adapters (--enable-lora)", config.enable_lora),
+        ("a KV cache in several tiers", config.has_kv_tiers or config.kv_transfer is not None),
+    ):
+        if is_there:
+            raise ConfigError(
+                f"{what} cannot be divided between ranks on --device {config.device} yet: leave "
+                f"{config.ranks_flag} out, or use --device cpu"
+            )
 
 
 def _check_experts(config: EngineConfig, model: ModelConfig, num_cores: int | None = None) -> None:
@@ -260,6 +300,7 @@ def _build_torch(
     *,
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
+    place: RankPlace | None = None,
 ) -> Backend:
     try:
         import torch
@@ -268,6 +309,9 @@ def _build_torch(
     from octavo_engine.backends.torch.backend import TorchBackend
     from octavo_engine.backends.torch.precision import Precision
 
+    if place is not None:  # the threads are of all ranks together
+        num_threads = config.num_threads or torch.get_num_threads()
+        torch.set_num_threads(max(1, num_threads // place.shard.size))
     # The reference computes in float32 whatever is requested; a 16-bit dtype is that of storage.
     storage = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
     backend = TorchBackend(
@@ -281,8 +325,10 @@ def _build_torch(
         draft=open_draft(config, model),
         heads=open_heads(config, model),
         draft_head=open_draft_head(config, model, files),
+        place=place,
     )
-    _load_media(config, files, backend)
+    if place is None:
+        _load_media(config, files, backend)
     backend.align_by(alignment_heads(files, model))
     return backend
 
@@ -310,6 +356,7 @@ def _build_cuda(
     *,
     max_model_len: int,
     progress: Callable[[int, int], None] | None,
+    place: RankPlace | None = None,
 ) -> Backend:
     try:
         from octavo_engine.backends.torch.build_cuda import build_cuda, build_plugin
@@ -318,7 +365,9 @@ def _build_cuda(
         raise ConfigError(
             f"--device {config.device} needs torch: pip install {packages}"
         ) from error
-    build = build_plugin if config.device == "plugin" else build_cuda
+    build = build_plugin
+    if config.device == "cuda":
+        build = partial(build_cuda, place=place, shares_device=shares_gpu())
     return build(
         config,
         model,

@@ -131,7 +131,7 @@ class StepPlan:
         return b"".join((struct.pack(f"<{len(head)}I", *head), *parts))
 
     @classmethod
-    def decode(cls, data: bytes) -> StepPlan:
+    def decode(cls, data: bytes | bytearray) -> StepPlan:
         """The plan, whose arrays are views of `data`. Raises StepPlanError.
 
         Only the arrays' sizes are checked here; the backend checks their values.
@@ -161,7 +161,7 @@ def max_plan_bytes(limits: BackendLimits, num_groups: int = 1) -> int:
     return 4 * entries + 4096
 
 
-def _read(data: bytes) -> Mapping[str, NDArray[np.int32]]:
+def _read(data: bytes | bytearray) -> Mapping[str, NDArray[np.int32]]:
     if len(data) % 4 or len(data) < 4 * _HEAD_ENTRIES:
         raise StepPlanError(f"a step plan of {len(data)} bytes is cut off")
     entries = np.frombuffer(data, "<i4")

@@ -13,6 +13,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from octavo_engine.backends.rank_devices import check_devices
 from octavo_engine.backends.registry import check_device
 from octavo_engine.core.build import check_speech
 from octavo_engine.core.model_files import resolve
@@ -161,17 +162,20 @@ class ModelNeeds:
     def refused_by_kernels(self) -> str | None:
         from octavo_engine.backends.torch.gpu_limits import check_kernels_on_gpu
 
-        model = self._model
+        model, config = self._model, self._config.replace(device="cuda")
         assert model is not None, "refused() comes first"
-        return _error_of(lambda: check_kernels_on_gpu(self._config, model))
+        return _error_of(lambda: check_devices(config)) or _error_of(
+            lambda: check_kernels_on_gpu(config, model)
+        )
 
     @property
     def weight_bytes(self) -> int:
+        """Of a rank, about."""
         if self._files is None or self._config.load_format == "dummy":
             return 0
         path = self._files.path
         files = path.glob("*.safetensors") if path.is_dir() else [path]
-        return sum(file.stat().st_size for file in files)
+        return sum(file.stat().st_size for file in files) // self._config.num_ranks
 
     def _check(self) -> None:
         """Raises ConfigError and ModelError."""

@@ -61,10 +61,10 @@ class BlockPeer(Protocol):
 
 
 class PeerBlocks(NamedTuple):
-    """What one of them says it has of a sequence."""
+    """What one of them has of a sequence."""
 
     peer: BlockPeer
-    names: set[BlockName]
+    names: set[BlockName] | None  # None: all, as far as is known
 
 
 @dataclass(slots=True)
@@ -125,12 +125,13 @@ class PeerEngines:
             return [] if self._connector.is_down else [self._connector]
         if source is None:
             return [peer for peer in self._fixed.values() if not peer.is_down]
-        return self.computing(source)
+        peer = self.named(source)
+        return [] if peer is None else [peer]
 
-    def computing(self, source: KVSource) -> list[PeerEngine]:
-        """The engine that computes a sequence's prompt now."""
+    def named(self, source: KVSource) -> PeerEngine | None:
+        """The engine that computed a sequence's tokens or does so now, unless it failed lately."""
         peer = self._peer_of(PeerAddress(source.host, source.port))
-        return [peer] if peer is not None and not peer.is_down else []
+        return None if peer is None or peer.is_down else peer
 
     def follower(self, peer: PeerEngine) -> PeerEngine:
         """A connection to the same engine for a prompt that it is computing."""
@@ -157,7 +158,7 @@ class PeerEngines:
             if len(answers) < lookup.num_pending and now < lookup.give_up_at:
                 continue
             del self._lookups[request_id]
-            best = max(answers, key=lambda one: len(one.names), default=None)
+            best = max(answers, key=lambda one: len(one.names or ()), default=None)
             if best is not None and best.names:
                 self._found[request_id] = (lookup.sequence, best)
         for request_id, (sequence, _) in list(self._found.items()):

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from octavo_engine.tiers.block_server import FollowedBlocks, FollowRequest, PageRequest
-from octavo_engine.tiers.page import split_name
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.protocol.prefix_hash import unpack_tokens
+from octavo_engine.tiers.block_server import (
+    CopiedBlock,
+    FollowedBlocks,
+    FollowRequest,
+    PageRequest,
+)
+from octavo_engine.tiers.page import is_tail, split_name, split_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -34,14 +41,17 @@ class OwnBlocks:
         disk: RunStore | None = None,
         wake: Callable[[], None],
         will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
+        publish_tails: Callable[[], None] = lambda: None,
     ) -> None:
         """`wake` has `serve` called soon; it is called on other threads. `will_compute`: whether a
-        sequence has yet to compute one of these."""
+        sequence has yet to compute one of these. `publish_tails` lets partly filled blocks of
+        running sequences be found."""
         self._kv, self._mover, self._page_bytes = kv, mover, page_bytes
         self._host, self._disk = host, disk
         self._requests: deque[PageRequest] = deque()  # its ends are safe to use from any thread
         self._follows: deque[FollowRequest] = deque()  # likewise
         self._wake, self._will_compute = wake, will_compute
+        self._publish_tails = publish_tails
 
     def has(self, name: BlockName) -> bool:
         digest, group = split_name(name)
@@ -89,20 +99,48 @@ class OwnBlocks:
         return len(in_pool) * self._page_bytes
 
     def _fill(self, request: PageRequest) -> int:
-        found, in_pool, missing = self._look_up(request.names)
+        """A tail may be the beginning of any block that follows the same one."""
+        tails = [name for name in request.names if is_tail(name)]
+        found, in_pool, missing = self._look_up([n for n in request.names if not is_tail(n)])
         on_disk = [name for name in missing if self._disk is not None and name in self._disk]
+        in_pool, num_tokens = self._add_tails(in_pool, tails)
         found |= self._copied(in_pool)
+
+        def fill() -> None:
+            copied = {
+                name: CopiedBlock(page, num_tokens.get(name, BLOCK_SIZE))
+                for name, page in found.items()
+            }
+            request.fill([copied.get(name) for name in request.names])
+
         if on_disk and self._disk is not None:
 
             def read(pages: list[Page | None]) -> None:
                 there = zip(on_disk, pages, strict=True)
                 found.update((name, page) for name, page in there if page is not None)
-                request.fill([found.get(name) for name in request.names])
+                fill()
 
             self._disk.fetch(on_disk, read)
         else:
-            request.fill([found.get(name) for name in request.names])
+            fill()
         return len(in_pool) * self._page_bytes
+
+    def _add_tails(
+        self, in_pool: list[tuple[BlockName, int]], tails: Sequence[BlockName]
+    ) -> tuple[list[tuple[BlockName, int]], dict[BlockName, int]]:
+        """With the blocks of `tails`, and how many of their tokens these have."""
+        in_pool, num_tokens = list(in_pool), {}
+        if tails:  # the end of a stream that moves may still be on its way to this engine
+            self._publish_tails()
+        for name in tails:
+            parent, group, tokens = split_tail(name)
+            if group >= self._kv.num_groups:
+                continue
+            block, count = self._kv.pool.caches[group].longest(parent, unpack_tokens(tokens))
+            if block is not None:
+                in_pool.append((name, block.id))
+                num_tokens[name] = count
+        return in_pool, num_tokens
 
     def _look_up(
         self, names: Sequence[BlockName]

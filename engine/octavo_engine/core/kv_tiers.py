@@ -16,16 +16,19 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.direct_copies import DirectCopies
+from octavo_engine.core.kv_peers import PeerBlocks
 from octavo_engine.core.kv_saves import BlockSaves
 from octavo_engine.core.kv_source import OwnBlocks
-from octavo_engine.core.tier_fetch import TierFetch, TierRead
+from octavo_engine.core.tier_fetch import TierFetch, TierRead, came_of, turn_name
 from octavo_engine.core.tier_places import StoredPlaces
-from octavo_engine.kv.restore import place_blocks, wanted_blocks
+from octavo_engine.kv.restore import place_blocks, wanted_blocks, wanted_tail
 from octavo_engine.protocol.kv_events import HOST_MEDIUM
 from octavo_engine.state.outputs import TierStats
-from octavo_engine.tiers.page import block_name
+from octavo_engine.tiers.page import block_name, is_tail
 from octavo_engine.tiers.peer_wire import MAX_NAMES
 from octavo_engine.tiers.price import TierMeter, is_worth_loading
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.backend import BlockCopies, MovesKV, PageCopy
     from octavo_engine.core.kv_events.tier_events import TierEvents
-    from octavo_engine.core.kv_peers import BlockPeer, PeerBlocks, PeerEngines
+    from octavo_engine.core.kv_peers import BlockPeer, PeerEngines
     from octavo_engine.core.tier_fetch import StoredTier
     from octavo_engine.kv.manager import KVManager, PrefixMatch
     from octavo_engine.kv.restore import BlockTurn
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from octavo_engine.tiers.connector_blocks import ConnectorStore
     from octavo_engine.tiers.host_store import HostStore
     from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.peer_engine import PeerEngine
     from octavo_engine.tiers.run_store import RunStore
 
 logger = logging.getLogger(__name__)
@@ -52,6 +56,7 @@ LEAST_PATIENCE_S = 1.0  # for a read; one that takes much longer than foreseen i
 PATIENCE = 4.0  # times what it should have taken
 LEAST_FOLLOW_S = 5.0  # without a further block of a prompt that another engine computes
 TOGETHER_BYTES = 8 << 20  # of copies that are one piece of memory
+TOUCHED_BYTES = 512 << 20  # of the pool, when the engine starts
 FLUSH_S = 10.0  # for what is still to be saved when the engine ends or sleeps
 
 
@@ -68,14 +73,16 @@ class KVTiers:
         host: HostStore | None = None,
         stored: tuple[StoredTier, ...] = (),
         will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
+        publish_tails: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
         open_copies: Callable[[Callable[[], None]], BlockCopies] | None = None,
     ) -> None:
-        """`stored` are the quickest first; other engines are added by `use_peers`. `will_compute`:
-        as for OwnBlocks. `open_copies` gives copies that nobody waits for; it gets what they call
-        when something is done."""
+        """`stored` are the quickest first; other engines are added by `use_peers`. `will_compute`
+        and `publish_tails`: as for OwnBlocks. `open_copies` gives copies that nobody waits for; it
+        gets what they call when something is done."""
         self._kv, self._mover, self._page_bytes, self._now = kv, mover, page_bytes, now
         self.host, self.stored, self._will_compute = host, stored, will_compute
+        self._publish_tails = publish_tails
         self.stats = TierStats()
         self._fetches: dict[str, TierFetch] = {}  # by request id
         self._woken = threading.Event()
@@ -116,6 +123,8 @@ class KVTiers:
     ) -> None:
         """Get blocks from other engines, and serve `own` ones."""
         self._peers, self._own, self._server = peers, own, server
+        if peers is not None:
+            self._touch_pool()
 
     def use_connector(self, connector: ConnectorStore, peers: PeerEngines | None) -> None:
         """Give what is computed to a connector of another package, and look prompts up there."""
@@ -136,6 +145,7 @@ class KVTiers:
             disk=next((tier.store for tier in self.stored if tier.name == "disk"), None),
             wake=self.woken,
             will_compute=self._will_compute,
+            publish_tails=self._publish_tails,
         )
 
     def woken(self) -> None:
@@ -183,10 +193,14 @@ class KVTiers:
             return False
         sequence.tiers_looked = looks
         source = sequence.request.kv_source
-        if peers is not None and source is not None and source.is_computing and looks == 0:
-            return self._follow(sequence, match, step_time, peers) or self._begin(
-                sequence, match, step_time, None
-            )
+        if peers is not None and source is not None and looks == 0:
+            peer = peers.named(source)
+            if not source.is_computing:  # it has them: no need to look them up first
+                every = None if peer is None else PeerBlocks(peer, None)
+                return self._begin(sequence, match, step_time, every)
+            if peer is not None and self._follow(sequence, match, step_time, peers, peer):
+                return True
+            return self._begin(sequence, match, step_time, None)
         if peers is not None and self._look_up(sequence, match, step_time, peers):
             return True
         return self._begin(sequence, match, step_time, None)
@@ -255,6 +269,15 @@ class KVTiers:
         for tier in self.stored:
             tier.store.close()
 
+    def _touch_pool(self) -> None:
+        """Memory that was never written takes many times longer the first time, and streams wait
+        for what is fetched: the blocks that are taken first are written now."""
+        if not isinstance(self._copies, DirectCopies):
+            return  # a device's memory is its own
+        blocks = self._kv.pool.free_blocks()[: TOUCHED_BYTES // self._page_bytes]
+        ids = [block.id for block in blocks if block.parent is None]
+        self._mover.load_blocks(ids, [np.zeros(self._page_bytes, np.uint8)] * len(ids))
+
     def _is_awaited(self, fetch: TierFetch, now: float) -> bool:
         """Whether a read that has not ended may still."""
         for read in fetch.reads:
@@ -266,12 +289,15 @@ class KVTiers:
         return now < fetch.give_up_at
 
     def _follow(
-        self, sequence: Sequence, match: PrefixMatch, step_time: StepTimeModel, peers: PeerEngines
+        self,
+        sequence: Sequence,
+        match: PrefixMatch,
+        step_time: StepTimeModel,
+        peers: PeerEngines,
+        peer: PeerEngine,
     ) -> bool:
         """Begin to fetch the blocks of a prompt that another engine is computing, if they come
         quicker than this engine computes."""
-        source = sequence.request.kv_source
-        candidates = [] if source is None else peers.computing(source)
         end, turns = wanted_blocks(self._kv, sequence, lambda digest, group: True)
         num_tokens = end * BLOCK_SIZE - match.num_tokens
         names = [block_name(turn.digest, turn.group) for turn in turns]
@@ -279,9 +305,9 @@ class KVTiers:
         if self.host is not None:
             pages = {name: page for name in names if (page := self.host.get(name)) is not None}
         rest = [name for name in names if name not in pages]
-        if not candidates or num_tokens <= 0 or not 0 < len(rest) <= MAX_NAMES:
+        if num_tokens <= 0 or not 0 < len(rest) <= MAX_NAMES:
             return False
-        (peer,), recompute_s = candidates, step_time.prefill_s(num_tokens)
+        recompute_s = step_time.prefill_s(num_tokens)
         load_s = peer.meter.seconds(len(rest) * self._page_bytes)
         if not is_worth_loading(load_s=load_s, recompute_s=recompute_s):
             self.stats.refused += 1
@@ -345,18 +371,23 @@ class KVTiers:
         found: PeerBlocks | None,
     ) -> bool:
         """Begin to read its blocks, if that is quicker than computing them."""
-        at_peer: set[BlockName] = set() if found is None else found.names
+        at_peer = set() if found is None else found.names
         end, turns = wanted_blocks(
             self._kv,
             sequence,
             lambda digest, group: (
-                self._is_outside(digest, group) or block_name(digest, group) in at_peer
+                at_peer is None
+                or self._is_outside(digest, group)
+                or block_name(digest, group) in at_peer
             ),
         )
         num_tokens = end * BLOCK_SIZE - match.num_tokens
+        if at_peer is None and (tail := wanted_tail(self._kv, sequence)):
+            turns += tail
+            num_tokens = len(sequence.token_ids) - 1 - match.num_tokens
         if num_tokens <= 0 or not turns:
             return False
-        names = [block_name(turn.digest, turn.group) for turn in turns]
+        names = [turn_name(turn) for turn in turns]
         pages: dict[BlockName, Page] = {}
         if self.host is not None:
             pages = {name: page for name in names if (page := self.host.get(name)) is not None}
@@ -372,6 +403,8 @@ class KVTiers:
             reads.append(TierRead("peer", found.peer.meter, rest, now))
         load_s = self._host_meter.seconds(len(names) * self._page_bytes)  # all go through there
         load_s += sum(self._seconds(read) for read in reads)
+        # What is in line before it would be computed before it too.
+        num_tokens += sum(map(self._num_blocks_before, reads)) * BLOCK_SIZE // self._kv.num_groups
         if not is_worth_loading(load_s=load_s, recompute_s=step_time.prefill_s(num_tokens)):
             self.stats.refused += 1
             self._refuse(reads)
@@ -399,16 +432,20 @@ class KVTiers:
                 read.meter.refused()
 
     def _seconds(self, read: TierRead) -> float:
-        """Until it is done. One engine is read from for one sequence after the other."""
-        num_blocks = len(read.names)
-        if read.tier == "peer":
-            num_blocks += sum(
-                len(other.names) - len(other.pages)
-                for fetch in self._fetches.values()
-                for other in fetch.reads
-                if other.meter is read.meter and other.ended_at is None and not other.is_followed
-            )
+        """Until it is done."""
+        num_blocks = len(read.names) + self._num_blocks_before(read)
         return read.meter.seconds(num_blocks * self._page_bytes)
+
+    def _num_blocks_before(self, read: TierRead) -> int:
+        """One engine is read from for one sequence after the other."""
+        if read.tier != "peer":
+            return 0
+        return sum(
+            len(other.names) - len(other.pages)
+            for fetch in self._fetches.values()
+            for other in fetch.reads
+            if other.meter is read.meter and other.ended_at is None and not other.is_followed
+        )
 
     def _read_peer(
         self, sequence: Sequence, read: TierRead, peer: BlockPeer, timeout_s: float
@@ -431,7 +468,7 @@ class KVTiers:
             pages |= came
             if read.ended_at is None:
                 continue
-            self.stats.failed_reads += len(read.names) - len(came)
+            self.stats.failed_reads += sum(n not in came for n in read.names if not is_tail(n))
             if read.is_followed:
                 continue
             seconds = read.ended_at - read.started_at
@@ -442,11 +479,13 @@ class KVTiers:
                 self.stats.shared_load_seconds += seconds
             else:
                 self.stats.peer_load_seconds += seconds
-        turns = [t for t in fetch.turns if block_name(t.digest, t.group) in pages]
-        if sequence.finish_reason is not None or (self._kv.has_windows and turns != fetch.turns):
+        turns = came_of(fetch.turns, pages)
+        num_full = sum(not turn.tail for turn in turns)
+        is_whole = num_full == sum(not turn.tail for turn in fetch.turns)
+        if sequence.finish_reason is not None or (self._kv.has_windows and not is_whole):
             self._keep(fetch, pages)
             return []
-        return [(turn, pages[block_name(turn.digest, turn.group)]) for turn in turns]
+        return [(turn, pages[turn_name(turn)]) for turn in turns]
 
     def _place(self, request_id: str, fetch: TierFetch) -> None:
         """Publish what was read and put its bytes there, as much at a time as is copied; all of it
@@ -472,7 +511,7 @@ class KVTiers:
         count = len(copy.pages)
         turns = [turn for turn, _ in fetch.rest[:count]]
         fetch.rest = fetch.rest[count:]
-        pages = {block_name(t.digest, t.group): p for t, p in zip(turns, copy.pages, strict=True)}
+        pages = {turn_name(t): p for t, p in zip(turns, copy.pages, strict=True)}
         self._keep(fetch, pages)
         if fetch.sequence.finish_reason is not None or copy.is_failed:
             self._copies.drop(copy)
@@ -480,7 +519,7 @@ class KVTiers:
             return
         started_at = self._now()
         placed = place_blocks(self._kv, fetch.sequence, turns)
-        ids = {block_name(turn.digest, turn.group): block.id for turn, block in placed}
+        ids = {turn_name(turn): block.id for turn, block in placed}
         try:
             self._copies.place(copy, [ids.get(name, -1) for name in pages])
         except Exception:
@@ -501,7 +540,7 @@ class KVTiers:
         if self.host is None:
             return
         for name, page in pages.items():
-            if name not in fetch.pages:
+            if name not in fetch.pages and not is_tail(name):
                 self.host.put(name, page)
 
     def _store(self, name: BlockName, page: Page) -> None:
@@ -519,7 +558,7 @@ class KVTiers:
                 name in placed_names
                 for read in fetch.reads
                 if read.tier == tier
-                for name in read.names
+                for name in list(read.pages)  # a late one's thread may add more
             )
             for tier in ("disk", "shared", "peer")
         }

@@ -70,6 +70,7 @@ def make_tiers(
         host=HostStore(host_bytes) if config.kv_offloading_size else None,
         stored=tuple(stored),
         will_compute=scheduler.will_compute,
+        publish_tails=scheduler.publish_tails,
         now=now,
         open_copies=open_copies,
     )

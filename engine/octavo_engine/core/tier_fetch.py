@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from octavo_engine.protocol.prefix_hash import TOKEN_BYTES
+from octavo_engine.tiers.page import block_name, tail_name
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterable
 
     from octavo_engine.backends.backend import PageCopy
     from octavo_engine.kv.restore import BlockTurn
@@ -46,6 +50,22 @@ class TierFetch:
     reads: list[TierRead] = field(default_factory=list)
     rest: list[tuple[BlockTurn, Page]] | None = None  # to be placed, once all is read
     copy: PageCopy | None = None  # of the first of them
+
+
+def turn_name(turn: BlockTurn) -> BlockName:
+    if turn.tail:
+        return tail_name(turn.digest, turn.group, turn.tail)
+    return block_name(turn.digest, turn.group)
+
+
+def came_of(turns: Iterable[BlockTurn], pages: Container[BlockName]) -> list[BlockTurn]:
+    """Those whose pages are there; of tails as many tokens as are."""
+    came: list[BlockTurn] = []
+    for turn in turns:
+        lengths = range(len(turn.tail), 0, -TOKEN_BYTES) or (0,)
+        parts = (turn._replace(tail=turn.tail[:length]) for length in lengths)
+        came += islice((part for part in parts if turn_name(part) in pages), 1)
+    return came
 
 
 class StoredTier:

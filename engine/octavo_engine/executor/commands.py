@@ -11,6 +11,8 @@ from enum import IntEnum
 # A rank that reaches a barrier so much later than the others counts as hung: instructions between
 # two barriers take milliseconds.
 BARRIER_PATIENCE_S = 10.0
+# The same on a GPU, where it counts for a whole step, and a kernel may be compiled on the way.
+DEVICE_PATIENCE_S = 30.0
 # So often a rank says that it is there: between stages a message may take as long as a step.
 ALIVE_S = 1.0
 
@@ -30,6 +32,7 @@ class Command(IntEnum):
     PLACE_ADAPTER = 5  # a slot and an adapter's number as int32
     FORGET_ADAPTERS = 6  # their numbers as int32
     COUNT_EXPERTS = 7  # a number as int32, which comes back with the counts over the socket
+    WARM_UP = 8
 
     def message(self, body: bytes = b"") -> bytes:
         return bytes((self,)) + body

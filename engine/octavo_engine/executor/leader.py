@@ -6,19 +6,27 @@ nothing of requests, grammars or tokens to come.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from octavo_engine import _native
 from octavo_engine.backends.native.shard import RankPlace, Shard
-from octavo_engine.backends.registry import build_rank
+from octavo_engine.backends.rank_devices import check_devices
+from octavo_engine.backends.registry import build_gathering_rank, build_rank
 from octavo_engine.backends.step_plan import StepPlan, max_plan_bytes
-from octavo_engine.errors import WorkerLost
+from octavo_engine.errors import GatherFailed, WorkerLost
 from octavo_engine.executor import messages
-from octavo_engine.executor.commands import BARRIER_PATIENCE_S, Command
+from octavo_engine.executor.commands import (
+    ALIVE_S,
+    BARRIER_PATIENCE_S,
+    DEVICE_PATIENCE_S,
+    Command,
+)
+from octavo_engine.executor.executor import ReleasesKV, WarmsUp
 from octavo_engine.executor.measured_stages import settle_partition
 from octavo_engine.executor.rank_adapters import LeadingAdapters, placing
 from octavo_engine.executor.rank_nodes import RankNodes
@@ -28,7 +36,13 @@ from octavo_engine.executor.stage_rows import StageRows, place_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo_engine.backends.backend import BackendLimits, BackendStep
+    from octavo_engine.backends.backend import (
+        BackendLimits,
+        BackendStep,
+        CompileListener,
+        GathersSteps,
+        RankBackend,
+    )
     from octavo_engine.backends.native.backend import NativeBackend
     from octavo_engine.caches import CacheLayout
     from octavo_engine.config import EngineConfig
@@ -38,6 +52,8 @@ if TYPE_CHECKING:
     from octavo_engine.weights.adapter import AdapterFiles
     from octavo_engine.weights.source import ModelFiles
 
+RankT = TypeVar("RankT", bound="RankBackend")
+
 LOOK_S = 0.25  # so often a wait for another stage looks whether all ranks are there
 
 
@@ -46,10 +62,13 @@ def start_ranks(
     files: ModelFiles,
     progress: Callable[[int, int], None] | None = None,
     *,
-    patience_s: float = BARRIER_PATIENCE_S,
-) -> LeadingBackend:
+    patience_s: float | None = None,
+) -> Leader:
     """As many processes as `config.num_ranks` says, this one included; each loads its part of the
     model. Raises ConfigError, ModelError and WorkerLost; then none is left."""
+    if patience_s is None:
+        patience_s = DEVICE_PATIENCE_S if config.device == "cuda" else BARRIER_PATIENCE_S
+    check_devices(config)
     is_pipeline = config.pipeline_parallel_size > 1
     if is_pipeline:
         config = settle_partition(config, files)
@@ -68,22 +87,28 @@ def start_ranks(
         processes = RankProcesses(local, patience_s)
     try:
         if is_pipeline:
-            backend = build_rank(local, files, stage=place_of(local, 0), progress=progress)
+            stage = place_of(local, 0)
+            leader: Leader = PipelineLeader(
+                build_rank(local, files, stage=stage, progress=progress), processes
+            )
         else:
             place = RankPlace(Shard(0, processes.size), processes.memory_file, patience_s)
-            backend = build_rank(local, files, place, progress=progress)
+            if config.device in ("cuda", "torch"):
+                gathering = build_gathering_rank(local, files, place, progress=progress)
+                leader = GatheringLeader(gathering, processes)
+            else:
+                leader = TensorLeader(build_rank(local, files, place, progress=progress), processes)
         processes.expect(messages.WorkerLoaded)
     except BaseException:
         processes.close()
         raise
-    kind = PipelineLeader if is_pipeline else TensorLeader
-    return kind(backend, processes)
+    return leader
 
 
-class LeadingBackend(ABC):
+class LeadingBackend(ABC, Generic[RankT]):
     """A Backend over rank 0's own and the processes of the others; owns both."""
 
-    def __init__(self, backend: NativeBackend, processes: RankProcesses) -> None:
+    def __init__(self, backend: RankT, processes: RankProcesses) -> None:
         self._backend = backend
         self._processes = processes
         self._ring: _native.Ring | None = None
@@ -108,14 +133,6 @@ class LeadingBackend(ABC):
     @property
     def kv_bytes_per_block(self) -> int:
         return self._backend.kv_bytes_per_block
-
-    @property
-    def laps(self) -> Laps | None:
-        return self._backend.laps
-
-    @laps.setter
-    def laps(self, laps: Laps | None) -> None:
-        self._backend.laps = laps
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return self._backend.kv_memory(limits, fraction)
@@ -147,32 +164,6 @@ class LeadingBackend(ABC):
             ids = np.array(block_ids[first : first + 512], np.int32)
             self._tell(Command.POISON, ids.tobytes())
         self._backend.poison_blocks(block_ids)
-
-    def release_kv(self) -> None:
-        self._tell(Command.RELEASE_KV)
-        self._backend.release_kv()
-
-    def restore_kv(self) -> None:
-        self._tell(Command.RESTORE_KV)
-        self._backend.restore_kv()
-
-    def pack_adapter(self, files: AdapterFiles) -> RankedAdapter:
-        """On all ranks; not on the thread of the steps. Raises ModelError and WorkerLost."""
-        return self._adapters.pack(files, self._backend.pack_adapter)
-
-    def set_adapter(self, slot: int, packed: RankedAdapter | None) -> None:
-        """On all ranks, for the steps from now on."""
-        self._tell(Command.PLACE_ADAPTER, placing(slot, packed))
-        self._place_own(slot, None if packed is None else packed.own)
-
-    def _place_own(self, slot: int, packed: _native.PackedAdapter | None) -> None:
-        self._backend.set_adapter(slot, packed)
-
-    def expert_rank_tokens(self) -> list[int]:
-        return self._backend.expert_rank_tokens()
-
-    def expert_layer_tokens(self) -> list[list[int]]:
-        return self._backend.expert_layer_tokens()
 
     def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
         """Call it, on any thread, when a rank has ended; at once if one has."""
@@ -211,7 +202,45 @@ class LeadingBackend(ABC):
         )
 
 
-class TensorLeader(LeadingBackend):
+class NativeLeader(LeadingBackend["NativeBackend"]):
+    """Over ranks of the native backend."""
+
+    @property
+    def laps(self) -> Laps | None:
+        return self._backend.laps
+
+    @laps.setter
+    def laps(self, laps: Laps | None) -> None:
+        self._backend.laps = laps
+
+    def release_kv(self) -> None:
+        self._tell(Command.RELEASE_KV)
+        self._backend.release_kv()
+
+    def restore_kv(self) -> None:
+        self._tell(Command.RESTORE_KV)
+        self._backend.restore_kv()
+
+    def pack_adapter(self, files: AdapterFiles) -> RankedAdapter:
+        """On all ranks; not on the thread of the steps. Raises ModelError and WorkerLost."""
+        return self._adapters.pack(files, self._backend.pack_adapter)
+
+    def set_adapter(self, slot: int, packed: RankedAdapter | None) -> None:
+        """On all ranks, for the steps from now on."""
+        self._tell(Command.PLACE_ADAPTER, placing(slot, packed))
+        self._place_own(slot, None if packed is None else packed.own)
+
+    def _place_own(self, slot: int, packed: _native.PackedAdapter | None) -> None:
+        self._backend.set_adapter(slot, packed)
+
+    def expert_rank_tokens(self) -> list[int]:
+        return self._backend.expert_rank_tokens()
+
+    def expert_layer_tokens(self) -> list[list[int]]:
+        return self._backend.expert_layer_tokens()
+
+
+class TensorLeader(NativeLeader):
     """Of ranks that share each layer. It samples from logits that all of them wrote."""
 
     def __init__(self, backend: NativeBackend, processes: RankProcesses) -> None:
@@ -240,6 +269,77 @@ class TensorLeader(LeadingBackend):
         super()._on_lost(rank, error)
 
 
+class GatheringLeader(LeadingBackend["GathersSteps"]):
+    """Of ranks of the torch backends, which show each other what they compute."""
+
+    def __init__(self, backend: GathersSteps, processes: RankProcesses) -> None:
+        super().__init__(backend, processes)
+
+    def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
+        heard = self._processes.heard()
+        self._tell_step(step)
+        try:
+            return self._backend.execute(step, sampling)
+        except GatherFailed as error:
+            raise self._absent(heard) from error
+
+    def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        heard = self._processes.heard()
+        try:
+            super().prepare(limits, num_blocks)
+        except GatherFailed as error:
+            raise self._absent(heard) from error
+
+    def warm_up(self, listener: CompileListener) -> None:
+        """All ranks, which gather in these steps too. Only where they compile."""
+        if not isinstance(self._backend, WarmsUp):
+            return
+        heard = self._processes.heard()
+        self._tell(Command.WARM_UP)
+        try:
+            self._backend.warm_up(listener)
+        except GatherFailed as error:
+            raise self._absent(heard) from error
+
+    def release_kv(self) -> None:
+        if isinstance(self._backend, ReleasesKV):
+            self._tell(Command.RELEASE_KV)
+            self._backend.release_kv()
+
+    def restore_kv(self) -> None:
+        if isinstance(self._backend, ReleasesKV):
+            self._tell(Command.RESTORE_KV)
+            self._backend.restore_kv()
+
+    def _absent(self, heard: list[int]) -> WorkerLost:
+        """Who did not come to a gather. The socket of a rank that died may be seen a moment after
+        the gather failed; one that hangs sends no sign of life meanwhile."""
+        for _ in range(round(2.5 * ALIVE_S / LOOK_S)):
+            if self._processes.lost is not None:
+                return self._processes.lost
+            time.sleep(LOOK_S)
+        now = self._processes.heard()
+        silent = [rank for rank in range(1, self._processes.size) if now[rank] == heard[rank]]
+        if silent:
+            return self._hangs(silent[0])
+        return WorkerLost(
+            f"the {self._processes.size} ranks hang: not all of them came to a gather within "
+            f"{self._processes.patience_s:.0f} s, and all of their processes run"
+        )
+
+    def _put(self, ring: _native.Ring, message: bytes) -> None:
+        if self._processes.lost is not None:
+            raise self._processes.lost
+        if not ring.put(message, self._processes.patience_s):
+            slowest = ring.slowest
+            self._backend.ranks.fail()
+            raise self._hangs(slowest)
+
+    def _on_lost(self, rank: int, error: WorkerLost) -> None:
+        self._backend.ranks.fail()
+        super()._on_lost(rank, error)
+
+
 class LaunchedStep(NamedTuple):
     """A step on its way through the stages."""
 
@@ -252,7 +352,7 @@ class LaunchedStep(NamedTuple):
         return self.leader.finish(self.number, self.step, self.sampling)
 
 
-class PipelineLeader(LeadingBackend):
+class PipelineLeader(NativeLeader):
     """Of stages, of which it is the last. A stage may compute for as long as a step takes, so none
     is given up but one that ends, or whose process is not heard of."""
 
@@ -342,3 +442,6 @@ class PipelineLeader(LeadingBackend):
                 if now[rank] == heard[rank]:
                     raise self._hangs(rank)
             heard, moments = now, 0
+
+
+Leader: TypeAlias = TensorLeader | GatheringLeader | PipelineLeader

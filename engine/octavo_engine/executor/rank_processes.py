@@ -18,12 +18,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo_common.logs import format_in_use
+from octavo_engine.backends.rank_devices import environment_of
 from octavo_engine.errors import ConfigError, ModelError, OctavoError, WorkerLost
 from octavo_engine.executor import messages
 from octavo_engine.executor.stage_counts import StageCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from octavo_engine.config import EngineConfig
 
@@ -162,8 +163,9 @@ class RankProcesses:
     def _start(self, command: Sequence[str]) -> None:
         """All ranks, in their order, with their connections."""
         files = SharedFiles(self.memory_file, self.ring_file, self.row_files)
-        for _ in range(1, self.size):
-            process, connection = spawn(command, files)
+        for rank in range(1, self.size):
+            environment = environment_of(rank, self.config)
+            process, connection = spawn(command, files, environment)
             self.processes.append(process)
             self._connections.append(connection)
 
@@ -254,8 +256,10 @@ class RankProcess:
         return f"was ended by {name}{hint}"
 
 
-def spawn(command: Sequence[str], files: SharedFiles) -> tuple[RankProcess, Connection]:
-    """A rank's process, and our end of its socket."""
+def spawn(
+    command: Sequence[str], files: SharedFiles, environment: Mapping[str, str] | None = None
+) -> tuple[RankProcess, Connection]:
+    """A rank's process, and our end of its socket; None: it has our environment."""
     ours, theirs = socket.socketpair()
     shared = (theirs.fileno(), files.memory, files.ring, *files.rows)
     names = ("--socket", "--memory", "--ring", *("--rows" for _ in files.rows))
@@ -264,6 +268,7 @@ def spawn(command: Sequence[str], files: SharedFiles) -> tuple[RankProcess, Conn
         popen = subprocess.Popen(
             [*command, *(word for pair in arguments for word in pair)],
             pass_fds=shared,
+            env=environment,
             stdin=subprocess.DEVNULL,
         )
     return RankProcess(popen), Connection(ours.detach())

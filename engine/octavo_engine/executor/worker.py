@@ -16,16 +16,16 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from octavo_common.logs import set_up_logging
 from octavo_engine import _native
 from octavo_engine.backends.native.shard import RankPlace, Shard
-from octavo_engine.backends.registry import build_rank
+from octavo_engine.backends.registry import build_gathering_rank, build_rank
 from octavo_engine.backends.step_plan import StepPlan
-from octavo_engine.errors import OctavoError, machine_fault
+from octavo_engine.errors import GatherFailed, OctavoError, machine_fault
 from octavo_engine.executor import messages
 from octavo_engine.executor.commands import ALIVE_S, Command
 from octavo_engine.executor.rank_adapters import FollowingAdapters
@@ -36,12 +36,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from octavo_engine.backends.backend import BackendStep
-    from octavo_engine.backends.native.backend import NativeBackend
 
 logger = logging.getLogger("octavo_engine.executor.worker")  # __name__ is __main__ here
 
 EXIT_LEADER_GONE = 4
 EXIT_FAILED = 3
+
+
+class _Nobody:
+    """Rank 0 waits for this one's compilations in a gather, and answers for them."""
+
+    def compile_begins(self) -> None: ...
+    def compile_ends(self) -> None: ...
 
 
 class RankWorker:
@@ -72,6 +78,10 @@ class RankWorker:
         set_up_logging(start.log_format, start.log_level)
         try:
             self._serve(start)
+        except GatherFailed as error:
+            # Another rank is gone, or rank 0 gave one up; it names that one, and ends us.
+            logger.debug("A gather failed", extra={"reason": str(error)})
+            threading.Event().wait()
         except OctavoError as error:
             self._fail(type(error).__name__, str(error))
         except Exception as error:
@@ -86,11 +96,12 @@ class RankWorker:
         files = resolve_model(config.model).with_overrides(config.overrides)
         if config.pipeline_parallel_size > 1:
             stage = place_of(config, start.rank)
-            backend = build_rank(config, files, stage=stage)
+            backend: Any = build_rank(config, files, stage=stage)
         else:
             stage = None
             place = RankPlace(Shard(start.rank, start.size), self._memory_file, start.patience_s)
-            backend = build_rank(config, files, place)
+            build = build_gathering_rank if config.device in ("cuda", "torch") else build_rank
+            backend = build(config, files, place)
         adapters = FollowingAdapters(backend, start.rank, config.max_lora_rank)
         self._adapters = adapters
         self._send(messages.WorkerLoaded())
@@ -107,11 +118,14 @@ class RankWorker:
             self._follow(backend, adapters, Command(message[0]), message[1:])
 
     def _follow(
-        self, backend: NativeBackend, adapters: FollowingAdapters, command: Command, body: bytes
+        self, backend: Any, adapters: FollowingAdapters, command: Command, body: bytes
     ) -> None:
         match command:
             case Command.STEP:
-                self._compute(backend, StepPlan.decode(body).step())
+                # torch takes no memory that cannot be written to
+                self._compute(backend, StepPlan.decode(bytearray(body)).step())
+            case Command.WARM_UP:
+                backend.warm_up(_Nobody())
             case Command.POISON:
                 backend.poison_blocks(np.frombuffer(body, np.int32).tolist())
             case Command.RELEASE_KV:
@@ -126,13 +140,13 @@ class RankWorker:
                 (number,) = np.frombuffer(body, np.int32).tolist()
                 self._send(messages.ExpertCounts(number, backend.expert_layer_tokens()))
 
-    def _compute(self, backend: NativeBackend, step: BackendStep) -> None:
+    def _compute(self, backend: Any, step: BackendStep) -> None:
         rows = None
         try:
             if self._rows is not None:
                 self._rows.arrived()
                 self._rows.put_into(step)
-            rows = backend.logits(step)
+            rows = backend.follow(step)
         except StepRefused:
             pass  # and so it is by this one
         except ValueError:  # rank 0 gets the same error, or no rows, and fails this step only

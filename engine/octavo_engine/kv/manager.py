@@ -331,13 +331,27 @@ class KVManager:
             assert self.states is not None
             self.states.publish(sequence)
         if sequence.num_computed_tokens == sequence.num_admitted_tokens:
-            self._publish_tail(sequence)
+            self.publish_tail(sequence)
             self._computed(sequence.tail_digest, sequence)
+
+    def publish_tail(self, sequence: Sequence) -> None:
+        """Let others find what is computed of its last block, if that is partly filled. It may be
+        written further: what is there does not change."""
+        index, num_filled = divmod(sequence.num_computed_tokens, BLOCK_SIZE)
+        if num_filled == 0 or not self._caching:
+            return
+        # NOTE: a copy that is planned and not made yet is never published here: its source, pinned
+        # till then, holds the same tokens, and the cache keeps only what adds something.
+        parent = sequence.digests[index - 1] if index else sequence.root
+        tokens = self._tokens(sequence, index)[: num_filled * 4]
+        media = parts_of(sequence.request.media, index)
+        for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
+            cache.publish(self.pool.blocks[table[index]], parent, tokens, None, media)
 
     def release(self, sequence: Sequence) -> None:
         """Take its blocks back. What it computed stays cached until the memory is needed."""
         if self._caching and sequence.block_table:
-            self._publish_tail(sequence)
+            self.publish_tail(sequence)
             self.residency.ended(sequence)
         self._free(sequence)
 
@@ -415,18 +429,6 @@ class KVManager:
         if self.has_windows and self.needs.groups[group].behind is not None:
             self._num_promised -= sum(block.ref_count > 1 for block in blocks)
         self.pool.free(blocks)
-
-    def _publish_tail(self, sequence: Sequence) -> None:
-        index, num_filled = divmod(sequence.num_computed_tokens, BLOCK_SIZE)
-        if num_filled == 0:
-            return
-        # NOTE: a copy that is planned and not made yet is never published here: its source, pinned
-        # till then, holds the same tokens, and the cache keeps only what adds something.
-        parent = sequence.digests[index - 1] if index else sequence.root
-        tokens = self._tokens(sequence, index)[: num_filled * 4]
-        media = parts_of(sequence.request.media, index)
-        for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
-            cache.publish(self.pool.blocks[table[index]], parent, tokens, None, media)
 
     def _tokens(self, sequence: Sequence, index: int) -> bytes:
         return packed_block(sequence, index)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.group_match import common_end
 from octavo_engine.kv.media_names import packed_block, parts_of
+from octavo_engine.protocol.prefix_hash import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,8 @@ class BlockTurn(NamedTuple):
 
     group: int
     place: int
-    digest: bytes
+    digest: bytes  # of a tail: that of the block before it
+    tail: bytes = b""  # its packed tokens, if it is partly filled
 
 
 class _Anywhere(NamedTuple):
@@ -58,6 +60,23 @@ def wanted_blocks(
     return end, wanted
 
 
+def wanted_tail(kv: KVManager, sequence: Sequence) -> list[BlockTurn]:
+    """The tokens behind its last full block but the last one, which is always computed: in each
+    group that lacks them."""
+    limit = len(sequence.token_ids) - 1
+    place, count = divmod(limit, BLOCK_SIZE)
+    if not count or parts_of(sequence.request.media, place):
+        return []
+    parent = sequence.digests[place - 1] if place else sequence.root
+    tail = packed_block(sequence, place)[: count * TOKEN_BYTES]
+    tokens = sequence.token_ids[place * BLOCK_SIZE : limit]
+    return [
+        BlockTurn(group, place, parent, tail)
+        for group, cache in enumerate(kv.pool.caches)
+        if cache.longest(parent, tokens)[1] < count
+    ]
+
+
 def place_blocks(
     kv: KVManager, sequence: Sequence, turns: List[BlockTurn]
 ) -> list[tuple[BlockTurn, Block]]:
@@ -67,7 +86,7 @@ def place_blocks(
     No more than fit beside what others were promised; with windows all of them or none.
     """
     caches, pool = kv.pool.caches, kv.pool
-    turns = [turn for turn in turns if caches[turn.group].get(turn.digest) is None]
+    turns = [t for t in turns if t.tail or caches[t.group].get(t.digest) is None]
     end = max((turn.place for turn in turns), default=-1) + 1
     held = [
         block
@@ -82,13 +101,18 @@ def place_blocks(
     placed = []
     for turn in sorted(turns):
         block = pool.allocate(1, turn.group)[0]
-        tokens = packed_block(sequence, turn.place)
-        media = parts_of(sequence.request.media, turn.place)
-        parent = sequence.digests[turn.place - 1] if turn.place else sequence.root
         cache = caches[turn.group]
-        cache.publish(block, parent, tokens, turn.digest, media)
-        for listener in cache.listeners:
-            listener.stored(sequence, turn.place)
+        if turn.tail:
+            if not cache.publish(block, turn.digest, turn.tail, None):
+                pool.free([block])  # the pool has had it since
+                continue
+        else:
+            tokens = packed_block(sequence, turn.place)
+            media = parts_of(sequence.request.media, turn.place)
+            parent = sequence.digests[turn.place - 1] if turn.place else sequence.root
+            cache.publish(block, parent, tokens, turn.digest, media)
+            for listener in cache.listeners:
+                listener.stored(sequence, turn.place)
         placed.append((turn, block))
     pool.free([*(block for _, block in reversed(placed)), *reversed(held)])
     return placed

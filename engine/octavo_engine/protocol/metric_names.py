@@ -156,6 +156,7 @@ ROUTER_DISCOVERY_AGE_SECONDS = "octavo_router_discovery_age_seconds"
 ROUTER_INFO = "octavo_router"  # info: the text format adds _info
 ROUTER_LOOP_LAG_SECONDS = "octavo_router_event_loop_lag_seconds"
 ROUTER_LOOP_STALLS = "octavo_router_event_loop_stalls"
+ROUTER_CLOCK_JUMPS = "octavo_router_clock_jumps"
 ROUTER_CLIENT_CONNECTIONS = "octavo_router_client_connections"
 ROUTER_UPSTREAM_CONNECTIONS = "octavo_router_upstream_connections"
 ROUTER_CONFIG_RELOADS = "octavo_router_config_reloads"  # counter {outcome}

@@ -38,6 +38,14 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
+def unpack_tokens(packed: bytes) -> list[int]:
+    """The opposite of `pack_tokens`."""
+    tokens = array("I", packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
 def make_cache_key(*parts: bytes | str) -> bytes:
     """What separates one model's KV from another's: model digest, tokenizer, KV format, ..."""
     return _join(parts)

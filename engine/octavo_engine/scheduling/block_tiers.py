@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class BlockTiers(Protocol):
-    """Called once more for each sequence that could be admitted now."""
+    """Called for each sequence that could be admitted now; earlier too, when one comes whose
+    blocks another engine has."""
 
     def defers(self, sequence: Sequence, match: PrefixMatch, step_time: StepTimeModel) -> bool:
         """Whether it had better wait for blocks that are on their way. It must not wait forever."""

@@ -179,6 +179,10 @@ class Scheduler:
         self.shares.enter(sequence)
         if request.deadline_at is not None:
             self._deadlines.add(sequence, request.deadline_at, num_live=len(self.sequences))
+        source, is_soon = request.kv_source, len(self.waiting) <= len(self.free_rows)
+        if self.tiers is not None and source is not None and not source.is_computing and is_soon:
+            # Another engine has its blocks: they may come while others are still before it.
+            self.tiers.defers(sequence, self.kv.match(sequence), self._step_time)
 
     def abort(self, request_id: str, *, has_left: bool = False) -> SequenceOutput | None:
         """End a request at once, whatever its state. None if it is unknown or has ended already.
@@ -762,6 +766,11 @@ class Scheduler:
         of its prompt."""
         last = {digest for sequence in self.waiting for digest in sequence.digests[-2:]}
         return any(digest in last or digest in self.kv.computing for digest in digests)
+
+    def publish_tails(self) -> None:
+        """Let the partly filled last blocks of running sequences be found, as they are now."""
+        for sequence in self.running:
+            self.kv.publish_tail(sequence)
 
     def _lacks_slot(self, sequence: Sequence, adapter: HeldAdapter, now: float) -> bool:
         """Whether too many other adapters run. Who has waited for `aging_s` seconds gets the next

@@ -32,6 +32,7 @@ from octavo_engine.tiers.peer_wire import (
     pack_found,
     parse_message,
     parse_names,
+    parse_wanted,
 )
 
 if TYPE_CHECKING:
@@ -80,8 +81,15 @@ class EngineAnswer(Generic[T]):
         return self._answer
 
 
-class PageRequest(EngineAnswer["list[Page | None]"]):
-    """The bytes of blocks; None where one is gone."""
+class CopiedBlock(NamedTuple):
+    """A block's bytes."""
+
+    page: Page
+    num_tokens: int  # of its first ones that are the name's: fewer where a tail is known in part
+
+
+class PageRequest(EngineAnswer["list[CopiedBlock | None]"]):
+    """Copies of blocks; None where one is gone."""
 
 
 class FollowedBlocks(NamedTuple):
@@ -206,13 +214,14 @@ class BlockServer:
             frame = channel.receive_request(IDLE_S, FRAME_S)
             if frame is None:
                 return
+            if frame.kind is FrameKind.GET:
+                self._send_pages(channel, parse_wanted(frame.payload))
+                continue
             names = parse_names(frame.payload)
             if frame.kind is FrameKind.LOOKUP:
                 found = pack_found([self._source.has(name) for name in names])
                 channel.deadline = time.monotonic() + SEND_S
                 channel.send(FrameKind.FOUND, found)
-            elif frame.kind is FrameKind.GET:
-                self._send_pages(channel, names)
             else:
                 self._send_as_computed(channel, names)
 
@@ -223,14 +232,14 @@ class BlockServer:
         copied = self._source.copy(batches[0]) if batches else None
         for number in range(len(batches)):
             assert copied is not None
-            pages = copied.wait(COPY_S)
+            blocks = copied.wait(COPY_S)
             copied = None
             if number + 1 < len(batches):
                 copied = self._source.copy(batches[number + 1])
-            for page in pages:
-                if page is not None:
+            for block in blocks:
+                if block is not None:
                     channel.deadline = time.monotonic() + SEND_S
-                    channel.send_page(place, page)
+                    channel.send_page(place, block.page, block.num_tokens)
                     self.num_sent += 1
                 place += 1
         channel.deadline = time.monotonic() + SEND_S

@@ -10,14 +10,17 @@ import logging
 import socket
 import threading
 import time
+from collections import deque
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from octavo_engine.config import join_address
+from octavo_engine.protocol.prefix_hash import TOKEN_BYTES
 from octavo_engine.shared_secret import new_nonce, proof, proves
+from octavo_engine.tiers.page import NAME_BYTES, is_tail
 from octavo_engine.tiers.peer_wire import (
     CLIENT,
     MAX_NAMES,
@@ -30,6 +33,7 @@ from octavo_engine.tiers.peer_wire import (
     PeerHello,
     PeerProof,
     PeerRefused,
+    pack_wanted,
     parse_found,
     parse_message,
 )
@@ -67,6 +71,27 @@ class _Unwanted(Exception):
     """What is being read is of no use any more."""
 
 
+class _Fetch:
+    """Pages that somebody waits for."""
+
+    def __init__(
+        self,
+        names: Sequence[BlockName],
+        deadline: float,
+        take: Callable[[BlockName, Page], None],
+        begun: Callable[[], None],
+        done: Callable[[], None],
+    ) -> None:
+        self.names, self.deadline, self.take, self.begun = names, deadline, take, begun
+        self._done = done
+        self.is_done = False
+
+    def end(self) -> None:
+        if not self.is_done:
+            self.is_done = True
+            self._done()
+
+
 class _Job(NamedTuple):
     work: Callable[[PeerChannel], None]
     deadline: float
@@ -95,6 +120,8 @@ class PeerEngine:
         self._connection: socket.socket | None = None
         self._channel: PeerChannel | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._fetches: SimpleQueue[_Fetch] = SimpleQueue()
+        self._reading: list[_Fetch] = []  # taken from there, by its thread
         self._thread: threading.Thread | None = None
 
     @property
@@ -131,23 +158,11 @@ class PeerEngine:
         begun: Callable[[], None] = lambda: None,
         sequence: OneSequence | None = None,
     ) -> None:
-        """Read pages, after what was submitted before; `take` gets each as it arrives."""
-
-        def work(channel: PeerChannel) -> None:
-            begun()
-            for at in range(0, len(names), MAX_NAMES):
-                part = names[at : at + MAX_NAMES]
-                channel.send(FrameKind.GET, b"".join(part))
-                last = -1
-                while (
-                    frame := channel.receive(FrameKind.PAGE, FrameKind.END)
-                ).kind is FrameKind.PAGE:
-                    if not last < frame.place < len(part) or frame.page is None:
-                        raise PeerError("it sent a block out of turn")
-                    last = frame.place
-                    take(part[frame.place], frame.page)
-
-        self._submit(work, timeout_s, done)
+        """Read pages, after what was submitted before; `take` gets each as it arrives, that of a
+        tail by the name of as many tokens as came. All that wait by then are one request."""
+        one = _Fetch(names, time.monotonic() + timeout_s, take, begun, done)
+        self._fetches.put(one)
+        self._submit(self._read_fetches, timeout_s, one.end)
 
     def follow(
         self,
@@ -210,6 +225,40 @@ class PeerEngine:
         self._jobs.put(_Job(work, time.monotonic() + timeout_s, done))
 
     # -- its thread --------------------------------------------------------------------------------
+
+    def _read_fetches(self, channel: PeerChannel) -> None:
+        """Each ends once its last page is there, or a page of one behind it."""
+        with suppress(Empty):
+            while True:
+                self._reading.append(self._fetches.get_nowait())
+        self._reading = [one for one in self._reading if not one.is_done]
+        left = deque(self._reading)
+        if not left:
+            return
+        channel.deadline = max(one.deadline for one in left)
+        wanted = [(name, one) for one in left for name in one.names]
+        left[0].begun()
+
+        def end_before(one: _Fetch | None) -> None:
+            while left and left[0] is not one:
+                left.popleft().end()
+                if left:
+                    left[0].begun()
+
+        for at in range(0, len(wanted), MAX_NAMES):
+            part = wanted[at : at + MAX_NAMES]
+            channel.send(FrameKind.GET, pack_wanted([name for name, _ in part]))
+            last = -1
+            while (frame := channel.receive(FrameKind.PAGE, FrameKind.END)).kind is FrameKind.PAGE:
+                if not last < frame.place < len(part) or frame.page is None:
+                    raise PeerError("it sent a block out of turn")
+                last = frame.place
+                name, one = part[last]
+                end_before(one)
+                one.take(_arrived(name, frame.num_tokens), frame.page)
+                if name is one.names[-1]:
+                    end_before(left[1] if len(left) > 1 else None)
+        end_before(None)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -287,3 +336,14 @@ class PeerEngine:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _arrived(name: BlockName, num_tokens: int) -> BlockName:
+    """Of what was sent for it: a tail that is known in part has the name of that part. Raises
+    PeerError."""
+    if not is_tail(name):
+        return name
+    length = NAME_BYTES + TOKEN_BYTES * num_tokens
+    if not NAME_BYTES < length <= len(name):
+        raise PeerError("it sent a part of a block that was not named")
+    return name[:length]

@@ -6,7 +6,11 @@
     client      PROOF        → its own proof, and the identity of its blocks
     server      WELCOME, or REFUSED with one sentence
     then        LOOKUP names → FOUND, one bit a name
-                GET names    → PAGE (place of the name, bytes) for each that is there, and END
+                GET names    → PAGE (place of the name, how many of its tokens are right, bytes)
+                               for each that is there, and END
+
+Names are those of full blocks; those of GET may be of tails too, and a byte with its length stands
+before each.
 
 Numbers are little-endian. Proofs are those of `shared_secret`. Nothing is encrypted.
 """
@@ -15,13 +19,15 @@ from __future__ import annotations
 
 import struct
 import time
-import zlib
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
+from octavo_engine.checksum import crc32
+from octavo_engine.config import BLOCK_SIZE
+from octavo_engine.protocol.prefix_hash import TOKEN_BYTES
 from octavo_engine.shared_secret import Nonce, Proof  # noqa: TC001  (fields of messages)
 from octavo_engine.tiers.page import NAME_BYTES
 
@@ -33,12 +39,13 @@ if TYPE_CHECKING:
 
     Content = bytes | bytearray | memoryview
 
-VERSION = 2
+VERSION = 3
 CLIENT, SERVER = f"kv {VERSION} client", f"kv {VERSION} server"  # who proves the secret
 MAX_NAMES = 1 << 16  # in one frame
+MAX_NAME_BYTES = NAME_BYTES + TOKEN_BYTES * (BLOCK_SIZE - 1)  # a tail is no full block
 _MAGIC = b"OKVP"
 _HEADER = struct.Struct("<4sB3xII")
-_PLACE = struct.Struct("<I")
+_PLACE = struct.Struct("<II")
 _SMALL = 1 << 16  # bytes that are copied together rather than sent in two parts
 
 T = TypeVar("T")
@@ -77,7 +84,7 @@ MAX_BYTES = {  # of a payload; a page's is known to both sides
     FrameKind.REFUSED: 4096,
     FrameKind.LOOKUP: MAX_NAMES * NAME_BYTES,
     FrameKind.FOUND: MAX_NAMES // 8,
-    FrameKind.GET: MAX_NAMES * NAME_BYTES,
+    FrameKind.GET: MAX_NAMES * (1 + MAX_NAME_BYTES),
     FrameKind.END: 0,
     FrameKind.FOLLOW: MAX_NAMES * NAME_BYTES,
     FrameKind.WAIT: 0,
@@ -119,6 +126,7 @@ class Frame(NamedTuple):
     kind: FrameKind
     payload: bytes = b""
     place: int = 0
+    num_tokens: int = 0  # of a page: its first ones that are the name's
     page: Page | None = None
 
 
@@ -137,10 +145,31 @@ def parse_head(data: Content, *, expected: Sequence[FrameKind], page_bytes: int)
 
 
 def parse_names(payload: bytes) -> list[BlockName]:
-    """Of LOOKUP, GET and FOLLOW. Raises PeerError."""
+    """Of LOOKUP and FOLLOW. Raises PeerError."""
     if len(payload) % NAME_BYTES:
         raise PeerError("it sent names that are cut off")
     return [payload[at : at + NAME_BYTES] for at in range(0, len(payload), NAME_BYTES)]
+
+
+def pack_wanted(names: Sequence[BlockName]) -> bytes:
+    return b"".join(bytes((len(name),)) + name for name in names)
+
+
+def parse_wanted(payload: bytes) -> list[BlockName]:
+    """Of GET. Raises PeerError."""
+    names: list[BlockName] = []
+    at = 0
+    while at < len(payload):
+        length = payload[at]
+        name = payload[at + 1 : at + 1 + length]
+        is_right = (
+            NAME_BYTES <= length <= MAX_NAME_BYTES and not (length - NAME_BYTES) % TOKEN_BYTES
+        )
+        if not is_right or len(name) < length or len(names) == MAX_NAMES:
+            raise PeerError("it sent names that are no blocks'")
+        names.append(name)
+        at += 1 + length
+    return names
 
 
 def pack_found(flags: Sequence[bool]) -> bytes:
@@ -178,13 +207,13 @@ class PeerChannel:
 
     def send(self, kind: FrameKind, payload: bytes = b"") -> None:
         """Raises PeerError."""
-        head = _HEADER.pack(_MAGIC, kind, len(payload), zlib.crc32(payload))
+        head = _HEADER.pack(_MAGIC, kind, len(payload), crc32(payload))
         self._send(head, payload)
 
-    def send_page(self, place: int, page: Page) -> None:
+    def send_page(self, place: int, page: Page, num_tokens: int = BLOCK_SIZE) -> None:
         """Raises PeerError."""
-        prefix = _PLACE.pack(place)
-        checksum = zlib.crc32(page.data, zlib.crc32(prefix))
+        prefix = _PLACE.pack(place, num_tokens)
+        checksum = crc32(page.data, crc32(prefix))
         length = len(prefix) + page.nbytes
         self._send(_HEADER.pack(_MAGIC, FrameKind.PAGE, length, checksum) + prefix, page.data)
 
@@ -215,7 +244,7 @@ class PeerChannel:
             return self._page(head)
         payload = bytearray(head.length)
         self._fill(memoryview(payload))
-        if zlib.crc32(payload) != head.checksum:
+        if crc32(payload) != head.checksum:
             raise PeerError("the checksum of a frame is wrong")
         if head.kind is FrameKind.REFUSED:
             raise PeerRefused(payload.decode("utf-8", "replace"))
@@ -226,9 +255,10 @@ class PeerChannel:
         self._fill(memoryview(prefix))
         page = np.empty(self._page_bytes, np.uint8)
         self._fill(page.data)
-        if zlib.crc32(page.data, zlib.crc32(prefix)) != head.checksum:
+        if crc32(page.data, crc32(prefix)) != head.checksum:
             raise PeerError("the checksum of a block is wrong")
-        return Frame(FrameKind.PAGE, place=_PLACE.unpack(prefix)[0], page=page)
+        place, num_tokens = _PLACE.unpack(prefix)
+        return Frame(FrameKind.PAGE, place=place, num_tokens=num_tokens, page=page)
 
     def _send(self, head: bytes, payload: Content) -> None:
         try:

@@ -32,6 +32,7 @@ from octavo_operator.spec.autoscaling import AutoscalingSpec, read_autoscaling
 from octavo_operator.spec.cache import CacheSpec, read_cache
 from octavo_operator.spec.engine import (
     DATA_ARG,
+    WHOLE_GPU,
     EngineSpec,
     ResourcesSpec,
     check_fields_beside,
@@ -367,16 +368,18 @@ def _check_supported(deployment: LLMDeployment) -> None:
 
 def _check_parallel(deployment: LLMDeployment) -> None:
     engine = deployment.engine
-    for name, size in (
-        ("tensorParallelSize", engine.tensor_parallel_size),
-        ("pipelineParallelSize", engine.pipeline_parallel_size),
+    for name, size, devices in (
+        ("tensorParallelSize", engine.tensor_parallel_size, ("cpu", "cuda")),
+        ("pipelineParallelSize", engine.pipeline_parallel_size, ("cpu",)),
     ):
         path = f"spec.engine.{name}"
-        if size > 1 and (deployment.device != "cpu" or engine.executor != "mp"):
+        if size > 1 and (deployment.device not in devices or engine.executor != "mp"):
             raise _unsupported(
                 path,
-                f"of {size} needs device: cpu and executor: mp; use 1 and more replicas elsewhere",
+                f"of {size} needs device: {' or '.join(devices)} and executor: mp; use 1 and more "
+                "replicas elsewhere",
             )
+    _check_gpus(deployment)
     if engine.tensor_parallel_size > 1 and engine.pipeline_parallel_size > 1:
         raise _unsupported(
             "spec.engine.pipelineParallelSize",
@@ -388,11 +391,27 @@ def _check_parallel(deployment: LLMDeployment) -> None:
             "needs tensorParallelSize above 1, whose ranks the experts are divided between; set "
             "it, or leave expertParallel out",
         )
+    if engine.expert_parallel and deployment.device != "cpu":
+        raise _unsupported("spec.engine.expertParallel", "needs device: cpu; leave it out")
     _check_processors(deployment)
     if engine.data_parallel_size > 1 and deployment.device != "cpu":
         raise _unsupported(
             "spec.engine.dataParallelSize",
             f"of {engine.data_parallel_size} needs device: cpu; use 1 and more replicas elsewhere",
+        )
+
+
+def _check_gpus(deployment: LLMDeployment) -> None:
+    """A rank computes on a GPU of its own. What a resource claim brings is not known here."""
+    size = deployment.engine.tensor_parallel_size
+    if size == 1 or deployment.device != "cuda" or deployment.has_claims:
+        return
+    limit = deployment.resources.limits.get(WHOLE_GPU, "0")
+    if parse_quantity(limit) != size:
+        raise SpecInvalid(
+            "spec.resources.limits",
+            f"must have {WHOLE_GPU}: {size}, a GPU for each rank of tensorParallelSize, and no MIG "
+            f"slices, between which ranks cannot exchange; got {limit}",
         )
 
 

@@ -23,6 +23,7 @@ Executor = Literal["uni", "mp", "ray"]
 
 MAX_TOKENS = 16_777_216
 # What the CUDA backend computes on: whole GPUs, shared ones, and slices of them (MIG).
+WHOLE_GPU = "nvidia.com/gpu"
 _CUDA_RESOURCE = re.compile(r"nvidia\.com/(gpu|mig-).*")
 # Devices of others: which backend and image they need is not for us to guess.
 _OTHER_ACCELERATOR = re.compile(

@@ -130,6 +130,7 @@ class ProcessCounts:
     """This process."""
 
     loop_stalls: int = 0
+    clock_jumps: int = 0
     config_reloads: LabelledCounter = field(default_factory=LabelledCounter)  # (outcome)
 
 

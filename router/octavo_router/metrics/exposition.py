@@ -316,6 +316,12 @@ def _process(metrics: RouterCounts) -> Iterator[Metric]:
         (),
         {(): process.loop_stalls},
     )
+    yield counter(
+        names.ROUTER_CLOCK_JUMPS,
+        "Times that the wall clock was set.",
+        (),
+        {(): process.clock_jumps},
+    )
     yield histogram(
         names.ROUTER_LOOP_LAG_SECONDS,
         "Delay of the event loop behind its timers.",

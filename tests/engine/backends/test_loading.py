@@ -120,6 +120,7 @@ def test_a_tied_head_shares_the_embedding() -> None:
     assert native.tied(table).weight is table
     reference = TorchLoader(checkpoint, Precision())
     tensor = reference.embedding("e", 16, 4)
+    assert isinstance(tensor, torch.Tensor)
     assert reference.tied(tensor).weight.data_ptr() == tensor.data_ptr()
 
 

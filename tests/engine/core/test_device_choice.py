@@ -148,7 +148,7 @@ def test_a_plain_model_is_refused_nothing(tmp_path):
     ("settings", "named"),
     [
         ({"data_parallel_size": 2}, "--data-parallel-size"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
         ({"cpu_tp": "auto"}, "--cpu-tp"),
         ({"activation_bits": 8}, "--activation-bits"),
         ({"quantization": "int8"}, "--quantization"),
@@ -201,6 +201,19 @@ def test_kernels_refuse_what_they_do_not_compute(tmp_path, monkeypatch):
     files = resolve(pooler)
     found = ModelNeeds(pooler, files, pooling_config(pooler, files))
     assert found.refused() is None and found.refused_by_kernels() is None
+
+
+def test_each_rank_wants_a_gpu(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    gpu_limits = pytest.importorskip("octavo_engine.backends.torch.gpu_limits")
+    monkeypatch.setattr(gpu_limits, "settle_kernels", lambda device, choice: ("triton", "here"))
+    config = EngineConfig(model=write(tmp_path), tensor_parallel_size=2)
+    found = ModelNeeds(config, resolve(config), None)
+    assert found.refused() is None
+    assert found.weight_bytes == (tmp_path / "model.safetensors").stat().st_size // 2
+    for count, reason in ((1, "needs a GPU for each rank, and torch sees 1"), (2, None)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert (reason or "None") in str(found.refused_by_kernels())
 
 
 # ── the settings afterwards ──

@@ -4,7 +4,8 @@ The backend's next token depends on every slot of the KV cache that is seen, so 
 one's bytes, or with none, is a wrong token.
 
 Red when: a page is put into another block than was named; a wrong checksum is taken; a peer that
-never answers holds a request; engines whose blocks differ exchange them.
+never answers holds a request; engines whose blocks differ exchange them; a partly filled block is
+not sent, or more of its tokens are believed than it had; each sequence is a request of its own.
 """
 
 import json
@@ -16,6 +17,7 @@ import time
 from contextlib import contextmanager
 
 import msgspec
+import numpy as np
 import pytest
 
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
@@ -24,8 +26,12 @@ from octavo_engine.core.build import build_engine
 from octavo_engine.core.loop import CoreLoop
 from octavo_engine.core.process import wire
 from octavo_engine.errors import ConfigError
+from octavo_engine.kv.restore import place_blocks
+from octavo_engine.protocol.prefix_hash import pack_tokens
 from octavo_engine.state.kv_source import KVSource
 from octavo_engine.tiers import peer_engine
+from octavo_engine.tiers.page import tail_name
+from octavo_engine.tiers.peer_wire import FrameKind, PeerChannel
 from octavo_engine.tiers.price import is_worth_loading
 from tests.engine.backends.driver import random_tokens
 from tests.engine.core.test_kv_tiers import PagedBackend, run, run_some, tiny_backend
@@ -68,7 +74,7 @@ def make_engine(config, *, num_blocks=40, windows=(None,), name="m", backend=Non
 
 
 @contextmanager
-def running(engine):
+def running(engine, *, closes=True):
     """In a thread of its own, as in a server; while it has no work it serves blocks."""
     inbox: queue.SimpleQueue = queue.SimpleQueue()
     thread = threading.Thread(target=CoreLoop(engine, inbox, lambda message: None).run)
@@ -79,7 +85,8 @@ def running(engine):
         inbox.put(wire.Shutdown())
         thread.join(10)
         assert not thread.is_alive()
-        engine.close()
+        if closes:
+            engine.close()
 
 
 def greedy(prompt, *, kv_source=None, **given):
@@ -107,7 +114,7 @@ def test_a_prompt_computed_by_another_engine_is_loaded(windows, host):
     prompt = make_prompt(100)
     assert ask(first, first_backend, prompt) == 100
     with running(first):
-        assert ask(second, backend, prompt, kv_source=source) == 100 - 96
+        assert ask(second, backend, prompt, kv_source=source) == 1
         stats = second.stats().tiers
         assert stats.peer_hit_blocks > 0 and stats.failed_reads == 0 and stats.peer_failures == 0
         assert stats.loaded_bytes == stats.peer_hit_blocks * backend.kv_bytes_per_block
@@ -115,6 +122,154 @@ def test_a_prompt_computed_by_another_engine_is_loaded(windows, host):
         assert ask(second, backend, [*prompt, 7, 8], kv_source=source) <= 7
     assert first.stats().tiers.served_bytes > 0
     second.close()
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 40)])
+def test_partly_filled_blocks_are_loaded_as_far_as_they_agree(windows):
+    first, first_backend, source = make_engine(transfer(), windows=windows, num_blocks=200)
+    second, backend, _ = make_engine(transfer(), windows=windows, num_blocks=200)
+    for number, length in enumerate((5, 16, 40)):
+        prompt = make_prompt(length, first=number)
+        ask(first, first_backend, prompt, num_tokens=8)
+        said = backend.continuation(prompt, 8)
+        with_other = [*prompt, *said[:3], 98, 99]
+        assert (length + 5) % BLOCK_SIZE > 4, "all differ in a partly filled block"
+        with running(first, closes=False):
+            # All but the last token was computed there, by no matter how far it went on.
+            assert ask(second, backend, [*prompt, *said[:6]], kv_source=source) == 1
+            # What follows other tokens than these is not taken.
+            assert second.reset_prefix_cache()
+            assert ask(second, backend, with_other, kv_source=source) == 2
+            # The last one that was sampled there has never been computed.
+            assert second.reset_prefix_cache()
+            assert ask(second, backend, [*prompt, *said], kv_source=source) == 1
+            assert ask(second, backend, [*prompt, *said, 1, 2], kv_source=source) <= 3
+            assert second.reset_prefix_cache()
+    first.close()
+    second.close()
+
+
+def test_the_last_block_of_a_stream_that_still_runs_is_sent():
+    """Others may hear sooner than this engine that it has moved."""
+    engine, backend, _ = make_engine(transfer())
+    prompt = make_prompt(37)
+    request = greedy(prompt, max_tokens=60)
+    engine.add(request)
+    own, sequence = engine._tiers._own, engine.scheduler.sequences[request.request_id]
+    while engine.has_work:
+        engine.step()
+        num_tokens = sequence.num_computed_tokens
+        place, count = divmod(num_tokens, BLOCK_SIZE)
+        if not count or sequence.finish_reason is not None:
+            continue
+        said = [*prompt, *backend.continuation(prompt, 60)]
+        tail = said[place * BLOCK_SIZE : (place + 1) * BLOCK_SIZE][:15]
+        request = own.copy([tail_name(sequence.digests[place - 1], 0, pack_tokens(tail))])
+        own.serve()
+        (copied,) = request.wait(0.1)
+        assert copied.num_tokens == count
+        slots = copied.page.view(np.uint64)[:count]
+        first = sequence.block_tables[0][place] * BLOCK_SIZE
+        assert (slots == backend.kv.reshape(-1)[first : first + count]).all()
+    engine.close()
+
+
+def test_blocks_come_while_long_prompts_are_before_the_sequence(monkeypatch):
+    monkeypatch.setattr(kv_tiers, "LEAST_PATIENCE_S", 30.0)
+    first, first_backend, source = make_engine(transfer(), num_blocks=200)
+    prompt = make_prompt(100)
+    ask(first, first_backend, prompt)
+    second, backend, _ = make_engine(transfer(), num_blocks=200)
+    others = [greedy(make_prompt(240, first=n), max_tokens=4) for n in (1, 2, 3)]
+    for other in others:
+        second.add(other)
+    second.step()
+    request = greedy(prompt, max_tokens=4, kv_source=source)
+    second.add(request)
+    assert request.request_id in second._tiers._fetches
+    with running(first):
+        before, deadline = backend.num_tokens, time.monotonic() + 30
+        while second._tiers._fetches:
+            assert time.monotonic() < deadline
+            second._tiers.settle()
+            time.sleep(0.001)
+        tokens: list[int] = []
+        while second.has_work:
+            for output in second.step().outputs:
+                tokens += output.token_ids if output.request_id == request.request_id else []
+    assert tokens == backend.continuation(prompt, 4)
+    assert backend.num_tokens - before == 3 * (240 + 3) - 64 + 1 + 3
+    second.close()
+
+
+def test_salted_partly_filled_blocks_are_found_only_by_their_own():
+    first, first_backend, source = make_engine(transfer())
+    second, backend, _ = make_engine(transfer())
+    prompt = make_prompt(10)
+    ask(first, first_backend, prompt, cache_salt="a")
+    with running(first):
+        assert ask(second, backend, prompt, kv_source=source, cache_salt="b") == 10
+        assert ask(second, backend, prompt, kv_source=source, cache_salt="a") == 1
+    second.close()
+
+
+def test_sequences_that_wait_together_are_one_request(monkeypatch):
+    """Each is admitted once its own blocks are there."""
+    monkeypatch.setattr(kv_tiers, "LEAST_PATIENCE_S", 30.0)
+    first, first_backend, source = make_engine(transfer(), num_blocks=200)
+    prompts = [make_prompt(100 + number, first=number) for number in range(4)]
+    for prompt in prompts:
+        ask(first, first_backend, prompt)
+    second, backend, _ = make_engine(transfer(), num_blocks=200)
+    sent, send = [], PeerChannel.send
+
+    def noting(channel, kind, payload=b""):
+        sent.append(kind)
+        send(channel, kind, payload)
+
+    monkeypatch.setattr(PeerChannel, "send", noting)
+    requests = [greedy(prompt, max_tokens=4, kv_source=source) for prompt in prompts]
+    with running(first):
+        (peer,) = second._tiers._peers.candidates(source)
+        gate = threading.Event()
+        peer._submit(lambda channel: gate.wait(10), 10, lambda: None)
+        begin, fetches = peer.fetch, second._tiers._fetches
+
+        def open_gate(*args, **given):
+            begin(*args, **given)
+            if len(fetches) == 4:
+                gate.set()
+
+        monkeypatch.setattr(peer, "fetch", open_gate)
+        tokens, _ = run(second, *requests)
+    for request in requests:
+        wanted = backend.continuation(request.prompt_token_ids, 4)
+        assert tokens[request.request_id] == wanted
+    assert sent.count(FrameKind.GET) == 1 and FrameKind.LOOKUP not in sent
+    assert second.stats().tiers.peer_hit_blocks == 4 * 7
+    second.close()
+
+
+def test_memory_for_what_others_send_is_written_at_the_start(monkeypatch):
+    """What was never written takes many times longer, and streams would wait for it."""
+    loads = []
+
+    class Noting(PagedBackend):
+        def load_blocks(self, block_ids, pages):
+            loads.append(list(block_ids))
+            super().load_blocks(block_ids, pages)
+
+    monkeypatch.setattr(kv_tiers, "TOUCHED_BYTES", 6 * PagedBackend.kv_bytes_per_block)
+    engine, backend, _ = make_engine(transfer("kv_consumer"), backend=Noting(40))
+    (touched,) = loads
+    assert len(set(touched)) == 6
+    ask(engine, backend, make_prompt(90))  # takes those first
+    assert {block.id for block in engine.scheduler.kv.pool.blocks if block.parent} == set(touched)
+    engine.close()
+    loads.clear()
+    engine, _, _ = make_engine(transfer("kv_producer"), backend=Noting(40))
+    assert loads == []
+    engine.close()
 
 
 def test_engines_of_the_settings_are_looked_up_for_each_prompt(tmp_path):
@@ -177,7 +332,7 @@ def test_engines_of_different_secrets_do_not_exchange_blocks(caplog, tmp_path, g
     with running(first):
         assert ask(second, backend, prompt, kv_source=source) == 64
         assert "the secrets differ" in caplog.text
-        assert ask(third, third_backend, prompt, kv_source=source) == 16
+        assert ask(third, third_backend, prompt, kv_source=source) == 1
     second.close()
     third.close()
 
@@ -253,39 +408,39 @@ def test_prompts_of_one_engine_are_priced_with_those_before_them(monkeypatch):
     for prompt in prompts:
         ask(first, first_backend, prompt)
     second, backend, _ = make_engine(transfer(), num_blocks=200)
-    prices = []
+    prices, computed = [], []
 
     def price(*, load_s, recompute_s):
         prices.append(load_s)
+        computed.append(recompute_s)
         return True
 
-    for prompt in prompts:
-        second.add(greedy(prompt, max_tokens=1, kv_source=source))
     peers, tiers = second._tiers._peers, second._tiers
+    monkeypatch.setattr(second.scheduler._step_time, "prefill_s", float)
     with running(first):
-        second.step()  # looks up
         deadline = time.monotonic() + 5
-        while any(len(one.answers) < 1 for one in peers._lookups.values()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
         monkeypatch.setattr(kv_tiers, "is_worth_loading", price)
         (peer,) = peers.candidates(source)
         held = []
         monkeypatch.setattr(peer, "fetch", lambda *args, **given: held.append((args, given)))
+        for prompt in prompts:
+            second.add(greedy(prompt, max_tokens=1, kv_source=source))
         second.step()
         assert len(prices) == len(held) == len(tiers._fetches) == 4
-        block_s = 6 * backend.kv_bytes_per_block / peer_engine.BYTES_PER_S
+        block_s = 7 * backend.kv_bytes_per_block / peer_engine.BYTES_PER_S
         # What came is copied into the pool.
-        copied_s = tiers._host_meter.seconds(6 * backend.kv_bytes_per_block)
+        copied_s = tiers._host_meter.seconds(7 * backend.kv_bytes_per_block)
         latency_s = peer_engine.LATENCY_S + copied_s
         assert prices == pytest.approx([latency_s + (n + 1) * block_s for n in range(4)])
+        # Without the other engine all four would be computed one after the other.
+        assert computed == [99 + n * 7 * BLOCK_SIZE for n in range(4)]
         monkeypatch.undo()
         for args, given in held:
             peer.fetch(*args, **given)
         while second.has_work:
             assert time.monotonic() < deadline
             second.step()
-    assert second.stats().tiers.peer_hit_blocks == 24
+    assert second.stats().tiers.peer_hit_blocks == 28
     second.close()
 
 
@@ -370,6 +525,51 @@ def test_random_lives_over_a_bad_wire_yield_only_true_tokens(monkeypatch, seed, 
         for turn in range(12):
             run_some(engine, backend, prefixes, chance, turn)
     assert engine.stats().tiers.peer_hit_blocks > 0
+    bad.close()
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("windows", [(None,), (None, 40)])
+def test_running_streams_move_over_a_bad_wire_with_only_true_tokens(monkeypatch, seed, windows):
+    """Their last blocks are partly filled, and written while they are fetched."""
+    monkeypatch.setattr(kv_tiers, "LEAST_PATIENCE_S", 0.5)
+    monkeypatch.setattr(peer_engine, "MAX_RETRY_S", 0.0)
+    monkeypatch.setattr(peer_engine, "REFUSED_RETRY_S", 0.0)
+    num_tails = 0
+
+    def count_tails(kv, sequence, turns):
+        nonlocal num_tails
+        placed = place_blocks(kv, sequence, turns)
+        num_tails += sum(bool(turn.tail) for turn, _ in placed)
+        return placed
+
+    monkeypatch.setattr(kv_tiers, "place_blocks", count_tails)
+    chance = random.Random(seed)
+    first, _, source = make_engine(transfer(), windows=windows, num_blocks=60)
+    bad = BadWire(source.port, chance)
+    engine, backend, _ = make_engine(transfer("kv_consumer"), windows=windows, num_blocks=40)
+    named = KVSource("127.0.0.1", bad.port)
+    with running(first) as inbox:
+        for turn in range(12):
+            moved = []
+            for number in range(chance.randint(1, 4)):
+                prompt = make_prompt(chance.randint(1, 100), first=10 * turn + number)
+                begun = greedy(prompt, max_tokens=60)
+                inbox.put(wire.AddRequests([begun]))
+                said = backend.continuation(prompt, chance.randint(1, 40))
+                moved.append((begun, [*prompt, *said]))
+            time.sleep(chance.choice([0.0, 0.01, 0.05]))
+            if chance.random() < 0.5:
+                inbox.put(wire.Abort([begun.request_id for begun, _ in moved]))
+            requests = [greedy(p, max_tokens=chance.randint(1, 30), kv_source=named)
+                        for _, p in moved]  # fmt: skip
+            tokens, _ = run(engine, *requests)
+            for request in requests:
+                wanted = backend.continuation(request.prompt_token_ids, request.params.max_tokens)
+                assert tokens[request.request_id] == wanted
+    assert num_tails > 0 and engine.stats().tiers.peer_hit_blocks > num_tails
     bad.close()
     engine.close()
 

@@ -14,7 +14,7 @@ from octavo import LLM, LoRARequest
 from octavo_engine.core.build import build_engine
 from octavo_engine.errors import InvalidRequest, ModelError, WorkerLost
 from octavo_engine.executor import messages
-from octavo_engine.executor.leader import LeadingBackend, PipelineLeader, start_ranks
+from octavo_engine.executor.leader import NativeLeader, PipelineLeader, start_ranks
 from octavo_engine.executor.rank_adapters import (
     FollowingAdapters,
     LeadingAdapters,
@@ -144,10 +144,12 @@ def test_a_load_that_fails_on_another_rank_fails_alone(
     assert not workers_of()
 
 
-def leading(folder: Path, **changes: Any) -> LeadingBackend:
+def leading(folder: Path, **changes: Any) -> NativeLeader:
     """Ranks of a tiny model that are not prepared for steps."""
     config = config_of(folder, "llama", enable_expert_parallel=False, enable_lora=True, **changes)
-    return start_ranks(config, resolve_model(config.model), patience_s=3.0)
+    leader = start_ranks(config, resolve_model(config.model), patience_s=3.0)
+    assert isinstance(leader, NativeLeader)
+    return leader
 
 
 @pytest.mark.slow

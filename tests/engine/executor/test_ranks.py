@@ -130,8 +130,8 @@ def test_nothing_is_left_when_rank_0_is_killed() -> None:
     [
         ({"tensor_parallel_size": 0}, "--tensor-parallel-size must be from 1 to 64; got 0"),
         (
-            {"tensor_parallel_size": 2, "device": "torch"},
-            "is computed by --device cpu only; it must be 1 here, with an engine for each GPU",
+            {"tensor_parallel_size": 2, "device": "plugin", "platform": "hpu"},
+            "is computed by --device cpu, cuda and torch only; it must be 1 here, with an engine",
         ),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "is one process"),
         ({"distributed_executor_backend": "dask"}, "must be one of auto, uni, mp, ray; got dask"),

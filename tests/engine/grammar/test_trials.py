@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ import psutil
 import pytest
 
 from octavo_engine.errors import InvalidRequest, QueueFull
+from octavo_engine.grammar import trials as trials_module
 from octavo_engine.grammar.normal import grammar_spec, json_schema_spec, regex_spec
-from octavo_engine.grammar.trials import GrammarTrials
+from octavo_engine.grammar.trials import TRIES, GrammarTrials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 HARMLESS = json_schema_spec({"type": "object", "properties": {"a": {"type": "string"}}})
 # Its automaton has a state for each remainder: gigabytes, which no limit of the compiler's counts.
@@ -116,20 +119,95 @@ def test_a_signal_to_the_group_does_not_end_what_the_server_still_answers(number
         assert found.num_lost == 0
 
 
-def test_a_signal_before_a_process_is_ready_for_it_is_not_the_grammar_s_fault():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGABRT])
+def test_what_ends_a_process_before_it_is_ready_is_not_the_grammar_s_fault(number: signal.Signals):
     """Imports take a while: whatever ends it then may end the next one too."""
-    ends = "t.main = lambda: os.kill(os.getpid(), 15)"
-    with trials(ends) as found:
+    with trials(f"t.main = lambda: os.kill(os.getpid(), {int(number)})") as found:
         with pytest.raises(QueueFull):
             found.check(HARMLESS)
-        assert found.num_lost == 2
+        assert found.num_lost == TRIES
 
 
-def test_a_grammar_over_which_each_process_is_killed_is_refused():
-    kills = "t.check = lambda spec: os.kill(os.getpid(), 9)"
-    with trials(kills) as found:
+@pytest.mark.slow
+def test_a_process_that_starts_for_too_long_is_not_the_grammar_s_fault(monkeypatch):
+    """On a busy machine it may have used seconds of processor time by then."""
+    monkeypatch.setattr(trials_module, "START_S", 2.0)
+    spins = "def spin():\n    while True: pass\nt.main = spin"
+    with trials(spins) as found:
+        with pytest.raises(QueueFull):
+            found.check(HARMLESS)
+        assert found.num_lost == 1
+
+
+def killed(times: int, count: Path) -> str:
+    """Processes are killed over the first so many grammars; what was tried is counted."""
+    return (
+        "def check(spec):\n"
+        f"    with open({str(count)!r}, 'a+') as file:\n"
+        "        file.write('x')\n"
+        "        file.seek(0)\n"
+        "        number = len(file.read())\n"
+        f"    if number <= {times}: os.kill(os.getpid(), 9)\n"
+        "t.check = check"
+    )
+
+
+@pytest.mark.parametrize("times", [1, TRIES - 1, TRIES])
+def test_an_innocent_grammar_outlives_kills_in_a_row(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trials_module, "ALONE_AFTER_S", 0.1)
+    with trials(killed(times, tmp_path / "count")) as found:
+        found.check(HARMLESS)
+        assert found.num_lost == times
+        found.check(json_schema_spec({"const": 1}))
+        assert found.num_lost == times
+
+
+def test_a_grammar_over_which_each_process_is_killed_is_refused_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trials_module, "ALONE_AFTER_S", 0.1)
+    with trials(killed(100, tmp_path / "count")) as found:
         assert "ends the compiler" in refusal(found, HARMLESS).message
-        assert found.num_lost == 2
+        assert found.num_lost == TRIES + 1
+        assert "ends the compiler" in refusal(found, HARMLESS).message
+        assert found.num_lost == TRIES + 1  # known: nothing runs again
+
+
+SIBLINGS = """
+import psutil
+def check(spec):
+    if 'poison' not in spec.text:
+        return time.sleep(0.3)
+    with open(PATH, 'a') as file:
+        others = [one for one in psutil.Process(os.getppid()).children()
+                  if one.pid != os.getpid() and one.status() != psutil.STATUS_ZOMBIE]
+        file.write(f'{len(others)}\\n')
+    os.kill(os.getpid(), 9)
+t.check = check
+"""
+
+
+def test_the_last_trial_has_no_other_process_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of two grammars at once, neither waits for ever, and others are served in between."""
+    monkeypatch.setattr(trials_module, "ALONE_AFTER_S", 0.1)
+    seen = tmp_path / "seen"
+    before = len(psutil.Process().children())
+    with trials(f"PATH = {str(seen)!r}\n{SIBLINGS}") as found, ThreadPoolExecutor(4) as pool:
+        poisons = [json_schema_spec({"const": f"poison {number}"}) for number in range(2)]
+        refused = [pool.submit(refusal, found, spec) for spec in poisons]
+        served = [pool.submit(found.check, json_schema_spec({"const": n})) for n in range(6)]
+        assert all("ends the compiler" in one.result().message for one in refused)
+        for one in served:
+            one.result()
+        assert found.num_lost == 2 * (TRIES + 1)
+        others = [int(line) for line in seen.read_text().split()]
+        assert len(others) == 2 * (TRIES + 1)
+        assert others.count(before) >= 2, others
+        assert others[-1] == before, others
 
 
 def test_a_process_that_hangs_is_ended_and_the_client_may_try_again():

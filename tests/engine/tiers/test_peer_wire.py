@@ -19,10 +19,12 @@ from octavo_engine.shared_secret import proof
 from octavo_engine.tiers import block_server
 from octavo_engine.tiers.block_server import (
     BlockServer,
+    CopiedBlock,
     FollowedBlocks,
     FollowRequest,
     PageRequest,
 )
+from octavo_engine.tiers.page import is_tail
 from octavo_engine.tiers.peer_engine import PeerAddress, PeerEngine
 from octavo_engine.tiers.peer_wire import (
     CLIENT,
@@ -37,10 +39,12 @@ from octavo_engine.tiers.peer_wire import (
     PeerRefused,
     differences,
     pack_found,
+    pack_wanted,
     parse_found,
     parse_head,
     parse_message,
     parse_names,
+    parse_wanted,
 )
 
 PAGE_BYTES = 3000
@@ -53,14 +57,19 @@ def page_of(name):
 
 
 class Source:
-    """All blocks but those of uneven first bytes."""
+    """All blocks but those of uneven first bytes. Of tails it has two tokens."""
 
     def has(self, name):
         return name[0] % 2 == 0
 
     def copy(self, names):
         request = PageRequest(names)
-        request.fill([page_of(name) if self.has(name) else None for name in names])
+        copied = {
+            name: CopiedBlock(page_of(name), 2 if is_tail(name) else 16)
+            for name in names
+            if self.has(name)
+        }
+        request.fill([copied.get(name) for name in names])
         return request
 
     def follow(self, names):
@@ -200,13 +209,15 @@ def test_every_flipped_bit_of_a_page_is_noticed():
     with near, far:
         sender = PeerChannel(near, page_bytes=PAGE_BYTES)
         sender.deadline = time.monotonic() + 5
-        sender.send_page(3, page_of(NAMES[0]))
+        sender.send_page(3, page_of(NAMES[0]), 7)
         whole = far.recv(PAGE_BYTES + 100)
     frame = receive_of(whole, FrameKind.PAGE)
-    assert frame.place == 3 and np.array_equal(frame.page, page_of(NAMES[0]))
+    assert (frame.place, frame.num_tokens) == (3, 7) and np.array_equal(
+        frame.page, page_of(NAMES[0])
+    )
     chance = random.Random(0)
     ignored = {5, 6, 7}  # of the header, which nobody reads
-    for at in [*range(20), *(chance.randrange(20, len(whole)) for _ in range(200))]:
+    for at in [*range(24), *(chance.randrange(24, len(whole)) for _ in range(200))]:
         if at in ignored:
             continue
         changed = bytearray(whole)
@@ -253,6 +264,56 @@ def test_found_flags_say_which():
         parse_names(b"a" * 18)
 
 
+def test_names_of_tails_stand_beside_those_of_full_blocks():
+    names = [NAMES[0], NAMES[1] + b"abcd", NAMES[2] + bytes(60), NAMES[3]]
+    assert parse_wanted(pack_wanted(names)) == names and parse_wanted(b"") == []
+    for wrong in (b"", b"a" * 16, NAMES[0] + b"abc", NAMES[0] + bytes(64)):
+        with pytest.raises(PeerError):
+            parse_wanted(pack_wanted([NAMES[0], wrong]))
+    with pytest.raises(PeerError):
+        parse_wanted(pack_wanted(names)[:-1])
+
+
+def test_a_tail_has_the_name_of_what_came_of_it(server, monkeypatch):
+    peer = peer_of(server)
+    long, short = NAMES[0] + bytes(20), NAMES[2] + bytes(8)
+    wanted = [NAMES[4], long, NAMES[5] + bytes(8), short]
+    assert list(fetch(peer, wanted)) == [NAMES[4], long[: 17 + 8], short]
+    # More of a tail than was named cannot be.
+    assert fetch(peer, [NAMES[0] + bytes(4)]) == {} and peer.num_failures == 1
+    peer.close()
+
+
+def test_what_waits_for_one_engine_is_one_request(server, monkeypatch):
+    """Each part ends once its last block is there, at the latest when one behind it comes."""
+    sizes, come, gate = [], [], threading.Event()
+
+    def count(payload):
+        names = parse_wanted(payload)
+        sizes.append(len(names))
+        return names
+
+    monkeypatch.setattr(block_server, "parse_wanted", count)
+    peer = peer_of(server)
+    peer._submit(lambda channel: gate.wait(5), 5, lambda: None)
+    ends = [threading.Event() for _ in range(4)]
+    for number, parts in enumerate((NAMES[:3], [], NAMES[4:10], NAMES[11:12])):
+
+        def done(number=number):
+            come.append(f"end {number}")
+            ends[number].set()
+
+        def take(name, page, number=number):
+            come.append(number)
+
+        peer.fetch(parts, 5.0, take, done)
+    gate.set()
+    assert all(end.wait(5) for end in ends)
+    assert sizes == [10]
+    assert come == [0, 0, "end 0", "end 1", 2, 2, 2, "end 2", "end 3"]
+    peer.close()
+
+
 def test_identities_differ_by_name():
     assert differences({"a": "1", "b": "2"}, {"b": "2", "c": "3"}) == ["a", "c"]
 
@@ -275,7 +336,7 @@ def test_whatever_comes_the_parsers_raise_nothing_but_peer_errors(seed):
         data = bytes(data)[: chance.choice([len(data), chance.randrange(len(data) + 1)])]
         try:
             frame = receive_of(data, *chance.sample(list(FrameKind), 4))
-            parse_names(frame.payload)
+            chance.choice([parse_names, parse_wanted])(frame.payload)
             parse_message(frame.payload, PeerHello)
             parse_message(frame.payload, PeerProof)
         except PeerError:

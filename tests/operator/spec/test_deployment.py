@@ -175,10 +175,24 @@ def test_another_version_is_not_guessed_at():
     ("spec", "message"),
     [
         ({"engine": {"executor": "ray"}}, "ray needs a Ray cluster, which this operator does not"),
-        ({"engine": {"tensorParallelSize": 2}}, "of 2 needs device: cpu and executor: mp"),
+        ({"engine": {"tensorParallelSize": 2}}, "of 2 needs device: cpu or cuda and executor: mp"),
         (
             {"engine": {"tensorParallelSize": 2, "executor": "mp", "device": "sim"}},
-            "of 2 needs device: cpu and executor: mp",
+            "of 2 needs device: cpu or cuda and executor: mp",
+        ),
+        *(
+            ({"engine": fields, "resources": {"limits": {"nvidia.com/gpu": 2}}}, message)
+            for fields, message in (
+                ({"tensorParallelSize": 2}, "of 2 needs device: cpu or cuda and executor: mp"),
+                (
+                    {"pipelineParallelSize": 2, "executor": "mp"},
+                    "pipelineParallelSize of 2 needs device: cpu and executor: mp",
+                ),
+                (
+                    {"tensorParallelSize": 2, "executor": "mp", "expertParallel": True},
+                    "spec.engine.expertParallel needs device: cpu",
+                ),
+            )
         ),
         (
             {"engine": {"pipelineParallelSize": 2}},
@@ -240,6 +254,25 @@ def test_what_nothing_can_carry_out_yet(spec: dict[str, Any], message: str):
 )
 def test_processors_that_are_enough(engine: dict[str, Any], cpu: str):
     assert LLMDeployment.parse(make_body({"engine": engine, "resources": {"limits": {"cpu": cpu}}}))
+
+
+@pytest.mark.parametrize(
+    "limits", [{"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 4}, {"nvidia.com/mig-1g.10gb": 2}]
+)
+def test_each_rank_has_a_gpu(limits: dict[str, Any]):
+    engine = {"tensorParallelSize": 2, "executor": "mp", "device": "cuda"}
+    error = refusal(make_body({"engine": engine, "resources": {"limits": limits}}))
+    assert "spec.resources.limits must have nvidia.com/gpu: 2, a GPU for each rank" in str(error)
+
+
+def test_ranks_with_a_gpu_each():
+    engine = {"tensorParallelSize": 2, "executor": "mp"}
+    limits = {"nvidia.com/gpu": 2}
+    spec = {"engine": engine, "resources": {"limits": limits}}
+    assert LLMDeployment.parse(make_body(spec)).device == "cuda"
+    claims = {"containers": [{"name": "engine", "resources": {"claims": [{"name": "gpus"}]}}]}
+    claimed = {"engine": engine | {"device": "cuda"}, "podTemplate": {"spec": claims}}
+    assert LLMDeployment.parse(make_body(claimed))
 
 
 @pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a" * 64, None, 7])

@@ -3,7 +3,7 @@
 Real engine processes; the router's memory of each stream leads it from one to the other.
 
 Red when: the drained engine leaves before its blocks are fetched, finishes what could move, or the
-one that goes on computes whole blocks again.
+one that goes on computes a token again whose keys and values were there.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Moved:
         assert memory.is_done
 
     @property
-    def num_whole_blocks(self) -> int:
+    def num_blocks(self) -> int:
         """Of what was sent, but for the token whose KV nobody has computed yet."""
-        return (self.num_sent - 1) // BLOCK_SIZE
+        return -(-(self.num_sent - 1) // BLOCK_SIZE)
 
 
 def move(
@@ -100,10 +100,20 @@ def move(
     return streams
 
 
-def peer_hits(server: ServeProcess) -> float:
+def metric(server: ServeProcess, name: str, labels: str = "") -> float:
     text = httpx.get(server.url + "/metrics").text
-    found = re.search(r'^octavo_kv_tier_hit_blocks_total\{.*tier="peer".*\} (\S+)$', text, re.M)
+    found = re.search(rf"^{name}\{{.*{labels}.*\}} (\S+)$", text, re.M)
     return 0.0 if found is None else float(found[1])
+
+
+def peer_hits(server: ServeProcess) -> float:
+    return metric(server, "octavo_kv_tier_hit_blocks_total", 'tier="peer"')
+
+
+def computed(server: ServeProcess) -> float:
+    """Tokens of prompts that it did not find."""
+    given = metric(server, "octavo_prompt_tokens_total")
+    return given - metric(server, "octavo_prompt_tokens_cached_total")
 
 
 def body(number: int, **more: Any) -> dict[str, Any]:
@@ -121,7 +131,8 @@ def test_streams_of_a_draining_engine_go_on_with_their_blocks():
         bodies = [body(number) for number in range(NUM_STREAMS)]
         streams = move(bodies, first, second)
         assert first.wait() == 0
-        assert peer_hits(second) == sum(one.num_whole_blocks for one in streams)
+        assert peer_hits(second) == sum(one.num_blocks for one in streams)
+        assert computed(second) == 0
         for one in streams:
             assert b"server_shutdown" not in one.relayed and one.memory.num_tokens == 200
             same(one.relayed, unbroken(second, COMPLETIONS, one.body, one.memory))

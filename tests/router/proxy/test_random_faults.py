@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +39,7 @@ CONFIG = fast_config(
     timeouts={"connect_s": 5.0},
     retry={"quarantine_s": 0.0},  # all that is asked here, engines die of
 )
+CLOSES = "connection: close\r\n"
 BEGIN = begin_line(id="c-1", created=1, seed=7, answers=1, prompt_tokens=4, cached=0)
 
 
@@ -268,3 +270,60 @@ def test_everything_is_given_back(seed: int, kind: Kind, caplog: pytest.LogCaptu
     assert {200, 502, 504} <= set(statuses) <= {200, 400, 500, 502, 503, 504}
     ours = [one.getMessage() for one in caplog.records if one.levelname in ("ERROR", "CRITICAL")]
     assert not ours
+
+
+async def watched(port: int, request: bytes) -> tuple[int, bool]:
+    """What a client that stays sees of its request: the status, and whether all of a good answer
+    came."""
+    client = await RawClient.open(port)
+    await client.send(request)
+    head = await client.head()
+    body = await client.ended()
+    client.writer.close()
+    length = head.header("content-length")
+    if length is None:
+        is_whole = body.endswith(b"0\r\n\r\n") and b'"error"' not in body
+    else:
+        is_whole = len(body) == int(length)
+    return head.status, head.status == 200 and is_whole
+
+
+@pytest.mark.parametrize("kind", ["openai", "octavo"])
+def test_metrics_count_what_clients_saw(kind: Kind):
+    """By status, and by whether it was a success: nothing is counted as better than it was."""
+    random = Random(kind)
+    seen: list[tuple[int, bool]] = []
+
+    @on_loop
+    async def run() -> None:
+        engines = Engines(random)
+        async with (
+            ScriptedUpstream(engines.serve) as a,
+            ScriptedUpstream(engines.serve) as b,
+            routing_to(a.port, b.port, config=CONFIG, kind=kind) as rig,
+        ):
+            for _ in range(NUM_ROUNDS):
+                requests = [
+                    post_bytes(chat(str(number), stream=number % 2 == 0), more=CLOSES)
+                    for number in range(NUM_CLIENTS)
+                ]
+
+                async def live(request: bytes) -> None:
+                    seen.append(await watched(rig.port, request))
+
+                tasks = [asyncio.create_task(live(request)) for request in requests]
+                await pass_time(rig, engines, tasks)
+                await asyncio.gather(*tasks)
+            await rig.until(lambda: not what_is_left(rig))
+            counted: Counter[str] = Counter()
+            for (_, _, code, _, outcome), count in rig.metrics.requests.items():
+                counted[code] += count
+                counted[outcome] += count
+            assert counted.pop("ok") == sum(is_good for _, is_good in seen)
+            for outcome in ("failed", "rejected", "gone"):
+                counted.pop(outcome, None)
+            assert counted == Counter(str(status) for status, _ in seen)
+
+    run()
+    assert {status for status, _ in seen} >= {200, 502}
+    assert (200, False) in seen  # a stream that failed after its status was sent

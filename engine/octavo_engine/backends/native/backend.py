@@ -32,10 +32,10 @@ from octavo_engine.backends.native.lockstep import Lockstep
 from octavo_engine.backends.native.media import NativeMediaEncoder
 from octavo_engine.backends.native.placement import make_team
 from octavo_engine.backends.native.recorder import record
-from octavo_engine.backends.native.shard import Shard, own_cache, split
+from octavo_engine.backends.native.shard import Shard, own_cache, own_layout, split
 from octavo_engine.backends.native.stages import layer_names, plan_cut
 from octavo_engine.backends.sampled import sample_rows
-from octavo_engine.caches import KVSpec, StateSpec
+from octavo_engine.caches import KVSpec
 from octavo_engine.config import MAX_SPECULATION
 from octavo_engine.errors import ConfigError, ModelError
 from octavo_engine.models.registry import build_model
@@ -400,6 +400,10 @@ class NativeBackend:
                 self.laps.mark("mask")
         return sample_rows(self._in_memory.team, logits, sampling)
 
+    def follow(self, step: BackendStep) -> NDArray[np.float32]:
+        """As `RankBackend`."""
+        return self.logits(step)
+
     def logits(self, step: BackendStep) -> NDArray[np.float32]:
         """Compute the step; a view of its logits, [S, vocabulary], valid until the next one. Of a
         stage before the last: of the rows behind its layers, [T, hidden]."""
@@ -632,11 +636,7 @@ class NativeBackend:
         return self._loaded
 
     def _make_kv(self, num_blocks: int) -> _native.KVCache:
-        own = [
-            s if isinstance(s, StateSpec) else own_cache(s, self.config.num_heads, self._shard)
-            for s in self.own_layout.specs
-        ]
-        layout = dataclasses.replace(self.own_layout, specs=tuple(own))
+        layout = own_layout(self.own_layout, self.config.num_heads, self._shard)
         kv = make_kv_cache(layout, num_blocks, self.kv_format)
         assert not layout.paged() or kv.bytes_per_block == layout.page_bytes(
             self.kv_format.bytes_of

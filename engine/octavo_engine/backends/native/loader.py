@@ -21,7 +21,14 @@ from octavo_engine.backends.native.graph import (
     NativeLinear,
 )
 from octavo_engine.backends.native.packing import PANEL_ROWS, choose_packings
-from octavo_engine.backends.native.shard import RowCut, Shard, cut_heads, cut_rows, pieces_of, split
+from octavo_engine.backends.native.shard import (
+    RowCut,
+    Shard,
+    cut_heads,
+    cut_linear,
+    pieces_of,
+    split,
+)
 from octavo_engine.backends.native.stages import AbsentMatrix
 from octavo_engine.backends.native.stored_form import form_of, in_form, rows_of
 from octavo_engine.errors import ConfigError, ModelError
@@ -40,8 +47,6 @@ if TYPE_CHECKING:
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 # Rows among which the highest wins, as a head's do; a row is an expert.
 _ROUTERS = (".mlp.gate", ".block_sparse_moe.gate")
-# The first of two halves of equal size, which meet column by column in a glu.
-_GATED = (".gate_proj", ".gate_up_proj", ".w1")
 
 
 class NativeLoader:
@@ -302,7 +307,7 @@ class NativeLoader:
         return cast("_native.Packed", AbsentMatrix(tuple(names), rows, columns))
 
     def _cut(self, name: str, sizes: Sequence[int]) -> RowCut:
-        return cut_rows(sum(sizes), self._shard, of_halves=name.endswith(_GATED))
+        return cut_linear(name, sum(sizes), self._shard)
 
 
 def _check_alike(name: str, forms: Collection[str]) -> None:

@@ -11,13 +11,16 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.backends.native.packing import PANEL_ROWS
-from octavo_engine.caches import LatentSpec
+from octavo_engine.caches import LatentSpec, StateSpec
 from octavo_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo_engine.caches import PagedSpec
+    from octavo_engine.caches import CacheLayout, PagedSpec
+
+# The first of two halves of equal size, which meet column by column in a glu.
+_GATED = (".gate_proj", ".gate_up_proj", ".w1")
 
 
 class Shard(NamedTuple):
@@ -89,6 +92,11 @@ def cut_rows(total: int, shard: Shard, *, of_halves: bool) -> RowCut:
     return RowCut(((first, end), (length + first, length + end)), total)
 
 
+def cut_linear(name: str, total: int, shard: Shard) -> RowCut:
+    """The rank's outputs of a linear layer whose first matrix has this name."""
+    return cut_rows(total, shard, of_halves=name.endswith(_GATED))
+
+
 def pieces_of(cut: RowCut, sizes: Sequence[int]) -> list[Piece]:
     """The cut's rows by the matrices of these sizes that they are of, in their order."""
     starts = list(accumulate(sizes, initial=0))
@@ -126,3 +134,9 @@ def own_cache(spec: PagedSpec, num_heads: int, shard: Shard) -> PagedSpec:
         return spec
     own = cut_heads(num_heads, spec.num_kv_heads, shard)
     return dataclasses.replace(spec, num_kv_heads=own.num_kv_heads)
+
+
+def own_layout(layout: CacheLayout, num_heads: int, shard: Shard) -> CacheLayout:
+    """What a rank keeps of all layers' caches. Raises ConfigError."""
+    own = [s if isinstance(s, StateSpec) else own_cache(s, num_heads, shard) for s in layout.specs]
+    return dataclasses.replace(layout, specs=tuple(own))

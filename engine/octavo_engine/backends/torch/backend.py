@@ -13,11 +13,13 @@ from octavo_engine.backends.backend import BackendStep
 from octavo_engine.backends.draft_part import LaterLayers, forward_later, layout_with
 from octavo_engine.backends.encoder_step import encoder_step
 from octavo_engine.backends.head_files import build_heads
+from octavo_engine.backends.native.shard import Shard, own_cache, own_layout
 from octavo_engine.backends.sampled import sample_rows
 from octavo_engine.backends.spread import spread
 from octavo_engine.backends.torch.loader import TorchLoader
 from octavo_engine.backends.torch.media import TorchMediaEncoder
 from octavo_engine.backends.torch.precision import Precision
+from octavo_engine.backends.torch.rank_group import RankGroup
 from octavo_engine.backends.torch.recurrent import ReferenceRecurrentOps, TorchStates
 from octavo_engine.backends.torch.reference import (
     CrossStep,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.draft_part import DraftHeadPart, DraftPart
     from octavo_engine.backends.head_files import Heads, HeadsPart
     from octavo_engine.backends.media import MediaEncoder
+    from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.backends.torch.reference import TorchAdapter
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.models.draft_head import DraftHead
@@ -55,7 +58,11 @@ if TYPE_CHECKING:
 
 
 class TorchBackend:
-    """Weights and KV cache as torch tensors."""
+    """Weights and KV cache as torch tensors.
+
+    With a `place` it is one of several ranks, each with its part of the weights and of the KV
+    heads; all must be prepared for the same, and compute the same steps together.
+    """
 
     def __init__(
         self,
@@ -70,12 +77,17 @@ class TorchBackend:
         draft: DraftPart | None = None,
         heads: HeadsPart | None = None,
         draft_head: DraftHeadPart | None = None,
+        place: RankPlace | None = None,
     ) -> None:
         self.config = config
+        self._shard = Shard() if place is None else place.shard
+        self.ranks = (
+            None if place is None else RankGroup(place, torch.device("cpu"), shares_device=True)
+        )
         self.cache_layout = layout_with(config, draft, draft_head)
         self.precision = precision or Precision()
         self._num_threads = num_threads
-        loader = TorchLoader(checkpoint, self.precision, progress)
+        loader = TorchLoader(checkpoint, self.precision, progress, self.ranks)
         self._model: Model | None = build_model(config, loader, max_model_len)
         loader.finish()
         self._draft_model: Model | None = None
@@ -123,14 +135,23 @@ class TorchBackend:
 
     @property
     def kv_bytes_per_block(self) -> int:
-        itemsize = self.precision.dtype.itemsize
-        return self.cache_layout.page_bytes(lambda spec: block_values(spec) * itemsize)
+        """Of all ranks together."""
+        itemsize, heads = self.precision.dtype.itemsize, self.config.num_heads
+        return self.cache_layout.page_bytes(
+            lambda spec: sum(
+                block_values(own_cache(spec, heads, shard)) * itemsize
+                for shard in self._shard.all()
+            )
+        )
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
         return None
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        self._kv = PagedKV(self.cache_layout, num_blocks, self.precision.dtype)
+        if self.ranks is not None:
+            self.ranks.connect()
+        layout = own_layout(self.cache_layout, self.config.num_heads, self._shard)
+        self._kv = PagedKV(layout, num_blocks, self.precision.dtype)
         if self.cache_layout.states:
             self._states = TorchStates(
                 self.cache_layout, limits.num_state_slots, self.precision.dtype
@@ -141,6 +162,10 @@ class TorchBackend:
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         return self._sample(self.logits(step), sampling)
+
+    def follow(self, step: BackendStep) -> None:
+        """As `RankBackend`."""
+        self.logits(step)
 
     @property
     def has_draft(self) -> bool:
@@ -242,7 +267,7 @@ class TorchBackend:
 
     def _ops(self, step: BackendStep, kv: PagedKV) -> ReferenceOps:
         if self._states is None or step.states is None:
-            return ReferenceStreamOps(step, kv, self.precision, self._adapters)
+            return ReferenceStreamOps(step, kv, self.precision, self._adapters, ranks=self.ranks)
         self._states.copy(step.states.copies.tolist())
         return ReferenceRecurrentOps(step, kv, self._states, self.precision, self._adapters)
 
@@ -335,6 +360,8 @@ class TorchBackend:
             self._kv.load(block_id, page)
 
     def close(self) -> None:
+        if self.ranks is not None:
+            self.ranks.close()
         self._model = None
         self._draft_model = None
         self._heads = None

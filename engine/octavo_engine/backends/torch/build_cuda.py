@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.adapters import AdapterLimits
     from octavo_engine.backends.draft_sources import DraftSources
+    from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.backends.torch.platforms import Platform
     from octavo_engine.config import DType, EngineConfig
     from octavo_engine.models.config import ModelConfig
@@ -37,8 +38,10 @@ def build_cuda(
     max_model_len: int,
     adapters: AdapterLimits | None = None,
     progress: Callable[[int, int], None] | None = None,
+    place: RankPlace | None = None,
+    shares_device: bool = False,
 ) -> CudaBackend:
-    """The model on the first GPU. Raises ConfigError and ModelError."""
+    """The model on the first GPU, or a rank's part of it. Raises ConfigError and ModelError."""
     settings = CudaSettings(
         dtype=settle_dtype(engine.dtype, config.torch_dtype),
         kernels=engine.kernels,
@@ -58,6 +61,8 @@ def build_cuda(
         adapters=adapters,
         drafts=drafts if drafts.is_any else None,
         progress=progress,
+        place=place,
+        shares_device=shares_device,
     )
 
 

@@ -9,12 +9,14 @@ code runs without graphs.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
 
 from octavo_engine.backends.backend import draft_limits
+from octavo_engine.backends.native.shard import Shard, own_cache, own_layout
 from octavo_engine.backends.torch import memory
 from octavo_engine.backends.torch.attention_kinds import walks_few
 from octavo_engine.backends.torch.block_copies import (
@@ -63,6 +65,7 @@ from octavo_engine.backends.torch.landing import Landing, marks_of
 from octavo_engine.backends.torch.packed import Format
 from octavo_engine.backends.torch.parking import Parking
 from octavo_engine.backends.torch.programs import MAIN, Program
+from octavo_engine.backends.torch.rank_group import RankGroup
 from octavo_engine.backends.torch.ropes import DeviceRopeTables
 from octavo_engine.backends.torch.token_counts import TokenCounts
 from octavo_engine.backends.torch.upload import Uploader
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.adapters import AdapterLimits, AdapterSite
     from octavo_engine.backends.backend import BackendLimits, BackendStep, CompileListener
     from octavo_engine.backends.draft_sources import DraftSources
+    from octavo_engine.backends.native.shard import RankPlace
     from octavo_engine.backends.torch.adapter_tiles import AdapterTiles
     from octavo_engine.backends.torch.cuda_settings import CudaSettings
     from octavo_engine.backends.torch.device_adapters import HostAdapter
@@ -88,6 +92,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.graphs import GraphRecorder
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.landing import Landed
+    from octavo_engine.caches import CacheLayout
     from octavo_engine.models.config import ModelConfig
     from octavo_engine.ops import Model
     from octavo_engine.sampling.batch import Sampled
@@ -112,7 +117,11 @@ Load: TypeAlias = "Callable[[Callable[[int, int], None] | None], Loaded]"
 
 
 class CudaBackend(DraftsOnDevice):
-    """A model on one device."""
+    """A model on one device.
+
+    With `ranks` it is one of several, each with its part of the weights and of the KV heads on a
+    device of its own; all must be prepared for the same, and compute the same steps together.
+    """
 
     def __init__(
         self,
@@ -124,14 +133,17 @@ class CudaBackend(DraftsOnDevice):
         kernels: Kernels | None = None,
         load: Load | None = None,
         drafts: DeviceDrafts | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         """`kernels`: those of `settings`, if they are chosen already; `load` gives the weights
         once more; `drafts` proposes tokens, if the text does not."""
         self.config = config
         self.device = device
+        self.ranks = ranks
+        self._shard = Shard() if ranks is None else ranks.shard
         self._settings = settings
         self._dtype = settings.dtype
-        self._kernels = kernels or settings.kernels_for(config, device)
+        self._kernels = kernels or settings.kernels_for(config, device, self._shard)
         self._num_drafts = settings.num_drafts if walks_few(config, settings.kv_cache_dtype) else 0
         self._drafts = drafts
         self.cache_layout = (  # as DeviceKV has it
@@ -145,6 +157,7 @@ class CudaBackend(DraftsOnDevice):
         )  # fmt: skip
         self._copies: SlotCopies | None = None
         is_capturable = device.type == "cuda" and self._kernels.can_capture
+        is_capturable &= ranks is None or ranks.can_capture
         self._use_graphs = settings.use_graphs and is_capturable
         self._recorder: GraphRecorder[tuple[Tensor, Tensor]] = CudaRecorder(device)
         self._make_mark = marks_of(device)
@@ -179,16 +192,23 @@ class CudaBackend(DraftsOnDevice):
         adapters: AdapterLimits | None = None,
         drafts: DraftSources | None = None,
         progress: Callable[[int, int], None] | None = None,
+        place: RankPlace | None = None,
+        shares_device: bool = False,
     ) -> Self:
         """A model of files. Weights that they hold quantised stay so by default. Raises
         ConfigError and ModelError."""
         settled = open_device(device)
-        kernels = settings.kernels_for(config, settled)
+        ranks = None
+        if place is not None:
+            ranks = RankGroup(place, settled, shares_device=shares_device)
+        kernels = settings.kernels_for(config, settled, Shard() if ranks is None else ranks.shard)
         formats = kernels.formats if keep_quantized else frozenset[Format]()
 
         def load(progress: Callable[[int, int], None] | None) -> Loaded:
             with Uploader(settled) as uploader:
-                loader = CudaLoader(checkpoint, uploader, settings.dtype, progress, formats=formats)
+                loader = CudaLoader(
+                    checkpoint, uploader, settings.dtype, progress, formats=formats, ranks=ranks
+                )
                 model = build_model(config, loader, max_model_len)
                 loader.finish()
             largest = memory.expanded_bytes(loader.made, settings.dtype.itemsize)
@@ -201,8 +221,9 @@ class CudaBackend(DraftsOnDevice):
                 config, drafts, loaded.model, settled, settings, max_model_len
             )
         backend = cls(
-            config, loaded, settled, settings, kernels=kernels, load=load, drafts=device_drafts
-        )
+            config, loaded, settled, settings,
+            kernels=kernels, load=load, drafts=device_drafts, ranks=ranks,
+        )  # fmt: skip
         if adapters is not None:
             backend.use_adapters(adapters, loaded.sites)
         return backend
@@ -237,10 +258,23 @@ class CudaBackend(DraftsOnDevice):
 
     @property
     def kv_bytes_per_block(self) -> int:
-        return self.cache_layout.page_bytes(self._kv_format.bytes_of)
+        """Of all ranks together."""
+        return sum(self._block_bytes(shard) for shard in self._shard.all())
+
+    def _block_bytes(self, shard: Shard) -> int:
+        """Of one rank."""
+        heads = self.config.num_heads
+        return self.cache_layout.page_bytes(
+            lambda spec: self._kv_format.bytes_of(own_cache(spec, heads, shard))
+        )
+
+    @property
+    def _own_layout(self) -> CacheLayout:
+        return own_layout(self.cache_layout, self.config.num_heads, self._shard)
 
     def kv_memory(self, limits: BackendLimits, fraction: float | None) -> int | None:
-        """As the protocol says. Raises ConfigError if nothing is left."""
+        """As the protocol says; of all ranks together, whose devices have as much free as this one.
+        Raises ConfigError if nothing is left."""
         if self.device.type == "cuda":
             free = memory.device_memory(self.device).free_bytes
         elif self._settings.memory_of is None:  # a CPU in a test: its memory is the host's
@@ -271,9 +305,21 @@ class CudaBackend(DraftsOnDevice):
             needed += self._drafts.needed_bytes(
                 limits, self._num_drafts, _captured_tokens(limits, few), use_graphs=self._use_graphs
             )
-        return memory.kv_budget(free, needed, fraction=fraction or memory.DEVICE_FRACTION)
+        if self.ranks is not None:
+            itemsize, size = self._dtype.itemsize, self._shard.size
+            needed += memory.gather_bytes(self.config, limits, itemsize, size)
+        if self.ranks is not None and self.ranks.shares_device:
+            needed *= self._shard.size
+        budget = memory.kv_budget(free, needed, fraction=fraction or memory.DEVICE_FRACTION)
+        if self.ranks is None or self.ranks.shares_device:
+            return budget
+        # As many blocks as fit where a block is largest.
+        largest = max(self._block_bytes(shard) for shard in self._shard.all())
+        return budget // largest * self.kv_bytes_per_block
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
+        if self.ranks is not None:
+            self.ranks.connect()
         self._limits, self._num_blocks = limits, num_blocks
         self._few = plan_few(limits, self._kernels, self._num_drafts)
         largest, walks, num_few = limits, self._kernels.walks, self._few.max_tokens
@@ -297,7 +343,7 @@ class CudaBackend(DraftsOnDevice):
             self._logits_of, self._kernels, self._buckets, self._few, self._graphs
         )
         if self.device.type == "cuda":
-            cache_bytes = num_blocks * self.kv_bytes_per_block
+            cache_bytes = num_blocks * self._block_bytes(self._shard)
             cache_bytes += limits.num_state_slots * self.cache_layout.state_bytes
             memory.require(self.device, cache_bytes)
         self.restore_kv()
@@ -312,13 +358,15 @@ class CudaBackend(DraftsOnDevice):
         """As `executor.WarmsUp`. Plain kernels are compiled already."""
         if not self._kernels.can_capture:
             return
-        if self.device.type == "cuda":
-            with compiling_side_by_side() as is_possible:
-                if is_possible:
-                    self._launch_warm_up()
-        self._launch_warm_up()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        with nullcontext() if self.ranks is None else self.ranks.patient():
+            if self.device.type == "cuda" and self.ranks is None:
+                with compiling_side_by_side() as is_possible:
+                    if is_possible:
+                        self._launch_warm_up()
+            self._launch_warm_up()
+            if self.device.type == "cuda":
+                with nullcontext() if self.ranks is None else self.ranks.waiting():
+                    torch.cuda.synchronize(self.device)
         if self._hooks is None:
             self._hooks = CompileHooks(listener)
 
@@ -357,7 +405,22 @@ class CudaBackend(DraftsOnDevice):
             )
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
-        return self.launch(step, sampling).wait()
+        landed = self.launch(step, sampling)
+        if self.ranks is None:
+            return landed.wait()
+        with self.ranks.waiting():
+            return landed.wait()
+
+    def follow(self, step: BackendStep) -> None:
+        """As `RankBackend`: nobody reads the logits here."""
+        assert self._context is not None and self._program is not None, "prepare() comes first"
+        assert self.ranks is not None, "one alone follows nobody"
+        with torch.inference_mode():
+            self._copy(self._context, step)
+            self._compute(self._program, step, _greedy(len(step.logit_rows)), draws=False)
+            mark = self._make_mark()
+        with self.ranks.waiting():
+            mark.wait()
 
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> Landed:
         assert self._context is not None and self._program is not None, "prepare() comes first"
@@ -451,14 +514,16 @@ class CudaBackend(DraftsOnDevice):
         limits = self._limits
         assert limits is not None, "prepare() comes first"
         kv = DeviceKV(
-            self.cache_layout, num_blocks=self._num_blocks, dtype=self._kv_format.dtype,
+            self._own_layout, num_blocks=self._num_blocks, dtype=self._kv_format.dtype,
             device=self.device, has_scales=self._kv_format.has_scales,
         )  # fmt: skip
         ropes = DeviceRopeTables(limits.max_model_len, self.device)
         states = None
         if self.cache_layout.states:
             states = DeviceStates(self.cache_layout, limits.num_state_slots, self.device)
-        self._context = Context(self._kernels, kv, ropes, self._dtype, self._adapters, states)
+        self._context = Context(
+            self._kernels, kv, ropes, self._dtype, self._adapters, states, self.ranks
+        )
         if self._drafts is not None:
             self._drafts.restore_kv(self._context)
         if self._copies is not None:
@@ -494,6 +559,8 @@ class CudaBackend(DraftsOnDevice):
         self._is_awake = True
 
     def close(self) -> None:
+        if self.ranks is not None:
+            self.ranks.close()
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
@@ -658,8 +725,7 @@ class CudaBackend(DraftsOnDevice):
         ops = (CudaRecurrentOps if has_states else CudaOps)(step, self._context)
         if self._drafts is not None:
             ops.wanted = self._drafts.keeps
-        logits = self._model.forward(ops)
-        assert isinstance(logits, torch.Tensor)
+        logits = ops.whole(self._model.forward(ops))
         if self._drafts is not None:
             self._drafts.keep(ops, step)
         return logits.float()

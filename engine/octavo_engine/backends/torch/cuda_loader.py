@@ -15,6 +15,8 @@ from octavo_engine.backends.adapters import AdapterSite, is_adaptable
 from octavo_engine.backends.dequantize import to_float32
 from octavo_engine.backends.latent_heads import take_latent_heads
 from octavo_engine.backends.ledger import WeightLedger
+from octavo_engine.backends.native.shard import pieces_of
+from octavo_engine.backends.native.stored_form import rows_of
 from octavo_engine.backends.torch import repack
 from octavo_engine.backends.torch.packed import (
     FP8,
@@ -24,6 +26,7 @@ from octavo_engine.backends.torch.packed import (
     ScaledWeight,
     packed_product,
 )
+from octavo_engine.backends.torch.rank_group import CutTable, ranges_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.packed import DeviceExperts, Format
+    from octavo_engine.backends.torch.rank_group import Cuts, RankGroup
     from octavo_engine.backends.torch.upload import Uploader
     from octavo_engine.ops import ExpertNames, ExpertSizes, Names, Sizes
     from octavo_engine.weights.checkpoint import Checkpoint, StoredTensor
@@ -49,6 +53,7 @@ class DeviceLinear:
     bias: Tensor | None = None
     is_head: bool = False
     site: int = -1  # of the adapters; -1: none may add to it
+    cuts: Cuts | None = None  # which rank has which outputs; None: all are here
 
     def apply(self, x: Tensor) -> Tensor:
         """The product in torch alone."""
@@ -86,8 +91,11 @@ class CudaLoader:
         progress: Callable[[int, int], None] | None = None,
         *,
         formats: frozenset[Format] = frozenset(),
+        ranks: RankGroup | None = None,
     ) -> None:
-        """`formats` may stay packed; all else is expanded to `dtype`."""
+        """`formats` may stay packed; all else is expanded to `dtype`. With `ranks`, of each matrix
+        this rank's rows only."""
+        self._ranks = ranks
         self._ledger = WeightLedger(checkpoint, progress)
         self._uploader = uploader
         self._dtype = dtype
@@ -97,20 +105,30 @@ class CudaLoader:
         self.made: list[object] = []  # all that was handed out
         self.sites: list[AdapterSite] = []  # of the adapters
 
-    def embedding(self, name: str, rows: int, columns: int) -> Tensor:
-        return self._noted(self._matrix([f"{name}.weight"], [rows], columns))
+    def embedding(self, name: str, rows: int, columns: int) -> Tensor | CutTable:
+        cuts = self._cuts(name, rows)
+        table = self._noted(self._matrix([f"{name}.weight"], [rows], columns, cuts))
+        return table if cuts is None else CutTable(table, cuts)
 
     def linear(
         self, names: Names, in_features: int, out_features: Sizes, *, bias: bool = False
     ) -> DeviceLinear:
         names = [names] if isinstance(names, str) else list(names)
         sizes = [out_features] if isinstance(out_features, int) else list(out_features)
-        weight = self._weight([f"{name}.weight" for name in names], sizes, in_features)
+        cuts = self._cuts(names[0], sum(sizes))
+        weight = self._weight([f"{name}.weight" for name in names], sizes, in_features, cuts)
         total = self._matrix([f"{name}.bias" for name in names], sizes) if bias else None
+        if total is not None and cuts is not None and self._ranks is not None:
+            self._uploader.finish()  # what is under way cannot be copied yet
+            total = ranges_of(total, self._ranks.own(cuts))
         if not is_adaptable(names):
-            return self._noted(DeviceLinear(weight, total, is_head=names == ["lm_head"]))
+            is_head = names == ["lm_head"]
+            return self._noted(DeviceLinear(weight, total, is_head=is_head, cuts=cuts))
         self.sites.append(AdapterSite(tuple(names), tuple(sizes), in_features))
-        return self._noted(DeviceLinear(weight, total, site=len(self.sites) - 1))
+        return self._noted(DeviceLinear(weight, total, site=len(self.sites) - 1, cuts=cuts))
+
+    def _cuts(self, name: str, total: int) -> Cuts | None:
+        return None if self._ranks is None else self._ranks.cuts(name, total)
 
     def experts(
         self, names: ExpertNames, in_features: int, out_features: ExpertSizes, *, bias: bool = False
@@ -134,6 +152,7 @@ class CudaLoader:
             self._account(parts)
             return self._noted(PackedExperts(packed, len(names)))
         whole = self._noted(self._filled(parts, sizes, (in_features,)))
+        self._account(parts)
         return whole.view(len(names), -1, in_features) if self._ledger.is_complete else whole
 
     def latent_heads(
@@ -151,7 +170,9 @@ class CudaLoader:
         )
         return self._noted(key_up), self._noted(value_up)
 
-    def tied(self, embedding: Tensor) -> DeviceLinear:
+    def tied(self, embedding: Tensor | CutTable) -> DeviceLinear:
+        if isinstance(embedding, CutTable):
+            return DeviceLinear(embedding.rows, is_head=True, cuts=embedding.cuts)
         return DeviceLinear(embedding, is_head=True)
 
     def vector(self, name: str, size: int, *, offset: float = 0.0) -> Tensor:
@@ -179,16 +200,33 @@ class CudaLoader:
         return weight
 
     def _weight(
-        self, names: list[str], sizes: list[int], columns: int
+        self, names: list[str], sizes: list[int], columns: int, cuts: Cuts | None
     ) -> Tensor | GroupedWeight | ScaledWeight:
         parts = self._take(names, sizes, (columns,))
-        packed = self._packed(parts) if self._ledger.is_complete else None
-        if packed is None:
-            return self._filled(parts, sizes, (columns,))
+        own, own_sizes = self._own(parts, sizes, cuts)
+        packed = self._packed(own) if self._ledger.is_complete else None
+        weight = self._filled(own, own_sizes, (columns,)) if packed is None else packed
         self._account(parts)
-        return packed
+        return weight
+
+    def _own(
+        self, parts: list[StoredTensor | None], sizes: list[int], cuts: Cuts | None
+    ) -> tuple[list[StoredTensor | None], list[int]]:
+        """This rank's rows of stored matrices that lie one below the other; the others' bytes are
+        not touched."""
+        if cuts is None or self._ranks is None:
+            return parts, sizes
+        pieces = pieces_of(self._ranks.own(cuts), sizes)
+        rows = [
+            None if stored is None else rows_of(stored, piece.first, piece.end)
+            for piece in pieces
+            for stored in (parts[piece.matrix],)
+        ]
+        return rows, [piece.end - piece.first for piece in pieces]
 
     def _account(self, parts: list[StoredTensor | None]) -> None:
+        if not self._ledger.is_complete:
+            return
         for stored in parts:
             if stored is not None:
                 self._ledger.account(stored)
@@ -256,10 +294,21 @@ class CudaLoader:
     ) -> list[StoredTensor | None]:
         return [self._ledger.take(name, (n, *tail)) for name, n in zip(names, sizes, strict=True)]
 
-    def _matrix(self, names: list[str], sizes: list[int], columns: int | None = None) -> Tensor:
-        """The stored tensors behind one another along their first dimension."""
+    def _matrix(
+        self,
+        names: list[str],
+        sizes: list[int],
+        columns: int | None = None,
+        cuts: Cuts | None = None,
+    ) -> Tensor:
+        """The stored tensors behind one another along their first dimension; of cut ones this
+        rank's rows."""
         tail = () if columns is None else (columns,)
-        return self._filled(self._take(names, sizes, tail), sizes, tail)
+        parts = self._take(names, sizes, tail)
+        own, own_sizes = self._own(parts, sizes, cuts)
+        whole = self._filled(own, own_sizes, tail)
+        self._account(parts)
+        return whole
 
     def _filled(
         self, parts: list[StoredTensor | None], sizes: list[int], tail: tuple[int, ...]
@@ -271,7 +320,6 @@ class CudaLoader:
         for place, stored in zip(torch.split(whole, sizes), parts, strict=True):
             if stored is not None:
                 self._fill(place, stored)
-                self._ledger.account(stored)
         return whole
 
     def _fill(self, place: Tensor, stored: StoredTensor) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from octavo_engine.backends.torch.activations import activate
 from octavo_engine.backends.torch.operands import ExpertPair, LatentOperands
 from octavo_engine.backends.torch.plain import norm_heads
+from octavo_engine.backends.torch.rank_group import CutTable, half_of
 from octavo_engine.ops import STATE
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.backends.torch.kernels import Kernels
     from octavo_engine.backends.torch.packed import DeviceExperts
+    from octavo_engine.backends.torch.rank_group import Cuts, RankGroup
     from octavo_engine.backends.torch.ropes import DeviceRopeTables
     from octavo_engine.ops import Activation, AttentionSpec, ExpertsSpec, LatentAttentionSpec
 
@@ -58,7 +60,30 @@ class Sum:
         return self._total is not None
 
 
-Value: TypeAlias = "Tensor | Sum"
+class Part:
+    """A rank's columns of a value; the others' come when somebody asks for the whole, and a glu of
+    its own halves needs none of them."""
+
+    __slots__ = ("_group", "_whole", "cuts", "own")
+
+    def __init__(self, own: Tensor, cuts: Cuts, group: RankGroup) -> None:
+        self.own, self.cuts = own, cuts
+        self._group = group
+        self._whole: Tensor | None = None
+
+    def form(self) -> Tensor:
+        if self._whole is None:
+            self._whole = self._group.gather(self.own, self.cuts)
+        return self._whole
+
+    def glu(self, kernels: Kernels, activation: Activation) -> Part | None:
+        """None where a column and its partner are not of one rank."""
+        if not self.cuts[0].of_halves:
+            return None
+        return Part(kernels.glu(self.own, activation), half_of(self.cuts), self._group)
+
+
+Value: TypeAlias = "Tensor | Sum | Part"
 
 
 class Context(NamedTuple):
@@ -70,6 +95,7 @@ class Context(NamedTuple):
     dtype: torch.dtype
     adapters: DeviceAdapters | None = None
     states: DeviceStates | None = None  # of models that have some
+    ranks: RankGroup | None = None  # that compute each step together
 
 
 class CudaOps:
@@ -81,16 +107,25 @@ class CudaOps:
         self._kept: dict[str, Value] = {}
         self._by_group = step.by_group()
         self._kernels, self._kv, self._ropes, self._dtype, self._adapters = context[:5]
+        self._ranks = context.ranks
 
-    def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
-        x = functional.embedding(self._step.token_ids, table).float()
+    def embedding(self, table: Tensor | CutTable, *, scale: float = 1.0) -> Tensor:
+        x = self._look_up(table, self._step.token_ids).float()
         return x if scale == 1.0 else x * scale
 
-    def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
+    def table(
+        self, table: Tensor | CutTable, of: Literal["positions", "types"], *, offset: int = 0
+    ) -> Tensor:
         assert of == "positions", "texts of a pair are of models that pool"
-        return functional.embedding(self._step.positions.long() + offset, table).float()
+        return self._look_up(table, self._step.positions.long() + offset).float()
 
-    def linear(self, x: Value, weight: DeviceLinear) -> Tensor:
+    def _look_up(self, table: Tensor | CutTable, ids: Tensor) -> Tensor:
+        if not isinstance(table, CutTable):
+            return functional.embedding(ids, table)
+        assert self._ranks is not None, "only ranks have parts"
+        return self._ranks.look_up(table, ids.long())
+
+    def linear(self, x: Value, weight: DeviceLinear) -> Tensor | Part:
         # float32 between operations is rounded here, as the weights were.
         x = _formed(x).to(self._dtype)
         y = self._kernels.linear(x, weight)
@@ -98,7 +133,10 @@ class CudaOps:
             assert self._adapters is not None
             site = self._adapters.sites[weight.site]
             self._kernels.add_adapters(y, x, site, self._adapters.arenas, self._step)
-        return y
+        if weight.cuts is None:
+            return y
+        assert self._ranks is not None, "only ranks have parts"
+        return Part(y, weight.cuts, self._ranks)
 
     def rms_norm(self, x: Value, weight: Tensor, eps: float) -> Tensor:
         if isinstance(x, Sum) and not x.is_formed:
@@ -113,14 +151,23 @@ class CudaOps:
         formed = _formed(x).float()
         return functional.layer_norm(formed, formed.shape[-1:], weight, bias, eps).to(self._dtype)
 
-    def attention(self, qkv: Value, spec: AttentionSpec) -> Tensor:
+    def attention(self, qkv: Value, spec: AttentionSpec) -> Tensor | Part:
         cos_sin = None if spec.rope is None else self._ropes.table(spec.rope)
         qkv, step = _formed(qkv), self._by_group[self._kv.group(spec.layer)]
+        whole = spec
         if has_own_norm(spec):
             qkv, spec = _normed_before(qkv, spec)
+        own = None
+        if self._ranks is not None:
+            own = self._ranks.heads(whole, is_normed=whole is not spec)
+            qkv, spec = own.of(qkv), own.spec
         kv = self._kv.layer(spec.layer)
         q = self._kernels.turn_and_store(qkv, cos_sin, kv, step, spec)
-        return self._kernels.attend(q, kv, step, spec)
+        y = self._kernels.attend(q, kv, step, spec)
+        if own is None:
+            return y
+        assert self._ranks is not None
+        return Part(y, own.cuts, self._ranks)
 
     def latent_attention(
         self,
@@ -136,7 +183,9 @@ class CudaOps:
         )  # fmt: skip
         return self._kernels.latent_attention(operands, self._step, spec)
 
-    def glu(self, x: Value, activation: Activation) -> Tensor:
+    def glu(self, x: Value, activation: Activation) -> Tensor | Part:
+        if isinstance(x, Part) and (part := x.glu(self._kernels, activation)) is not None:
+            return part
         return self._kernels.glu(_formed(x), activation)
 
     def experts(
@@ -185,6 +234,11 @@ class CudaOps:
             self._kept[name] = x
         return x
 
+    @staticmethod
+    def whole(x: Value) -> Tensor:
+        """What a model gave in the end."""
+        return _formed(x)
+
     def kept(self, name: str) -> Tensor:
         """Behind the step; a sum was formed by then, as a norm followed it."""
         return _formed(self._kept[name])
@@ -221,4 +275,4 @@ def _normed_before(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, AttentionS
 
 
 def _formed(x: Value) -> Tensor:
-    return x.form() if isinstance(x, Sum) else x
+    return x if isinstance(x, torch.Tensor) else x.form()

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo_engine.backends.torch.cuda_ops import CudaOps, Sum
+from octavo_engine.backends.torch.cuda_ops import CudaOps
 from octavo_engine.backends.torch.operands import SelectiveOperands
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo_engine.backends.torch.cuda_loader import DeviceLinear
-    from octavo_engine.backends.torch.cuda_ops import Context, Value
+    from octavo_engine.backends.torch.cuda_ops import Context, Part, Value
     from octavo_engine.backends.torch.device_step import DeviceStep
     from octavo_engine.ops import Activation, ConvSpec, DeltaSpec, SelectiveSpec, SsdSpec
 
@@ -26,7 +26,7 @@ class CudaRecurrentOps(CudaOps):
         assert context.states is not None, "the model has states"
         self._states, self._scans = context.states, context.kernels.scans
 
-    def linear(self, x: Value, weight: DeviceLinear) -> Tensor:
+    def linear(self, x: Value, weight: DeviceLinear) -> Tensor | Part:
         return super().linear(_formed(x).contiguous(), weight)
 
     def columns(self, x: Value, first: int, count: int) -> Tensor:
@@ -58,4 +58,4 @@ class CudaRecurrentOps(CudaOps):
 
 
 def _formed(x: Value) -> Tensor:
-    return x.form() if isinstance(x, Sum) else x
+    return x if isinstance(x, torch.Tensor) else x.form()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class HeadShape(Protocol):
@@ -14,3 +14,11 @@ class HeadShape(Protocol):
     def num_kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
+
+
+class OwnShape(NamedTuple):
+    """The heads of one of several ranks."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int

@@ -104,6 +104,14 @@ def expanded_bytes(made: Iterable[object], itemsize: int) -> int:
     return max((math.prod(weight.shape) * itemsize for weight in grouped), default=0)
 
 
+def gather_bytes(shape: StepShape, limits: BackendLimits, itemsize: int, num_ranks: int) -> int:
+    """The most that ranks take to show each other their columns: all parts, and the whole."""
+    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    widest = max(heads, 2 * shape.intermediate_size, num_ranks * shape.hidden_size)
+    logits = 4 * limits.max_logit_rows * shape.vocab_size
+    return 2 * max(limits.max_tokens * widest * itemsize, logits)
+
+
 def count_bytes(shape: StepShape, limits: BackendLimits) -> int:
     """What penalties know of the tokens of all rows."""
     return limits.max_seqs * shape.vocab_size * 4

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from octavo_engine.backends.torch.activations import activate
+from octavo_engine.backends.torch.rank_group import CutTable
 from octavo_engine.caches import LatentSpec
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.ops import HIDDEN, STATE
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import BackendStep
     from octavo_engine.backends.torch.loader import TorchExperts, TorchHeads, TorchLinear
     from octavo_engine.backends.torch.precision import Precision
+    from octavo_engine.backends.torch.rank_group import Cuts, RankGroup
     from octavo_engine.caches import CacheLayout, PagedSpec
     from octavo_engine.ops import (
         Activation,
@@ -123,8 +125,10 @@ class ReferenceOps:
         precision: Precision,
         adapters: Mapping[int, TorchAdapter] = MappingProxyType({}),
         cross: CrossStep | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
-        """`adapters` by slot."""
+        """`adapters` by slot; `ranks` compute the step together."""
+        self._ranks = ranks
         self._cross = cross
         self._step = step
         self._kv = kv
@@ -148,8 +152,8 @@ class ReferenceOps:
             counts = np.diff(step.seq_starts)
             self._row_slots = torch.from_numpy(np.repeat(step.adapters, counts))
 
-    def embedding(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
-        x = table[self._token_ids] * scale
+    def embedding(self, table: Tensor | CutTable, *, scale: float = 1.0) -> Tensor:
+        x = self._look_up(table, self._token_ids) * scale
         if self._inputs is None:
             return x
         is_input = (self._input_rows >= 0)[:, None]
@@ -167,14 +171,29 @@ class ReferenceOps:
         columns = x.shape[1]
         return rows[:, index * columns : (index + 1) * columns].to(x.dtype)
 
-    def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
+    def table(
+        self, table: Tensor | CutTable, of: Literal["positions", "types"], *, offset: int = 0
+    ) -> Tensor:
         assert of == "positions", "texts of a pair are of models that pool"
-        return table[self._positions.long() + offset]
+        return self._look_up(table, self._positions.long() + offset)
+
+    def _look_up(self, table: Tensor | CutTable, ids: Tensor) -> Tensor:
+        if not isinstance(table, CutTable):
+            return table[ids]
+        assert self._ranks is not None, "only ranks have parts"
+        return self._ranks.look_up(table, ids)
+
+    def _whole(self, own: Tensor, cuts: Cuts | None) -> Tensor:
+        """All columns of what the ranks have in parts."""
+        if cuts is None:
+            return own
+        assert self._ranks is not None, "only ranks have parts"
+        return self._ranks.gather(own, cuts)
 
     def linear(self, x: Tensor, weight: TorchLinear) -> Tensor:
         y = functional.linear(self._precision.stored(x), weight.weight, weight.bias)
         if self._row_slots is None or weight.site < 0:
-            return y
+            return self._whole(y, weight.cuts)
         for slot, adapter in self._adapters.items():
             rows = torch.nonzero(self._row_slots == slot)[:, 0]
             for part in adapter.get(weight.site, ()):
@@ -252,6 +271,25 @@ class ReferenceOps:
         return x
 
     def attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
+        cuts = None
+        if self._ranks is not None:
+            if spec.norm == "row" and spec.q_norm is not None:
+                qkv, own = self._normed_rows(qkv, spec), self._ranks.heads(spec, is_normed=True)
+            else:
+                own = self._ranks.heads(spec)
+            qkv, spec, cuts = own.of(qkv), own.spec, own.cuts
+        return self._whole(self._attention(qkv, spec), cuts)
+
+    def _normed_rows(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
+        """With q and k normed over all heads' columns, which no rank has alone."""
+        assert not spec.norm_after_rope, "norms of rows come before rope"
+        sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        heads = qkv.view(len(qkv), sum(sizes), spec.head_dim)
+        q, k, v = torch.split(heads, sizes, dim=1)
+        q, k = self._normed(q, spec.q_norm, spec), self._normed(k, spec.k_norm, spec)
+        return torch.cat([q, k, v], dim=1).flatten(1)
+
+    def _attention(self, qkv: Tensor, spec: AttentionSpec) -> Tensor:
         q, k, v = self._heads(qkv, spec)
         slots = self._slots[self._kv.groups[spec.layer]]
         k_cache, v_cache = self._kv.layers[self._kv.ordinals[spec.layer]].unbind()

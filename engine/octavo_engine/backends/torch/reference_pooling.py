@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.pooling import PoolingStep
     from octavo_engine.backends.torch.precision import Precision
+    from octavo_engine.backends.torch.rank_group import CutTable
     from octavo_engine.ops import AttentionSpec, Pool
 
 
@@ -24,7 +25,7 @@ class ReferencePoolingOps(ReferenceOps):
     """EncoderOps over one step of whole texts."""
 
     def __init__(self, step: PoolingStep, precision: Precision) -> None:
-        self._precision = precision
+        self._precision, self._ranks = precision, None
         self._token_ids = torch.from_numpy(step.token_ids).long()
         self._positions = torch.from_numpy(step.positions)
         self._type_ids = torch.from_numpy(step.type_ids).long()
@@ -35,7 +36,10 @@ class ReferencePoolingOps(ReferenceOps):
         self.wanted = ()  # nothing drafts from their layers
         self._texts = [slice(a, b) for a, b in itertools.pairwise(step.starts.tolist())]
 
-    def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
+    def table(
+        self, table: Tensor | CutTable, of: Literal["positions", "types"], *, offset: int = 0
+    ) -> Tensor:
+        assert isinstance(table, torch.Tensor), "models that pool have no ranks"
         ids = self._positions.long() if of == "positions" else self._type_ids
         return table[ids + offset]
 

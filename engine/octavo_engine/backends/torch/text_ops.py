@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from octavo_engine.backends.torch.cuda_ops import Value
     from octavo_engine.backends.torch.kernels import Kernels
+    from octavo_engine.backends.torch.rank_group import CutTable
     from octavo_engine.backends.torch.ropes import DeviceRopeTables
     from octavo_engine.backends.torch.text_kernels import TextKernels
     from octavo_engine.backends.torch.text_step import TextStep
@@ -46,13 +47,17 @@ class TextOps(CudaOps):
         keeps_sums: bool,
     ) -> None:
         self.wanted, self._kept = (), {}  # nobody drafts
+        self._ranks = None
         self._texts = step
         self._step = step  # type: ignore[assignment]  # has all that is read of a step here
         self._kernels, self._ropes, self._dtype = kernels, ropes, dtype
         self._text_kernels = text_kernels
         self._keeps_sums = keeps_sums
 
-    def table(self, table: Tensor, of: Literal["positions", "types"], *, offset: int = 0) -> Tensor:
+    def table(
+        self, table: Tensor | CutTable, of: Literal["positions", "types"], *, offset: int = 0
+    ) -> Tensor:
+        assert isinstance(table, torch.Tensor), "models that pool have no ranks"
         ids = self._texts.positions if of == "positions" else self._texts.type_ids
         return functional.embedding(ids.long() + offset, table).float()
 

@@ -118,7 +118,8 @@ CATALOGUE = (
              "clients as they were seen to leave.",
              retry_after="the time to work off what is too much, as measured; 1 to 60 s"),
     ErrorRow(503, "grammar_queue_full", "overloaded_error",
-             "Too many grammars wait to be compiled; requests without one are served.",
+             "Too many grammars wait to be compiled, or the processes that try them out are ended "
+             "from outside; requests without one are served.",
              retry_after="5 s"),
     ErrorRow(503, "loading", SERVER, "The model is loading.", retry_after="1 s"),
     ErrorRow(503, "draining", SERVER, "The server is shutting down and takes no new work.",
