@@ -59,7 +59,7 @@ uint32_t checksum(const nb::object& data, uint32_t value) {
 }
 
 void bind_machine(nb::module_& module) {
-    module.def("crc32", &checksum, nb::arg("data"), nb::arg("value") = 0);
+    module.def("crc32", &checksum, nb::arg(), nb::arg() = 0);
     module.def("cpu_features", [] {
         nb::dict features;
         for (const Feature& feature : cpu_features()) {

@@ -13,12 +13,13 @@ from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 def cpu_features() -> dict[str, bool]:
     """What this processor offers: avx2, fma, f16c, avx512f, avx512_bf16, avx512_vnni, amx_bf16,
     neon …"""
 
-def crc32(data: Any, value: int = 0) -> int:
+def crc32(data: Buffer, value: int = 0, /) -> int:
     """As zlib's, of an object with bytes, several times as fast where the processor helps."""
 
 def available_isas() -> list[str]:
