@@ -29,6 +29,13 @@ DEAR = ("apiserver", "platform", "prometheus")  # fixtures: processes that stay 
 SLOW = {*DEAR, "chart", "helm", "envoy"}  # fixtures: what is built or started takes long
 
 
+def pytest_configure() -> None:
+    """A shell has Ctrl-C ignored by what it runs in the background, which any event loop that
+    ends would undo."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Millions of objects that all stay: looking through them again and again takes seconds."""

@@ -268,7 +268,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if unknown := set(args.scenarios) - SCENARIOS.keys():
         parser.error(f"no such scenario: {', '.join(sorted(unknown))}")
-    end_cleanly_on_sigterm()
     if not args.counts_only:
         warn_if_busy()
     began_at = time.monotonic()
@@ -295,4 +294,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_cleanly_on_sigterm()
     sys.exit(main())

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NAME = "seeing"
-FLAGS = ("--device", "cpu", "--num-threads", "1", "--max-model-len", "1024")
+FLAGS = ("--device", "cpu", "--num-threads", "1", "--max-model-len", "1024",
+         "--queue-timeout", "600")  # fmt: skip
 SQUARE = "What colour is the square?"
 SQUARES = unseen(48, kind=SQUARE)
 CAPITAL = "What is the capital of France?"

@@ -37,8 +37,8 @@ from tests.fakes.requests import make_prompt, make_request
 
 settings, folders = json.loads(sys.argv[1]), sys.argv[2:]
 spawn = rank_processes.spawn
-rank_processes.spawn = lambda command, files: spawn(
-    MemoryGroup(Path(folders.pop(0))).command(command), files
+rank_processes.spawn = lambda command, *more: spawn(
+    MemoryGroup(Path(folders.pop(0))).command(command), *more
 )
 engine, _ = build_engine(EngineConfig(**settings))
 engine.add(make_request([token % 500 for token in make_prompt(20)], max_tokens=8, logprobs=1))
