@@ -21,4 +21,7 @@ def test_ranks_of_the_reference(family: str, size: int) -> None:
     ranks = TorchThreadRanks(size, lambda place: reference(model, place))
     found = mixed_steps(ranks)
     ranks.close()
-    np.testing.assert_array_equal(found, alone)
+    # The last digits of torch's products depend on how many outputs a matrix has, and on where it
+    # lies in memory.
+    np.testing.assert_allclose(found, alone, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found.argmax(-1), alone.argmax(-1))
