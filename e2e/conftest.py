@@ -65,6 +65,13 @@ class Platform:
         self.node.kill(self.kubectl(*words).removeprefix("containerd://"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rolling-minutes", type=float, default=0.0, metavar="M",
+        help="for how long test_rolling.py replaces everything; default: one round",
+    )  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         name = item.path.name

@@ -28,6 +28,7 @@ _COMMAND = re.compile(r"(?<![\w/-])octavo +(" + "|".join(sorted(COMMANDS)) + r")
 FOREIGN = frozenset(
     (
         "--strict",  # mypy
+        "--rolling-minutes",  # pytest, of e2e/
         "--ignore-missing",  # sha256sum
         "--set", "--create-namespace", "--take-ownership", "--reuse-values",  # helm
         "--server-side",  # kubectl
