@@ -33,6 +33,7 @@ from octavo_engine.weights.source import resolve_model
 from tests.engine.core.test_speculation import make_engine, run
 from tests.engine.models.tiny import TinyModel, tiny_model
 from tests.fakes.medusa_heads import native
+from tests.fakes.torch_threads import one_torch_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,10 +62,8 @@ def answers(model: TinyModel) -> list[Answer]:
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Of torch: more wait for each other where tests share the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_torch_thread():
+        yield
 
 
 @pytest.fixture

@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from octavo_engine import _native
+from octavo_engine.backends.backend import GathersSteps
 from octavo_engine.backends.native.shard import RankPlace, Shard
 from octavo_engine.backends.rank_devices import check_devices
 from octavo_engine.backends.registry import build_gathering_rank, build_rank
@@ -34,13 +36,12 @@ from octavo_engine.executor.rank_processes import RankProcesses
 from octavo_engine.executor.stage_rows import StageRows, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from octavo_engine.backends.backend import (
         BackendLimits,
         BackendStep,
         CompileListener,
-        GathersSteps,
         RankBackend,
     )
     from octavo_engine.backends.native.backend import NativeBackend
@@ -165,6 +166,16 @@ class LeadingBackend(ABC, Generic[RankT]):
             self._tell(Command.POISON, ids.tobytes())
         self._backend.poison_blocks(block_ids)
 
+    def release_kv(self) -> None:
+        if isinstance(self._backend, ReleasesKV):
+            self._tell(Command.RELEASE_KV)
+            self._backend.release_kv()
+
+    def restore_kv(self) -> None:
+        if isinstance(self._backend, ReleasesKV):
+            self._tell(Command.RESTORE_KV)
+            self._backend.restore_kv()
+
     def watch_workers(self, when_lost: Callable[[WorkerLost], None]) -> None:
         """Call it, on any thread, when a rank has ended; at once if one has."""
         self._when_lost = when_lost
@@ -212,14 +223,6 @@ class NativeLeader(LeadingBackend["NativeBackend"]):
     @laps.setter
     def laps(self, laps: Laps | None) -> None:
         self._backend.laps = laps
-
-    def release_kv(self) -> None:
-        self._tell(Command.RELEASE_KV)
-        self._backend.release_kv()
-
-    def restore_kv(self) -> None:
-        self._tell(Command.RESTORE_KV)
-        self._backend.restore_kv()
 
     def pack_adapter(self, files: AdapterFiles) -> RankedAdapter:
         """On all ranks; not on the thread of the steps. Raises ModelError and WorkerLost."""
@@ -269,47 +272,34 @@ class TensorLeader(NativeLeader):
         super()._on_lost(rank, error)
 
 
-class GatheringLeader(LeadingBackend["GathersSteps"]):
+class GatheringLeader(LeadingBackend[GathersSteps]):
     """Of ranks of the torch backends, which show each other what they compute."""
 
-    def __init__(self, backend: GathersSteps, processes: RankProcesses) -> None:
-        super().__init__(backend, processes)
-
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
-        heard = self._processes.heard()
-        self._tell_step(step)
-        try:
+        with self._gathering():
+            self._tell_step(step)
             return self._backend.execute(step, sampling)
-        except GatherFailed as error:
-            raise self._absent(heard) from error
 
     def prepare(self, limits: BackendLimits, num_blocks: int) -> None:
-        heard = self._processes.heard()
-        try:
+        with self._gathering():
             super().prepare(limits, num_blocks)
-        except GatherFailed as error:
-            raise self._absent(heard) from error
 
     def warm_up(self, listener: CompileListener) -> None:
         """All ranks, which gather in these steps too. Only where they compile."""
         if not isinstance(self._backend, WarmsUp):
             return
-        heard = self._processes.heard()
-        self._tell(Command.WARM_UP)
-        try:
+        with self._gathering():
+            self._tell(Command.WARM_UP)
             self._backend.warm_up(listener)
+
+    @contextmanager
+    def _gathering(self) -> Iterator[None]:
+        """While all ranks must come to the same gathers. Raises WorkerLost where one does not."""
+        heard = self._processes.heard()
+        try:
+            yield
         except GatherFailed as error:
             raise self._absent(heard) from error
-
-    def release_kv(self) -> None:
-        if isinstance(self._backend, ReleasesKV):
-            self._tell(Command.RELEASE_KV)
-            self._backend.release_kv()
-
-    def restore_kv(self) -> None:
-        if isinstance(self._backend, ReleasesKV):
-            self._tell(Command.RESTORE_KV)
-            self._backend.restore_kv()
 
     def _absent(self, heard: list[int]) -> WorkerLost:
         """Who did not come to a gather. The socket of a rank that died may be seen a moment after

@@ -19,6 +19,7 @@ from octavo_engine.kv.prefix_cache import CachedPrefix
 from octavo_engine.kv.residency import ResidencyLabels
 from octavo_engine.kv.retention import RetainedBlocks
 from octavo_engine.protocol.prefix_hash import (
+    TOKEN_BYTES,
     block_digest,
     chain_digests,
     pack_tokens,
@@ -343,7 +344,7 @@ class KVManager:
         # NOTE: a copy that is planned and not made yet is never published here: its source, pinned
         # till then, holds the same tokens, and the cache keeps only what adds something.
         parent = sequence.digests[index - 1] if index else sequence.root
-        tokens = self._tokens(sequence, index)[: num_filled * 4]
+        tokens = self._tokens(sequence, index)[: num_filled * TOKEN_BYTES]
         media = parts_of(sequence.request.media, index)
         for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
             cache.publish(self.pool.blocks[table[index]], parent, tokens, None, media)

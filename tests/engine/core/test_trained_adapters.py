@@ -12,6 +12,7 @@ import torch
 from benchmarks.peers.models import write_safetensors
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo_engine.weights.source import resolve_model
+from tests.fakes.torch_threads import one_torch_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,10 +37,8 @@ LAYERS = list(range(18, 30))  # the last ones: what lies before needs no gradien
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Several would wait for each other on a machine with other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_torch_thread():
+        yield
 
 
 def make_model(folder: Path) -> Any:

@@ -18,6 +18,7 @@ from octavo_engine.core.process import wire
 from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import ConfigError, OctavoError, WorkerLost
 from tests.engine.models.tiny import tiny_model
+from tests.fakes.heard import Heard
 from tests.fakes.rank_processes import started_by, tiny_config, until, workers_of
 from tests.fakes.requests import make_prompt, make_request
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from octavo_engine.core.engine import Engine
-    from octavo_engine.state.outputs import StepOutput
 
 
 def config_of(folder: Path, name: str, **changes: Any) -> EngineConfig:
@@ -170,31 +170,13 @@ def test_a_core_that_is_killed_is_named(tmp_path: Path) -> None:
     assert not cores_of()
 
 
-class _Heard:
-    """A Listener."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[str, list[int]] = {}
-        self.refused: list[str] = []
-
-    def on_step(self, step: StepOutput) -> None:
-        for output in step.outputs:
-            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
-
-    def on_refused(self, sequence_id: str, error: OctavoError) -> None:
-        self.refused.append(str(error))
-
-    def on_lost(self, error: OctavoError) -> None:
-        self.refused.append(str(error))
-
-
 @pytest.mark.slow
 def test_all_cores_are_started_again_when_one_is_lost(tmp_path: Path) -> None:
     config = config_of(tmp_path, "qwen3-moe", data_parallel_size=2)
     timing = Timing(first_delay=0.05, last_delay=0.1, fast_failure=0.0)
 
     async def test() -> None:
-        heard = _Heard()
+        heard = Heard()
         client = connect_cores(config, heard, choose_connect(config, timing))
         await client.ready()
         before = {core.pid for core in cores_of()}

@@ -15,8 +15,10 @@ from octavo_engine.core.process.supervision import Timing
 from octavo_engine.errors import ConfigError, WorkerLost
 from octavo_engine.executor.leader import start_ranks
 from octavo_engine.weights.source import resolve_model
+from tests.fakes.heard import Heard
 from tests.fakes.rank_processes import tiny_config, until, workers_of
 from tests.fakes.requests import make_request
+from tests.fakes.torch_threads import one_torch_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,20 +26,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from octavo_engine.core.engine import Engine
-    from octavo_engine.errors import OctavoError
-    from octavo_engine.state.outputs import StepOutput
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """As each rank has: a product by several threads is cut by their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_torch_thread():
+        yield
 
 
 SHARED = [7 * number % 250 for number in range(110)]  # longer than a step, so in chunks
@@ -144,30 +142,12 @@ def test_what_is_not_divided(
     assert not workers_of()
 
 
-class _Heard:
-    """What the engine core says."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[str, list[int]] = {}
-        self.refused: list[str] = []
-
-    def on_step(self, step: StepOutput) -> None:
-        for output in step.outputs:
-            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
-
-    def on_refused(self, sequence_id: str, error: OctavoError) -> None:
-        self.refused.append(str(error))
-
-    def on_lost(self, error: OctavoError) -> None:
-        self.refused.append(str(error))
-
-
 def test_all_ranks_start_again_when_one_is_lost(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, "llama", device="torch", tensor_parallel_size=2)
     timing = Timing(first_delay=0.05, last_delay=0.1, fast_failure=0.0)
 
     async def test() -> None:
-        heard = _Heard()
+        heard = Heard()
         client = connect_cores(config, heard, choose_connect(config, timing))
         await client.ready()
         (first,) = workers_of()

@@ -36,7 +36,7 @@ from octavo_engine.backends.torch.compiling import (
     warm_up_steps,
 )
 from octavo_engine.backends.torch.cuda_loader import CudaLoader
-from octavo_engine.backends.torch.cuda_ops import Context, CudaOps
+from octavo_engine.backends.torch.cuda_ops import Context, CudaOps, formed
 from octavo_engine.backends.torch.cuda_recurrent_ops import CudaRecurrentOps
 from octavo_engine.backends.torch.device_adapters import DeviceAdapters
 from octavo_engine.backends.torch.device_drafts import DeviceDrafts
@@ -77,6 +77,7 @@ from octavo_engine.sampling.rows import new_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -365,7 +366,7 @@ class CudaBackend(DraftsOnDevice):
                         self._launch_warm_up()
             self._launch_warm_up()
             if self.device.type == "cuda":
-                with nullcontext() if self.ranks is None else self.ranks.waiting():
+                with self._waiting():
                     torch.cuda.synchronize(self.device)
         if self._hooks is None:
             self._hooks = CompileHooks(listener)
@@ -406,10 +407,12 @@ class CudaBackend(DraftsOnDevice):
 
     def execute(self, step: BackendStep, sampling: SamplingBatch) -> Sampled:
         landed = self.launch(step, sampling)
-        if self.ranks is None:
+        with self._waiting():
             return landed.wait()
-        with self.ranks.waiting():
-            return landed.wait()
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """While the host waits for the device. Raises GatherFailed where other ranks are absent."""
+        return nullcontext() if self.ranks is None else self.ranks.waiting()
 
     def follow(self, step: BackendStep) -> None:
         """As `RankBackend`: nobody reads the logits here."""
@@ -419,7 +422,7 @@ class CudaBackend(DraftsOnDevice):
             self._copy(self._context, step)
             self._compute(self._program, step, _greedy(len(step.logit_rows)), draws=False)
             mark = self._make_mark()
-        with self.ranks.waiting():
+        with self._waiting():
             mark.wait()
 
     def launch(self, step: BackendStep, sampling: SamplingBatch) -> Landed:
@@ -725,7 +728,7 @@ class CudaBackend(DraftsOnDevice):
         ops = (CudaRecurrentOps if has_states else CudaOps)(step, self._context)
         if self._drafts is not None:
             ops.wanted = self._drafts.keeps
-        logits = ops.whole(self._model.forward(ops))
+        logits = formed(self._model.forward(ops))
         if self._drafts is not None:
             self._drafts.keep(ops, step)
         return logits.float()

@@ -127,7 +127,7 @@ class CudaOps:
 
     def linear(self, x: Value, weight: DeviceLinear) -> Tensor | Part:
         # float32 between operations is rounded here, as the weights were.
-        x = _formed(x).to(self._dtype)
+        x = formed(x).to(self._dtype)
         y = self._kernels.linear(x, weight)
         if self._step.adapter_tiles is not None and weight.site >= 0:
             assert self._adapters is not None
@@ -143,17 +143,17 @@ class CudaOps:
             total, normed = self._kernels.add_rms_norm(x.x, x.y, x.scale, weight, eps, self._dtype)
             x.set(total)
             return normed
-        return self._kernels.rms_norm(_formed(x), weight, eps, self._dtype)
+        return self._kernels.rms_norm(formed(x), weight, eps, self._dtype)
 
     def layer_norm(
         self, x: Value, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
-        formed = _formed(x).float()
-        return functional.layer_norm(formed, formed.shape[-1:], weight, bias, eps).to(self._dtype)
+        x = formed(x).float()
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps).to(self._dtype)
 
     def attention(self, qkv: Value, spec: AttentionSpec) -> Tensor | Part:
         cos_sin = None if spec.rope is None else self._ropes.table(spec.rope)
-        qkv, step = _formed(qkv), self._by_group[self._kv.group(spec.layer)]
+        qkv, step = formed(qkv), self._by_group[self._kv.group(spec.layer)]
         whole = spec
         if has_own_norm(spec):
             qkv, spec = _normed_before(qkv, spec)
@@ -178,7 +178,7 @@ class CudaOps:
         spec: LatentAttentionSpec,
     ) -> Tensor:
         operands = LatentOperands(
-            _formed(q), _formed(kv), key_up, value_up, self._ropes.table(spec.rope),
+            formed(q), formed(kv), key_up, value_up, self._ropes.table(spec.rope),
             self._kv.latents(spec.layer),
         )  # fmt: skip
         return self._kernels.latent_attention(operands, self._step, spec)
@@ -186,7 +186,7 @@ class CudaOps:
     def glu(self, x: Value, activation: Activation) -> Tensor | Part:
         if isinstance(x, Part) and (part := x.glu(self._kernels, activation)) is not None:
             return part
-        return self._kernels.glu(_formed(x), activation)
+        return self._kernels.glu(formed(x), activation)
 
     def experts(
         self,
@@ -196,27 +196,27 @@ class CudaOps:
         down: DeviceExperts,
         spec: ExpertsSpec,
     ) -> Tensor:
-        x = _formed(x).to(self._dtype)
-        return self._kernels.experts(x, _formed(scores), ExpertPair(gate_up, down), spec)
+        x = formed(x).to(self._dtype)
+        return self._kernels.experts(x, formed(scores), ExpertPair(gate_up, down), spec)
 
     def activation(self, x: Value, activation: Activation) -> Tensor:
-        return activate(_formed(x), activation)
+        return activate(formed(x), activation)
 
     def add(self, x: Value, y: Value, *, scale: float = 1.0) -> Sum:
-        return Sum(_formed(x), _formed(y), scale)
+        return Sum(formed(x), formed(y), scale)
 
     def scale(self, x: Value, factor: float) -> Tensor:
-        return _formed(x) * factor
+        return formed(x) * factor
 
     def gate(self, x: Value, scores: Value) -> Tensor:
-        x = _formed(x)
-        return (x.float() * torch.sigmoid(_formed(scores).float())).to(x.dtype)
+        x = formed(x)
+        return (x.float() * torch.sigmoid(formed(scores).float())).to(x.dtype)
 
     def clamp(self, x: Value, limit: float) -> Tensor:
-        return _formed(x).clamp(-limit, limit)
+        return formed(x).clamp(-limit, limit)
 
     def soft_cap(self, x: Value, cap: float) -> Tensor:
-        return cap * torch.tanh(_formed(x) / cap)
+        return cap * torch.tanh(formed(x) / cap)
 
     def select_rows(self, x: Value) -> Value:
         if self._step.is_decode:
@@ -224,7 +224,7 @@ class CudaOps:
         rows = self._step.logit_rows
         if isinstance(x, Sum) and not x.is_formed:
             return Sum(x.x[rows], x.y[rows], x.scale)
-        return _formed(x)[rows]
+        return formed(x)[rows]
 
     def add_picture_rows(self, x: Value, index: int) -> Value:
         return x  # there are no pictures
@@ -234,14 +234,9 @@ class CudaOps:
             self._kept[name] = x
         return x
 
-    @staticmethod
-    def whole(x: Value) -> Tensor:
-        """What a model gave in the end."""
-        return _formed(x)
-
     def kept(self, name: str) -> Tensor:
         """Behind the step; a sum was formed by then, as a norm followed it."""
-        return _formed(self._kept[name])
+        return formed(self._kept[name])
 
 
 class CudaDraftOps(CudaOps):
@@ -274,5 +269,6 @@ def _normed_before(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, AttentionS
     return torch.cat([q, k, v], dim=1).flatten(1), rest
 
 
-def _formed(x: Value) -> Tensor:
+def formed(x: Value) -> Tensor:
+    """A value as a tensor of all its columns."""
     return x if isinstance(x, torch.Tensor) else x.form()

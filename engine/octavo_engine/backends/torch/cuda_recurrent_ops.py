@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo_engine.backends.torch.cuda_ops import CudaOps
+from octavo_engine.backends.torch.cuda_ops import CudaOps, formed
 from octavo_engine.backends.torch.operands import SelectiveOperands
 
 if TYPE_CHECKING:
@@ -27,35 +27,31 @@ class CudaRecurrentOps(CudaOps):
         self._states, self._scans = context.states, context.kernels.scans
 
     def linear(self, x: Value, weight: DeviceLinear) -> Tensor | Part:
-        return super().linear(_formed(x).contiguous(), weight)
+        return super().linear(formed(x).contiguous(), weight)
 
     def columns(self, x: Value, first: int, count: int) -> Tensor:
-        return _formed(x)[:, first : first + count]
+        return formed(x)[:, first : first + count]
 
     def join(self, x: Value, y: Value) -> Tensor:
-        return torch.cat((_formed(x), _formed(y)), dim=1)
+        return torch.cat((formed(x), formed(y)), dim=1)
 
     def multiply(self, x: Value, y: Value, activation: Activation | None = None) -> Tensor:
-        return self._scans.multiply(_formed(x), _formed(y), activation)
+        return self._scans.multiply(formed(x), formed(y), activation)
 
     def group_norm(self, x: Value, weight: Tensor, eps: float, size: int) -> Tensor:
-        return self._scans.group_norm(_formed(x), weight, eps, size)
+        return self._scans.group_norm(formed(x), weight, eps, size)
 
     def short_conv(self, x: Value, spec: ConvSpec) -> Tensor:
-        return self._scans.short_conv(_formed(x), self._states, self._step, spec)
+        return self._scans.short_conv(formed(x), self._states, self._step, spec)
 
     def ssd_scan(self, xbc: Value, dt: Value, spec: SsdSpec) -> Tensor:
-        return self._scans.ssd_scan(_formed(xbc), _formed(dt), self._states, self._step, spec)
+        return self._scans.ssd_scan(formed(xbc), formed(dt), self._states, self._step, spec)
 
     def selective_scan(
         self, x: Value, dt: Value, b: Value, c: Value, spec: SelectiveSpec
     ) -> Tensor:
-        operands = SelectiveOperands(_formed(x), _formed(dt), _formed(b), _formed(c))
+        operands = SelectiveOperands(formed(x), formed(dt), formed(b), formed(c))
         return self._scans.selective_scan(operands, self._states, self._step, spec)
 
     def delta_rule(self, qkv: Value, gates: Value, spec: DeltaSpec) -> Tensor:
-        return self._scans.delta_rule(_formed(qkv), _formed(gates), self._states, self._step, spec)
-
-
-def _formed(x: Value) -> Tensor:
-    return x if isinstance(x, torch.Tensor) else x.form()
+        return self._scans.delta_rule(formed(qkv), formed(gates), self._states, self._step, spec)

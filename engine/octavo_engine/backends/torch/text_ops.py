@@ -15,8 +15,8 @@ from torch.nn import functional
 from octavo_engine.backends.torch.cuda_ops import (
     CudaOps,
     Sum,
-    _formed,
     _normed_before,
+    formed,
     has_own_norm,
 )
 from octavo_engine.backends.torch.operands import LayerKV, NormWeights
@@ -62,8 +62,8 @@ class TextOps(CudaOps):
         return functional.embedding(ids.long() + offset, table).float()
 
     def add(self, x: Value, y: Value, *, scale: float = 1.0) -> Sum:
-        x = _formed(x)
-        return Sum(x.float() if self._keeps_sums else x, _formed(y), scale)
+        x = formed(x)
+        return Sum(x.float() if self._keeps_sums else x, formed(y), scale)
 
     def layer_norm(
         self, x: Value, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -72,7 +72,7 @@ class TextOps(CudaOps):
         if isinstance(x, Sum) and not x.is_formed:
             first, second, scale = x.x, x.y, x.scale
         total, normed = self._text_kernels.layer_norm(
-            _formed(first), second, scale, NormWeights(weight, bias, eps, self._dtype),
+            formed(first), second, scale, NormWeights(weight, bias, eps, self._dtype),
             keeps_sum=self._keeps_sums,
         )  # fmt: skip
         if total is not None and isinstance(x, Sum):
@@ -80,7 +80,7 @@ class TextOps(CudaOps):
         return normed
 
     def encoder_attention(self, qkv: Value, spec: AttentionSpec) -> Tensor:
-        qkv = _formed(qkv)
+        qkv = formed(qkv)
         sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         if spec.rope is None and spec.q_norm is None and spec.k_norm is None:
             q, k, v = torch.split(qkv, [size * spec.head_dim for size in sizes], dim=1)
@@ -93,4 +93,4 @@ class TextOps(CudaOps):
         return self._text_kernels.attend(q, k.flatten(1), v.flatten(1), self._texts, spec)
 
     def pool(self, x: Value, how: Pool) -> Tensor:
-        return self._text_kernels.pool(_formed(x), self._texts, how)
+        return self._text_kernels.pool(formed(x), self._texts, how)
