@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from octavo_engine import _native
+from octavo_engine.checksum import crc32
 from octavo_engine.executor.messages import MAX_MESSAGE
 from octavo_engine.shared_secret import Nonce, Proof, new_nonce, proof, proves
 
@@ -126,7 +126,7 @@ class NodeChannel:
 
     def send(self, kind: NodeFrameKind, payload: bytes = b"") -> None:
         """Raises NodeError."""
-        head = _HEADER.pack(_MAGIC, kind, len(payload), _native.crc32(payload))
+        head = _HEADER.pack(_MAGIC, kind, len(payload), crc32(payload))
         try:
             with self._sending:
                 self._connection.sendall(head + payload)
@@ -148,7 +148,7 @@ class NodeChannel:
         if length > self.limits[kind]:
             raise NodeError(f"it sent a frame {kind.name} of {length} bytes")
         payload = self._read(length)
-        if _native.crc32(payload) != checksum:
+        if crc32(payload) != checksum:
             raise NodeError("the checksum of a frame is wrong")
         if kind is NodeFrameKind.REFUSED:
             raise NodeRefused(payload.decode("utf-8", "replace"))

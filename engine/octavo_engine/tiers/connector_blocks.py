@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from octavo_engine import _native
+from octavo_engine.checksum import crc32
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.tiers.connector import (
     KV_LAYER,
@@ -367,7 +367,7 @@ class ConnectorStore:
 
 
 def _trailer(block_hash: bytes, page: Page) -> bytes:
-    check = _native.crc32(page.data, _native.crc32(block_hash))
+    check = crc32(page.data, crc32(block_hash))
     return block_hash + check.to_bytes(CHECK_BYTES, "little")
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from octavo_engine import _native
+from octavo_engine.checksum import crc32
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.protocol.prefix_hash import TOKEN_BYTES
 from octavo_engine.shared_secret import Nonce, Proof  # noqa: TC001  (fields of messages)
@@ -207,13 +207,13 @@ class PeerChannel:
 
     def send(self, kind: FrameKind, payload: bytes = b"") -> None:
         """Raises PeerError."""
-        head = _HEADER.pack(_MAGIC, kind, len(payload), _native.crc32(payload))
+        head = _HEADER.pack(_MAGIC, kind, len(payload), crc32(payload))
         self._send(head, payload)
 
     def send_page(self, place: int, page: Page, num_tokens: int = BLOCK_SIZE) -> None:
         """Raises PeerError."""
         prefix = _PLACE.pack(place, num_tokens)
-        checksum = _native.crc32(page.data, _native.crc32(prefix))
+        checksum = crc32(page.data, crc32(prefix))
         length = len(prefix) + page.nbytes
         self._send(_HEADER.pack(_MAGIC, FrameKind.PAGE, length, checksum) + prefix, page.data)
 
@@ -244,7 +244,7 @@ class PeerChannel:
             return self._page(head)
         payload = bytearray(head.length)
         self._fill(memoryview(payload))
-        if _native.crc32(payload) != head.checksum:
+        if crc32(payload) != head.checksum:
             raise PeerError("the checksum of a frame is wrong")
         if head.kind is FrameKind.REFUSED:
             raise PeerRefused(payload.decode("utf-8", "replace"))
@@ -255,7 +255,7 @@ class PeerChannel:
         self._fill(memoryview(prefix))
         page = np.empty(self._page_bytes, np.uint8)
         self._fill(page.data)
-        if _native.crc32(page.data, _native.crc32(prefix)) != head.checksum:
+        if crc32(page.data, crc32(prefix)) != head.checksum:
             raise PeerError("the checksum of a block is wrong")
         place, num_tokens = _PLACE.unpack(prefix)
         return Frame(FrameKind.PAGE, place=place, num_tokens=num_tokens, page=page)

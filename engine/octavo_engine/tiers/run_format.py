@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from octavo_engine import _native
+from octavo_engine.checksum import crc32
 from octavo_engine.encryption import HEAD_BYTES, TAG_BYTES, DamagedPiece, UnknownKey
 from octavo_engine.tiers.page import NAME_BYTES
 
@@ -81,13 +81,13 @@ def write_run(
     rest = [_REST.pack(pages[0].nbytes, key), *names]
     if encryption is None:
         cipher = None
-        rest += [struct.pack("<I", _native.crc32(page.data)) for page in pages]
+        rest += [struct.pack("<I", crc32(page.data)) for page in pages]
         body = b"".join(rest)
     else:
         cipher = encryption.new_cipher()
         body = cipher.head + cipher.seal(0, b"".join(rest), _context(len(names)))
     magic = _MAGIC if cipher is None else _SEALED_MAGIC
-    num_bytes = file.write(_HEAD.pack(magic, len(names), _native.crc32(body)) + body)
+    num_bytes = file.write(_HEAD.pack(magic, len(names), crc32(body)) + body)
     for number, page in enumerate(pages, 1):
         num_bytes += file.write(page.data if cipher is None else cipher.seal(number, page.data))
     return num_bytes
@@ -105,7 +105,7 @@ def read_header(
     is_sealed = magic == _SEALED_MAGIC
     size = _REST.size + count * NAME_BYTES + (HEAD_BYTES + TAG_BYTES if is_sealed else 4 * count)
     body = _read(file, _HEAD.size, size)
-    if _native.crc32(body) != checksum:
+    if crc32(body) != checksum:
         raise TierFileError("the header is damaged")
     cipher = None
     if is_sealed:
@@ -140,7 +140,7 @@ def read_page(
             raise TierFileError(f"a block cannot be decrypted: {error}") from None
         return page
     file.read_into(page, place.offset)
-    if _native.crc32(page.data) != place.check:
+    if crc32(page.data) != place.check:
         raise TierFileError("the checksum of a block is wrong")
     return page
 
