@@ -11,13 +11,21 @@
 #include "common/range.h"
 #include "cpu/dot.h"
 #include "cpu/softmax_state.h"
+#ifdef __AMX_BF16__
+#include "cpu/attention_tiles.h"
+#endif
 
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
 constexpr int64_t kBlocksPerTile = kSoftmaxTokens / kBlockTokens;
 
-#ifdef __AVX512BF16__
+#if defined(__AMX_BF16__)
+struct Bf16Tiles : Bf16Pairs {
+    static constexpr int64_t kHeight = kTileHeight;
+};
+using KVPairs = Bf16Tiles;
+#elif defined(__AVX512BF16__)
 using KVPairs = Bf16Pairs;
 #else
 using KVPairs = Bf16Weights;
@@ -78,9 +86,9 @@ class Attend {
           value_dim_(args.kv.value_dim()),
           group_(args.group()),
           num_rows_(tile.num_tokens * group_),
-          turned_columns_(num_rows_ <= kTileRows ? std::min(kTurnedColumns, args.kv.value_dim())
-                                                 : args.kv.value_dim()),
-          num_passes_(2 * ((num_rows_ + kTileRows - 1) / kTileRows)),
+          turned_columns_(num_rows_ <= kRowsAtOnce ? std::min(kTurnedColumns, args.kv.value_dim())
+                                                   : args.kv.value_dim()),
+          num_passes_(2 * ((num_rows_ + kRowsAtOnce - 1) / kRowsAtOnce)),
           panels_bytes_(args.kv.panels_bytes()),
           scores_(scores),
           rounded_queries_(reinterpret_cast<uint16_t*>(scores + num_rows_ * kSoftmaxTokens)),
@@ -88,6 +96,14 @@ class Attend {
         if constexpr (kIsPairs) {
             round_queries();
         }
+    }
+
+    ~Attend() {
+#ifdef __AMX_BF16__
+        if constexpr (kIsTiles) {
+            _tile_release();
+        }
+#endif
     }
 
     void partition(int64_t index, const State& state) {
@@ -108,6 +124,9 @@ class Attend {
     static constexpr bool kIsScaled = requires { Weights::kUnit; };
     // Queries and weights are rounded to bf16, and two of their products added at a time.
     static constexpr bool kIsPairs = Weights::kXs < Weights::kColumns;
+    // They are multiplied tile by tile.
+    static constexpr bool kIsTiles = requires { Weights::kHeight; };
+    static constexpr int64_t kRowsAtOnce = kIsTiles ? 16 : kTileRows;
     static constexpr int64_t kStepsPerBlock = kBlockTokens / Weights::kColumns;
     static constexpr int64_t kElementBytes = Weights::kStepBytes / (Weights::kColumns * kLanes);
 
@@ -161,8 +180,8 @@ class Attend {
     struct Rows {
         int64_t first;
         int64_t count;
-        const void* queries[kTileRows];
-        Range seen[kTileRows];  // within the tile under way; may be empty
+        const void* queries[kRowsAtOnce];
+        Range seen[kRowsAtOnce];  // within the tile under way; may be empty
 
         // Rows of later tokens see further: the last row ends last, the first begins first.
         Range seen_by_any() const { return {seen[0].begin, seen[count - 1].end}; }
@@ -172,7 +191,7 @@ class Attend {
     Rows rows_from(int64_t first) const {
         Rows rows{};
         rows.first = first;
-        rows.count = std::min<int64_t>(kTileRows, num_rows_ - first);
+        rows.count = std::min<int64_t>(kRowsAtOnce, num_rows_ - first);
         for (int64_t i = 0; i < rows.count; ++i) {
             const int64_t r = first + i;
             rows.queries[i] = kIsPairs ? static_cast<const void*>(rounded_queries_ + r * dim_)
@@ -222,13 +241,13 @@ class Attend {
     // the while.
     Ahead ahead_of_keys(const Rows& rows) const {
         if (is_latent()) {
-            return part_of_next(2 * (rows.first / kTileRows), dim_);
+            return part_of_next(2 * (rows.first / kRowsAtOnce), dim_);
         }
         return {rows.first == 0 ? values_ : keys_, 0, Weights::kStepBytes};
     }
     Ahead ahead_of_values(const Rows& rows) const {
         if (is_latent()) {
-            return part_of_next(2 * (rows.first / kTileRows) + 1, value_dim_);
+            return part_of_next(2 * (rows.first / kRowsAtOnce) + 1, value_dim_);
         }
         return {rows.first == 0 ? after_values_ : values_, 0, Weights::kStepBytes};
     }
@@ -267,7 +286,7 @@ class Attend {
 
     void compute_tile(const State& state) {
         find_blocks();
-        for (int64_t r = 0; r < num_rows_; r += kTileRows) {
+        for (int64_t r = 0; r < num_rows_; r += kRowsAtOnce) {
             const Rows rows = rows_from(r);
             if (!rows.seen_by_any().is_empty()) {
                 compute_scores(rows);
@@ -294,7 +313,7 @@ class Attend {
                 turn_panels<kElementBytes>(keys_[b] + value_offset(c),
                                            turned_ + b * turned_block_bytes(), count);
             }
-            for (int64_t r = 0; r < num_rows_; r += kTileRows) {
+            for (int64_t r = 0; r < num_rows_; r += kRowsAtOnce) {
                 const Rows rows = rows_from(r);
                 if (!rows.seen_by_any().is_empty()) {
                     add_values(rows, {c, c + count}, state);
@@ -308,8 +327,12 @@ class Attend {
     void compute_scores(const Rows& rows) const {
         const Range any = rows.seen_by_any();
         const int64_t end_block = (any.end + kBlockTokens - 1) / kBlockTokens;
-        int width = max_panels(rows.count);
         const Ahead ahead = ahead_of_keys(rows);
+        if constexpr (kIsTiles) {
+            compute_tiles_scores(rows, any.begin / kBlockTokens, end_block, ahead);
+            return;
+        }
+        int width = max_panels(rows.count);
         const std::byte* fetched[kBlocksPerTile];
         for (int64_t b = any.begin / kBlockTokens; b < end_block; ++b) {
             fetched[b] = ahead.blocks[b] + ahead.offset;
@@ -329,13 +352,16 @@ class Attend {
     // Turns scores into weights, times the scales of V, and brings the rows' states to their new
     // maxima. One step for all rows, then the next, so that none waits for another's maximum.
     void softmax(const Rows& rows, const State& state) const {
-        float highest[kTileRows];
+        float highest[kRowsAtOnce];
         for (int64_t i = 0; i < rows.count; ++i) {
             highest[i] = scale_scores(rows.first + i, rows.seen[i]);
         }
         for (int64_t i = 0; i < rows.count; ++i) {
             if (!rows.seen[i].is_empty()) {
                 add_weights(rows.first + i, rows.seen[i], highest[i], state);
+            }
+            if constexpr (kIsTiles) {
+                clear_weights(rows.first + i, rows.seen[i], rows.seen_by_any());
             }
         }
     }
@@ -435,6 +461,10 @@ class Attend {
     // values += weights · V, of some columns: tokens that all rows see together, what is left row
     // by row. Either way a row's sum runs over its tokens in ascending order.
     void add_values(const Rows& rows, Range columns, const State& state) const {
+        if constexpr (kIsTiles) {
+            add_tiles_values(rows, columns, state);
+            return;
+        }
         const Range all = rows.seen_by_all();
         const Range common{(all.begin + kBlockTokens - 1) / kBlockTokens * kBlockTokens,
                            all.end / Weights::kColumns * Weights::kColumns};
@@ -452,13 +482,153 @@ class Attend {
         }
     }
 
+#ifdef __AMX_BF16__
+    void compute_tiles_scores(const Rows& rows, int64_t first_block, int64_t end_block,
+                              const Ahead& ahead) const {
+        use_tiles(rows.count);
+        const TileRows<const uint16_t> queries{rounded_queries_ + rows.first * dim_, 2 * dim_};
+        constexpr int64_t kMost = 4;
+        for (int64_t b = first_block; b < end_block; b += kMost) {
+            const int64_t count = std::min(kMost, end_block - b);
+            FetchedLines fetched[kMost];
+            for (int64_t i = 0; i < count; ++i) {
+                fetched[i] = fetched_lines(rows, ahead, b + i);
+            }
+            const TileRows<float> out{scores(rows.first) + b * kBlockTokens, 4 * kSoftmaxTokens};
+            constexpr decltype(&multiply_keys<1>) kMultiply[] = {
+                multiply_keys<1>, multiply_keys<2>, multiply_keys<3>, multiply_keys<4>};
+            kMultiply[count - 1](queries, dim_, keys_ + b, fetched, out);
+        }
+    }
+
+    // By the first rows, as the others find all in a cache; of latent blocks each pass has its
+    // part.
+    FetchedLines fetched_lines(const Rows& rows, const Ahead& ahead, int64_t b) const {
+        const bool fetches = rows.first == 0 || is_latent();
+        return {ahead.blocks[b] + ahead.offset, fetches ? ahead.step_bytes : 0};
+    }
+
+    // The processor's tiles are so high.
+    void use_tiles(int64_t height) const {
+        if (height_ != height) {
+            set_attention_tiles(height);
+            height_ = height;
+        }
+    }
+
+    // Of tokens that the row does not see, in blocks that others see.
+    void clear_weights(int64_t r, Range seen, Range any) const {
+        auto* to = reinterpret_cast<uint16_t*>(scores(r));
+        const int64_t begin = any.begin / kLanes * kLanes;
+        const int64_t end = (any.end + kLanes - 1) / kLanes * kLanes;
+        const int64_t first = seen.is_empty() ? end : seen.begin / kLanes * kLanes;
+        const int64_t behind = seen.is_empty() ? end : (seen.end + kLanes - 1) / kLanes * kLanes;
+        std::fill(to + begin, to + first, uint16_t{0});
+        std::fill(to + behind, to + end, uint16_t{0});
+    }
+
+    // Blocks in ascending order: those that all rows see whole together, others one by one.
+    void add_tiles_values(const Rows& rows, Range columns, const State& state) const {
+        use_tiles(rows.count);
+        const Range any = rows.seen_by_any();
+        const Range all = rows.seen_by_all();
+        const int64_t first_whole = (all.begin + kBlockTokens - 1) / kBlockTokens;
+        const int64_t end_whole = std::max(first_whole, all.end / kBlockTokens);
+        const int64_t end_block = (any.end + kBlockTokens - 1) / kBlockTokens;
+        for (int64_t b = any.begin / kBlockTokens; b < end_block;) {
+            if (first_whole <= b && b < end_whole) {
+                const std::byte* from[kBlocksPerTile];
+                for (int64_t i = b; i < end_whole; ++i) {
+                    from[i] = values(i, columns.begin);
+                }
+                add_blocks(rows, b, end_whole, columns, from + b, state);
+                b = end_whole;
+            } else {
+                add_partly_seen(rows, b, columns, state);
+                ++b;
+            }
+        }
+    }
+
+    // Whose values' panels, from the first of these columns on, begin at `from`.
+    void add_blocks(const Rows& rows, int64_t first, int64_t end, Range columns,
+                    const std::byte* const* from, const State& state) const {
+        const Ahead ahead = ahead_of_values(rows);
+        const TileRows<const uint16_t> of_rows{
+            static_cast<const uint16_t*>(weights(rows.first, first * kBlockTokens)),
+            4 * kSoftmaxTokens};
+        constexpr int64_t kMost = 4;
+        for (int64_t c = columns.begin; c < columns.end; c += kMost * kLanes) {
+            const int64_t count = std::min(kMost, (columns.end - c) / kLanes);
+            const std::byte* panels[kBlocksPerTile];
+            FetchedLines fetched[kBlocksPerTile];
+            for (int64_t b = first; b < end; ++b) {
+                panels[b - first] = from[b - first] + value_offset(c - columns.begin);
+                fetched[b - first] = fetched_lines(rows, ahead, b);
+                fetched[b - first].from += c / kLanes * kStepsPerBlock * ahead.step_bytes;
+            }
+            constexpr decltype(&multiply_values<1>) kMultiply[] = {
+                multiply_values<1>, multiply_values<2>, multiply_values<3>, multiply_values<4>};
+            kMultiply[count - 1](of_rows, panels, fetched, end - first,
+                                 {state.values + rows.first * dim_ + c, 4 * dim_});
+        }
+    }
+
+    // A block of which a row does not see all.
+    void add_partly_seen(const Rows& rows, int64_t b, Range columns, const State& state) const {
+        alignas(64) std::byte seen_values[kMaxHeadDim * kBlockTokens * kElementBytes];
+        const std::byte* const from[] = {seen_values};
+        if (copy_seen(rows.seen_by_any(), b, columns, seen_values)) {
+            add_blocks(rows, b, b + 1, columns, from, state);
+            return;
+        }
+        // What is not finite would not vanish in rows that do not see it: each row alone.
+        for (int64_t i = 0; i < rows.count; ++i) {
+            if (!rows.seen[i].is_empty()) {
+                copy_seen(rows.seen[i], b, columns, seen_values);
+                add_block_to(rows, i, b, columns, seen_values, state);
+            }
+        }
+    }
+
+    bool copy_seen(Range seen, int64_t b, Range columns, std::byte* to) const {
+        const int64_t first = b * kBlockTokens;
+        bool is_finite = true;
+        for (int64_t c = columns.begin; c < columns.end; c += kLanes) {
+            is_finite = copy_tokens(values(b, c), seen.begin - first, seen.end - first,
+                                    to + value_offset(c - columns.begin)) &&
+                        is_finite;
+        }
+        written(to);
+        return is_finite;
+    }
+
+    // To row i of those alone.
+    void add_block_to(const Rows& rows, int64_t i, int64_t b, Range columns, const std::byte* from,
+                      const State& state) const {
+        const TileRows<const uint16_t> of_rows{
+            static_cast<const uint16_t*>(weights(rows.first, b * kBlockTokens)),
+            4 * kSoftmaxTokens};
+        for (int64_t c = columns.begin; c < columns.end; c += kLanes) {
+            alignas(64) float sums[kTileHeight][kLanes] = {};
+            float* own = state.values + (rows.first + i) * dim_ + c;
+            std::copy_n(own, kLanes, sums[i]);
+            const std::byte* const panel = from + value_offset(c - columns.begin);
+            const FetchedLines nothing{panel, 0};
+            written(sums);
+            multiply_values<1>(of_rows, &panel, &nothing, 1, {sums[0], kTileRowBytes});
+            std::copy_n(sums[i], kLanes, own);
+        }
+    }
+#endif
+
     // Tokens from the start of a block on.
     void add_common(const Rows& rows, Range tokens, Range columns, const State& state) const {
         const int64_t first_block = tokens.begin / kBlockTokens;
         const int64_t end_block = tokens.end / kBlockTokens;  // of the whole ones
         const int64_t steps_left = tokens.end % kBlockTokens / Weights::kColumns;
-        const void* x[kTileRows];
-        const void* x_left[kTileRows];
+        const void* x[kRowsAtOnce];
+        const void* x_left[kRowsAtOnce];
         for (int64_t i = 0; i < rows.count; ++i) {
             x[i] = weights(rows.first + i, tokens.begin);
             x_left[i] = weights(rows.first + i, end_block * kBlockTokens);
@@ -554,7 +724,8 @@ class Attend {
     const std::byte* after_values_[kBlocksPerTile] = {};  // what to fetch while values are read
     int64_t first_column_ = 0;                            // of values_
     int64_t start_ = 0;                                   // position where it starts
-    int64_t fetch_end_ = 0;  // blocks that start before it are wanted by this thread
+    int64_t fetch_end_ = 0;       // blocks that start before it are wanted by this thread
+    mutable int64_t height_ = 0;  // of the processor's tiles
 };
 
 // Scores of a row, and its query in bf16.

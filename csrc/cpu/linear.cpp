@@ -129,14 +129,22 @@ int64_t linear_scratch_bytes(const Panels& weight) {
     }
     const int64_t row_bytes = weight.pairs() * FloatRows::kBytesPerPair;
 #ifdef __AMX_BF16__
-    return block_rows(weight) * std::max(row_bytes, AmxLinear::row_bytes(weight));
+    return std::max(block_rows(weight) * row_bytes, AmxLinear::scratch_bytes(weight));
 #else
     return block_rows(weight) * row_bytes;
 #endif
 }
 
 int64_t linear_block_rows(const Panels& weight) {
-    return weight.is_quantized() ? quantized_block_rows(weight) : block_rows(weight);
+    if (weight.is_quantized()) {
+        return quantized_block_rows(weight);
+    }
+#ifdef __AMX_BF16__
+    if (weight.packing() == Packing::BF16) {
+        return AmxLinear::block_rows(weight);
+    }
+#endif
+    return block_rows(weight);
 }
 
 void linear(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scratch) {
@@ -152,7 +160,7 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end, std::byte* scrat
         return;
     }
 #if defined(__AMX_BF16__)
-    AmxLinear(args, scratch).run(begin, end, block_rows(args.weight));
+    AmxLinear(args, scratch).run(begin, end);
 #elif defined(__AVX512BF16__)
     Linear<Bf16Pairs, PairRows>(args, scratch).run(begin, end);
 #else

@@ -11,36 +11,18 @@
 
 #include "cpu/adapters.h"
 #include "cpu/linear_finish.h"
+#include "cpu/tiles.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-constexpr int64_t kTileHeight = 16;
 constexpr int64_t kTileColumns = 32;  // of bf16
-constexpr int64_t kTileRowBytes = 64;
-constexpr int64_t kTileBytes = kTileHeight * kTileRowBytes;
 
-// What LDTILECFG reads.
-struct alignas(64) TileConfig {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-
-    // Tiles 0 … 3 are sums and 4, 5 rows of x, all of one height; 6 and 7 are weights.
-    explicit TileConfig(int64_t height) {
-        for (int i = 0; i < 8; ++i) {
-            row_bytes[i] = kTileRowBytes;
-            rows[i] = static_cast<uint8_t>(i < 6 ? height : kTileHeight);
-        }
-    }
-};
-static_assert(sizeof(TileConfig) == 64);
-
-// Compilers do not know that the instructions on tiles read memory: what was written for them has
-// to be there first.
-OCTAVO_INLINE void written(const void* address) { asm volatile("" : : "r"(address) : "memory"); }
+// A block of rows should fit the second cache, which is large where there are tiles; and it should
+// be high, for the third one brings panels slower than they are multiplied.
+constexpr int64_t kTiledBlockBytes = 1024 * 1024;
+constexpr int64_t kMaxTiledRows = 512;
+constexpr int64_t kMinTiledRows = 2 * kTileHeight;
 
 // Some columns of one or two panels, and of one or two tiles of rows.
 struct TileOperands {
@@ -76,20 +58,25 @@ class AmxLinear {
           whole_steps_(args.weight.pairs() * 2 / kTileColumns),
           tail_pairs_(args.weight.pairs() % (kTileColumns / 2)) {}
 
-    // Bytes of one padded row.
-    static int64_t row_bytes(const Panels& weight) {
-        return (weight.cols + kTileColumns - 1) / kTileColumns * kTileRowBytes;
+    // Rows that go together.
+    static int64_t block_rows(const Panels& weight) {
+        const int64_t fitting = kTiledBlockBytes / row_bytes(weight);
+        return std::clamp(fitting / kMinTiledRows * kMinTiledRows, kMinTiledRows, kMaxTiledRows);
     }
 
-    void run(int64_t begin, int64_t end, int64_t block_rows) {
+    // Of padded rows.
+    static int64_t scratch_bytes(const Panels& weight) {
+        return block_rows(weight) * row_bytes(weight);
+    }
+
+    void run(int64_t begin, int64_t end) {
+        const int64_t block_rows = AmxLinear::block_rows(args_.weight);
         for (first_row_ = 0; first_row_ < args_.num_rows; first_row_ += block_rows) {
             num_rows_ = std::min(block_rows, args_.num_rows - first_row_);
             prepare_rows();
             const int64_t num_tiles = (num_rows_ + kTileHeight - 1) / kTileHeight;
             height_ = (num_rows_ + num_tiles - 1) / num_tiles;
-            const TileConfig config(height_);
-            written(&config);
-            _tile_loadconfig(&config);
+            configure();
             const bool is_glu = args_.mode == LinearMode::Glu;
             for (int64_t unit = begin; unit < end; unit += is_glu ? 1 : 2) {
                 if (is_glu) {
@@ -105,6 +92,20 @@ class AmxLinear {
     }
 
   private:
+    // Tiles 0 … 3 are sums and 4, 5 rows of x, all of one height; 6 and 7 are weights.
+    void configure() const {
+        TileConfig config;
+        for (int tile = 0; tile < 8; ++tile) {
+            config.set(tile, tile < 6 ? height_ : kTileHeight, kTileRowBytes);
+        }
+        config.load();
+    }
+
+    // Of one padded row.
+    static int64_t row_bytes(const Panels& weight) {
+        return (weight.cols + kTileColumns - 1) / kTileColumns * kTileRowBytes;
+    }
+
     // Rows as they are, or with zeros up to whole steps.
     void prepare_rows() {
         if (args_.src.cols % kTileColumns == 0) {

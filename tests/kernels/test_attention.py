@@ -13,7 +13,8 @@ from tests.kernels.harness import ISAS, AttentionCase, PagedAttention
 RNG = np.random.default_rng(7)
 # What a result may be off by, its inputs being of order 1: the format's own rounding.
 TOLERANCES = {"f32": 5e-6, "bf16": 2e-2, "int8": 4e-2, "fp8_e4m3": 1e-1, "fp8_e5m2": 2e-1}
-MULTIPLY_PAIRS = {"avx512bf16", "amx"}  # the sets that multiply bf16 without widening it
+# The sets that multiply bf16 without widening it, each in an order of its own.
+MULTIPLY_PAIRS = {"avx512bf16", "amx"}
 TEMPERATURES = (1 + np.arange(1100) // 30 * 0.2).astype(np.float32)
 NORM = RNG.uniform(0.5, 1.5, 32).astype(np.float32)
 
@@ -101,7 +102,7 @@ def test_instruction_sets_agree_to_the_bit(name: str, kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in MULTIPLY_PAIRS])
-def test_pairs_of_bf16_are_near_and_agree_among_their_sets(isa: str, name: str) -> None:
+def test_pairs_of_bf16_are_near(isa: str, name: str) -> None:
     """Queries and softmax weights are rounded to bf16 there, as keys and values are everywhere."""
     case = AttentionCase(**{**CASES[name].__dict__, "kv_dtype": "bf16"})
     qkv = random_qkv(case, 1, 16, 145)
@@ -109,8 +110,6 @@ def test_pairs_of_bf16_are_near_and_agree_among_their_sets(isa: str, name: str) 
         error = np.abs(got - wanted)
         assert error.max() < 2e-2
         assert np.sqrt((error**2).mean()) < 2e-3
-    for other in MULTIPLY_PAIRS & set(ISAS):
-        assert all(map(same_bits, whole(case, qkv, other), whole(case, qkv, isa)))
 
 
 @pytest.mark.parametrize("isa", ISAS)
