@@ -195,6 +195,7 @@ void Program::linear(int dst, int src, const Packed& weight, std::span<const flo
     }
     scratch_bytes_ = std::max(scratch_bytes_, team_.kernels().linear_scratch_bytes(args.weight));
     if (args.weight.is_quantized()) {
+        args.in_tiles = true;
         quantize(from, args);
     }
     if (adapters.slots != nullptr) {
@@ -236,8 +237,8 @@ void Program::adapt(const Buffer& to, const Buffer& src, const Packed& weight,
 
 // Rows of a linear layer of integers, before it.
 void Program::quantize(const Buffer& src, const cpu::LinearArgs& args) {
-    quantized_bytes_ =
-        std::max(quantized_bytes_, max_rows(src.rows) * team_.kernels().quantized_row_bytes(args));
+    const int64_t rows = (max_rows(src.rows) + kPanelRows - 1) / kPanelRows * kPanelRows;
+    quantized_bytes_ = std::max(quantized_bytes_, rows * team_.kernels().quantized_row_bytes(args));
     push({src.rows, Quantize{args}});
 }
 

@@ -6,6 +6,9 @@
 // token that a row does not see has the weight zero, which changes no sum of finite numbers.
 #pragma once
 
+#include <algorithm>
+#include <type_traits>
+
 #include "cpu/kv_layer.h"
 #include "cpu/simd.h"
 #include "cpu/tiles.h"
@@ -140,17 +143,19 @@ void multiply_values(TileRows<const uint16_t> weights, const std::byte* const* v
 // A V panel of which only some tokens are there, zeros for the others. Whether all are finite.
 OCTAVO_INLINE bool copy_tokens(const std::byte* panel, int64_t first, int64_t end, std::byte* to) {
     const __m512i exponents = _mm512_set1_epi16(0x7f80);
-    __mmask32 not_finite = 0;
+    __m512i highest = _mm512_setzero_si512();
     for (int64_t pair = 0; pair < kBlockTokens / 2; ++pair) {
         const auto is_seen = [&](int64_t token) { return first <= token && token < end; };
         const uint32_t halves =
             (is_seen(2 * pair) ? 0xffffU : 0U) | (is_seen(2 * pair + 1) ? 0xffff0000U : 0U);
         const __m512i values = _mm512_and_si512(_mm512_loadu_si512(panel + pair * kTileRowBytes),
                                                 _mm512_set1_epi32(static_cast<int32_t>(halves)));
-        not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(values, exponents), exponents);
+        highest = _mm512_max_epi16(highest, _mm512_and_si512(values, exponents));
         _mm512_storeu_si512(to + pair * kTileRowBytes, values);
     }
-    return not_finite == 0;
+    alignas(64) int16_t each[32];
+    _mm512_store_si512(each, highest);
+    return *std::max_element(each, each + 32) < 0x7f80;
 }
 
 }  // namespace

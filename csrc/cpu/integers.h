@@ -94,10 +94,8 @@ class PackedGroup {
                               const std::byte* group)
         : panel_(panel), block_(block), group_(group) {
         if constexpr (kFormat.has_small()) {
-            constexpr int kMask = kFormat.scales == Scales::Nibbles ? 15 : 255;
             for (int sub = 0; sub < kFormat.subs; ++sub) {
-                small_[sub] =
-                    small_scales(group + kFormat.scales_offset() + sub * kPanelRows, kMask);
+                small_[sub] = small_scales(small(sub), kSmallMask);
             }
         }
     }
@@ -130,9 +128,35 @@ class PackedGroup {
         }
     }
 
+    // The same columns without.
+    OCTAVO_INLINE Pairs integers(int64_t index) const {
+        if constexpr (kFormat.codes == Codes::Signed) {
+            return signed_bytes(group_ + index / 2 * kChunkBytes, static_cast<int>(index % 2));
+        } else if constexpr (kFormat.codes >= Codes::Nonlinear) {
+            const int8_t* table = kFormat.codes == Codes::Nonlinear ? kNonlinear : kFloat4;
+            return looked_up(group_ + index / 4 * kChunkBytes, static_cast<int>(index % 4), table);
+        } else {
+            Pairs codes = plane_pairs<kFormat.low_bits()>(group_, index, 0);
+            if constexpr (kFormat.high_bits() != 0) {
+                codes = codes | plane_pairs<kFormat.high_bits()>(group_ + kFormat.high_plane(),
+                                                                 index, kFormat.low_bits());
+            }
+            if constexpr (kFormat.codes == Codes::Centred) {
+                codes = less_constant(codes, 1 << (kFormat.bits - 1));
+            }
+            return codes;
+        }
+    }
+
     // What is in a pair already, and not in a quad.
     OCTAVO_INLINE Vec small_scale() const {
         return small_factors(group_ + kFormat.scales_offset());
+    }
+
+    // The small scales of one sub, as they are packed.
+    static constexpr int kSmallMask = kFormat.scales == Scales::Nibbles ? 15 : 255;
+    OCTAVO_INLINE const std::byte* small(int sub) const {
+        return group_ + kFormat.scales_offset() + sub * kPanelRows;
     }
 
     // Of one of kSums.
@@ -163,25 +187,6 @@ class PackedGroup {
     }
 
   private:
-    OCTAVO_INLINE Pairs integers(int64_t index) const {
-        if constexpr (kFormat.codes == Codes::Signed) {
-            return signed_bytes(group_ + index / 2 * kChunkBytes, static_cast<int>(index % 2));
-        } else if constexpr (kFormat.codes >= Codes::Nonlinear) {
-            const int8_t* table = kFormat.codes == Codes::Nonlinear ? kNonlinear : kFloat4;
-            return looked_up(group_ + index / 4 * kChunkBytes, static_cast<int>(index % 4), table);
-        } else {
-            Pairs codes = plane_pairs<kFormat.low_bits()>(group_, index, 0);
-            if constexpr (kFormat.high_bits() != 0) {
-                codes = codes | plane_pairs<kFormat.high_bits()>(group_ + kFormat.high_plane(),
-                                                                 index, kFormat.low_bits());
-            }
-            if constexpr (kFormat.codes == Codes::Centred) {
-                codes = less_constant(codes, 1 << (kFormat.bits - 1));
-            }
-            return codes;
-        }
-    }
-
     const std::byte* const panel_;
     const std::byte* const block_;
     const std::byte* const group_;

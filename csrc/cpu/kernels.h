@@ -136,7 +136,8 @@ struct LinearArgs {
     int64_t first_column = 0;  // of dst, where the weight has only some of the layer's outputs
     int activation_bits = 16;  // 8 or 16: what rows are rounded to where weights are integers
     const std::byte* quantized = nullptr;  // the rows as quantize_rows leaves them, if it did
-    const int32_t* slots = nullptr;        // of each row's adapter, -1: none; null: no row has one
+    bool in_tiles = false;  // 16 rows side by side there, where the instruction set wants them so
+    const int32_t* slots = nullptr;  // of each row's adapter, -1: none; null: no row has one
     const AdapterWeights* const* adapters = nullptr;  // by slot
     Matrix u = {};                                    // what shrink left
 

@@ -6,15 +6,29 @@
 #include "cpu/adapters.h"
 #include "cpu/integer_dot.h"
 #include "cpu/linear_finish.h"
+#ifdef __AMX_INT8__
+#include "cpu/integer_tiles.h"
+#endif
 
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-// As in linear.cpp: a block of rows meets every panel while it is in the second cache.
+// As in linear.cpp: a block of rows meets every panel while it is in the second cache. Processors
+// with tiles have a large one, and are so quick that panels should come seldom.
+#ifdef __AMX_INT8__
+constexpr int64_t kBlockBytes = 1024 * 1024;
+constexpr int64_t kMaxBlockRows = 240;
+constexpr int64_t kMinBlockRows = 48;
+#else
 constexpr int64_t kBlockBytes = 256 * 1024;
 constexpr int64_t kMaxBlockRows = 96;
 constexpr int64_t kMinBlockRows = 24;
+#endif
 static_assert(kMaxBlockRows % kIntegerRows == 0 && kMinBlockRows % kIntegerRows == 0);
+
+#ifdef __AMX_INT8__
+static_assert(kMaxBlockRows % kTileHeight == 0 && kMinBlockRows % kTileHeight == 0);
+#endif
 
 // Unpacked at a time: they stay in the first cache. Whole blocks of every format.
 constexpr int64_t kUnpackedGroups = 8;
@@ -27,24 +41,54 @@ struct alignas(64) Workspace {
 
 int64_t block_rows(int64_t num_groups) {
     const int64_t fitting = kBlockBytes / (num_groups * kGroupStride);
-    return std::clamp(fitting / kIntegerRows * kIntegerRows, kMinBlockRows, kMaxBlockRows);
+    return std::clamp(fitting / kMinBlockRows * kMinBlockRows, kMinBlockRows, kMaxBlockRows);
 }
 
+// Where the groups of one row are put: beside each other, or in a tile.
+template <class Group>
+class InRow {
+  public:
+    explicit InRow(std::byte* row) : groups_(reinterpret_cast<Group*>(row)) {}
+    Group* place(int64_t index) { return groups_ + index; }
+    void placed(int64_t) {}
+
+  private:
+    Group* const groups_;
+};
+
+#ifdef __AMX_INT8__
+template <class Rows>
+class InTile {
+  public:
+    InTile(std::byte* rows, int64_t row, int64_t num_groups)
+        : groups_(tile_of<Rows>(rows, row, num_groups)), row_(row % kTileHeight) {}
+    typename Rows::Row* place(int64_t) { return &group_; }
+    void placed(int64_t index) { groups_[index].put(row_, group_); }
+
+  private:
+    Rows* const groups_;
+    const int64_t row_;
+    typename Rows::Row group_;
+};
+#endif
+
 // `quantize` makes a group of 32 columns.
-template <class Group, class Quantize>
-OCTAVO_INLINE void prepare_row(const float* from, int64_t cols, Group* to, Quantize quantize) {
+template <class Places, class Quantize>
+OCTAVO_INLINE void prepare_row(const float* from, int64_t cols, Places places, Quantize quantize) {
     Vec poison = broadcast(0.0F);  // becomes NaN where a number is not finite
-    Group* group = to;
-    for (int64_t c = 0; c < cols; c += kGroupColumns, ++group) {
+    int64_t index = 0;
+    for (int64_t c = 0; c < cols; c += kGroupColumns, ++index) {
         const int64_t count = cols - c;
         const Vec first = load_some(from + c, count);
         const Vec second = count > kLanes ? load_some(from + c + kLanes, count - kLanes)  //
                                           : broadcast(0.0F);
         poison = fma(first, broadcast(0.0F), fma(second, broadcast(0.0F), poison));
-        quantize(first, second, group);
+        quantize(first, second, places.place(index));
+        places.placed(index);
     }
     if (!(reduce_add(poison) == 0.0F)) {
-        to->scale = std::numeric_limits<float>::quiet_NaN();
+        places.place(index - 1)->scale = std::numeric_limits<float>::quiet_NaN();
+        places.placed(index - 1);
     }
 }
 
@@ -59,6 +103,46 @@ bool all_take_bytes(const LinearArgs& args) {
                        });
 }
 
+// Whether the rows of the layer lie in tiles where all workers share them.
+bool lie_in_tiles([[maybe_unused]] const LinearArgs& args) {
+#ifdef __AMX_INT8__
+    return args.in_tiles &&
+           std::all_of(args.weight.runs.begin(), args.weight.runs.begin() + args.weight.num_runs,
+                       [](const PanelRun& run) { return takes_tiles(format_of(run.packing)); });
+#else
+    return false;
+#endif
+}
+
+// Rows as they go alone, or in tiles.
+void quantize(const LinearArgs& args, int64_t begin, int64_t end, std::byte* rows,
+              [[maybe_unused]] bool in_tiles) {
+    const int64_t cols = args.src.cols;
+    const int64_t stride = quantized_row_bytes(args);
+    const bool takes_bytes = all_take_bytes(args);
+    const float highest = highest_activation(args.activation_bits);
+    const uint8_t* order = kQuadOrder[format_of(args.weight.packing()).bits == 4 ? 1 : 0];
+    const auto to_bytes = [&](Vec first, Vec second, ByteGroup* group) {
+        quantize_activations(first, second, order, group);
+    };
+    const auto to_words = [&](Vec first, Vec second, ActivationGroup* group) {
+        quantize_activations(first, second, highest, group);
+    };
+    for (int64_t r = begin; r < end; ++r) {
+        const auto* from = reinterpret_cast<const float*>(args.src.row(r));
+#ifdef __AMX_INT8__
+        if (in_tiles) {
+            const int64_t num_groups = args.weight.groups();
+            takes_bytes ? prepare_row(from, cols, InTile<ByteRows>(rows, r, num_groups), to_bytes)
+                        : prepare_row(from, cols, InTile<WordRows>(rows, r, num_groups), to_words);
+            continue;
+        }
+#endif
+        takes_bytes ? prepare_row(from, cols, InRow<ByteGroup>(rows + r * stride), to_bytes)
+                    : prepare_row(from, cols, InRow<ActivationGroup>(rows + r * stride), to_words);
+    }
+}
+
 class QuantizedLinear {
   public:
     QuantizedLinear(const LinearArgs& args, std::byte* scratch)
@@ -67,7 +151,13 @@ class QuantizedLinear {
           takes_bytes_(all_take_bytes(args)),
           stride_(quantized_row_bytes(args)),
           work_(*reinterpret_cast<Workspace*>(scratch)),
-          own_rows_(scratch + sizeof(Workspace)) {}
+          own_rows_(scratch + sizeof(Workspace))
+#ifdef __AMX_INT8__
+          ,
+          tiles_(own_rows_ + block_rows(num_groups_) * num_groups_ * kGroupStride, num_groups_)
+#endif
+    {
+    }
 
     void run(int64_t begin, int64_t end) {
         const int64_t step = block_rows(num_groups_);
@@ -76,14 +166,7 @@ class QuantizedLinear {
                                                        : fetch_ends_[0];
         for (first_row_ = 0; first_row_ < args_.num_rows; first_row_ += step) {
             num_rows_ = std::min(step, args_.num_rows - first_row_);
-            if (args_.quantized != nullptr) {
-                x_ = args_.quantized + first_row_ * stride_;
-            } else {
-                LinearArgs block = args_;
-                block.src.data = args_.src.row(first_row_);
-                quantize_rows(block, 0, num_rows_, own_rows_);
-                x_ = own_rows_;
-            }
+            take_rows();
             fetch_deltas(args_, first_row_, num_rows_, begin,
                          std::min<int64_t>(kIntegerPanels, end - begin));
             if (args_.mode == LinearMode::Glu) {
@@ -95,19 +178,59 @@ class QuantizedLinear {
                         finish(args_, first_row_ + r, unit, y(r, 0), y(r, 1));
                     }
                 }
-                continue;
+            } else {
+                multiply_runs(begin, end);
             }
-            for (int64_t first = begin, last = begin; first < end; first = last) {
-                const Packing packing = args_.weight.panel(first).packing;
-                while (last < end && args_.weight.panel(last).packing == packing) {
-                    ++last;
-                }
-                multiply_equal(first, last);
-            }
+            release_tiles();
         }
     }
 
   private:
+    // The block's rows as the kernels want them: in tiles, or alone.
+    void take_rows() {
+        x_ = own_rows_;
+        if (args_.quantized == nullptr) {
+            LinearArgs block = args_;
+            block.src.data = args_.src.row(first_row_);
+            quantize(block, 0, num_rows_, own_rows_, false);
+            return;
+        }
+        const std::byte* const from = args_.quantized + first_row_ * stride_;
+#ifdef __AMX_INT8__
+        const bool in_tiles = lie_in_tiles(args_);
+        is_tiled_ = in_tiles && num_rows_ >= kFewestTiled;
+        if (is_tiled_) {
+            const RowForm words = args_.activation_bits == 8 ? RowForm::Low : RowForm::Both;
+            tiles_.begin(from, stride_, num_rows_, takes_bytes_ ? RowForm::Bytes : words);
+        } else if (in_tiles) {
+            const auto take = takes_bytes_ ? take_row<ByteRows> : take_row<WordRows>;
+            for (int64_t r = 0; r < num_rows_; ++r) {
+                take(from, r, num_groups_, own_rows_ + r * stride_);
+            }
+            return;
+        }
+#endif
+        x_ = from;
+    }
+
+    void release_tiles() {
+#ifdef __AMX_INT8__
+        if (is_tiled_) {
+            TiledRows::end();
+        }
+#endif
+    }
+
+    void multiply_runs(int64_t begin, int64_t end) {
+        for (int64_t first = begin, last = begin; first < end; first = last) {
+            const Packing packing = args_.weight.panel(first).packing;
+            while (last < end && args_.weight.panel(last).packing == packing) {
+                ++last;
+            }
+            multiply_equal(first, last);
+        }
+    }
+
     // Some neighbouring panels of one packing. Where two go together, they are one of the first
     // half and one of the second: so both are read on and on, and what is fetched ahead is wanted
     // next.
@@ -151,6 +274,11 @@ class QuantizedLinear {
 
     // y[r][p] = all rows of the block times the panels.
     void multiply(Panel left, Panel right) {
+        if (is_tiled_) {
+            multiply_alone(left, 0);
+            multiply_alone(right, 1);
+            return;
+        }
         clear(0, kIntegerPanels);
         const IntegerKernels& of_left = kernels_of(left);
         const IntegerKernels& of_right = kernels_of(right);
@@ -186,6 +314,13 @@ class QuantizedLinear {
     }
 
     void multiply_alone(Panel panel, int index) {
+#ifdef __AMX_INT8__
+        if (is_tiled_) {
+            tiles_.multiply(panel.packing, {panel.data, fetch_ends_[index]},
+                            work_.y + index * kLanes);
+            return;
+        }
+#endif
         const IntegerKernels& kernels = kernels_of(panel);
         if (takes_bytes_ || num_rows_ <= kernels.few_rows) {
             const FetchedPanel as_packed{panel.data, fetch_ends_[index]};
@@ -251,6 +386,10 @@ class QuantizedLinear {
     const int64_t stride_;  // of a quantised row
     Workspace& work_;
     std::byte* const own_rows_;
+#ifdef __AMX_INT8__
+    TiledRows tiles_;
+#endif
+    bool is_tiled_ = false;
     const std::byte* fetch_ends_[kIntegerPanels] = {};  // of the panels at hand, left and right
     const std::byte* x_ = nullptr;                      // the quantised rows of the block under way
     int64_t first_row_ = 0;                             // of the block
@@ -260,8 +399,14 @@ class QuantizedLinear {
 }  // namespace
 
 int64_t quantized_scratch_bytes(const Panels& weight) {
-    return static_cast<int64_t>(sizeof(Workspace)) +
-           block_rows(weight.groups()) * weight.groups() * kGroupStride;
+    const int64_t groups = weight.groups();
+    const int64_t rows = static_cast<int64_t>(sizeof(Workspace)) +  //
+                         block_rows(groups) * groups * kGroupStride;
+#ifdef __AMX_INT8__
+    return rows + TiledRows::scratch_bytes(groups);
+#else
+    return rows;
+#endif
 }
 
 int64_t quantized_row_bytes(const LinearArgs& args) {
@@ -271,26 +416,7 @@ int64_t quantized_row_bytes(const LinearArgs& args) {
 }
 
 void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end, std::byte* rows) {
-    const int64_t cols = args.src.cols;
-    const int64_t stride = quantized_row_bytes(args);
-    const bool takes_bytes = all_take_bytes(args);
-    const float highest = highest_activation(args.activation_bits);
-    const uint8_t* order = kQuadOrder[format_of(args.weight.packing()).bits == 4 ? 1 : 0];
-    for (int64_t r = begin; r < end; ++r) {
-        const auto* from = reinterpret_cast<const float*>(args.src.row(r));
-        std::byte* to = rows + r * stride;
-        if (takes_bytes) {
-            prepare_row(from, cols, reinterpret_cast<ByteGroup*>(to),
-                        [&](Vec first, Vec second, ByteGroup* group) {
-                            quantize_activations(first, second, order, group);
-                        });
-        } else {
-            prepare_row(from, cols, reinterpret_cast<ActivationGroup*>(to),
-                        [&](Vec first, Vec second, ActivationGroup* group) {
-                            quantize_activations(first, second, highest, group);
-                        });
-        }
-    }
+    quantize(args, begin, end, rows, lie_in_tiles(args));
 }
 
 int64_t quantized_block_rows(const Panels& weight) { return block_rows(weight.groups()); }

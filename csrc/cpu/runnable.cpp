@@ -26,7 +26,7 @@ std::vector<std::string> runnable_isas() {
     const bool avx512 =
         avx2 && (kIsEmulated || has_all({"avx512f", "avx512bw", "avx512vl", "avx512dq"}));
     const bool bf16 = avx512 && (kIsEmulated || has_all({"avx512_bf16", "avx512_vnni"}));
-    const bool tiles = bf16 && (kIsEmulated || has_all({"amx_tile", "amx_bf16"}));
+    const bool tiles = bf16 && (kIsEmulated || has_all({"amx_tile", "amx_bf16", "amx_int8"}));
     const bool neon = kIsEmulated ? avx2 : has_feature("neon");
     std::vector<std::string> names;
     const auto add_if = [&](bool runs, const char* name) {

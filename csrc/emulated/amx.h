@@ -11,6 +11,7 @@
 
 #define __AMX_TILE__ 1
 #define __AMX_BF16__ 1
+#define __AMX_INT8__ 1
 
 namespace octavo::emulated {
 
@@ -72,14 +73,38 @@ inline void store(int index, void* to, int64_t stride) {
     }
 }
 
+inline void require_shapes(const Tile& c, const Tile& a, const Tile& b) {
+    require(c.rows == a.rows && c.row_bytes == b.row_bytes && a.row_bytes == 4 * b.rows,
+            "the shapes of tiles do not fit");
+}
+
+// Products of bytes, of which the left ones may have no sign.
+template <class Left>
+inline void multiply_add_bytes(int sums, int left, int right) {
+    Tile& c = configured(sums);
+    const Tile& a = configured(left);
+    const Tile& b = configured(right);
+    require_shapes(c, a, b);
+    for (int m = 0; m < c.rows; ++m) {
+        for (int n = 0; n < c.row_bytes / 4; ++n) {
+            int32_t sum = 0;
+            std::memcpy(&sum, c.data[m] + 4 * n, sizeof sum);
+            for (int k = 0; k < a.row_bytes; ++k) {
+                sum += static_cast<Left>(a.data[m][k]) *
+                       static_cast<int8_t>(b.data[k / 4][4 * n + k % 4]);
+            }
+            std::memcpy(c.data[m] + 4 * n, &sum, sizeof sum);
+        }
+    }
+}
+
 // Products of first and of second numbers of the pairs are summed apart, from zero, then together,
 // and that is added to the tile.
 inline void multiply_add_bf16(int sums, int left, int right) {
     Tile& c = configured(sums);
     const Tile& a = configured(left);
     const Tile& b = configured(right);
-    require(c.rows == a.rows && c.row_bytes == b.row_bytes && a.row_bytes == 4 * b.rows,
-            "the shapes of tiles do not fit");
+    require_shapes(c, a, b);
     for (int m = 0; m < c.rows; ++m) {
         float first[16] = {};
         float second[16] = {};
@@ -108,9 +133,15 @@ inline void multiply_add_bf16(int sums, int left, int right) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
+#undef _tile_dpbusd
 #define _tile_loadconfig(from) octavo::emulated::load_config(from)
 #define _tile_release() octavo::emulated::release()
 #define _tile_zero(tile) octavo::emulated::zero(tile)
 #define _tile_loadd(tile, from, stride) octavo::emulated::load(tile, from, stride)
 #define _tile_stored(tile, to, stride) octavo::emulated::store(tile, to, stride)
 #define _tile_dpbf16ps(sums, left, right) octavo::emulated::multiply_add_bf16(sums, left, right)
+#define _tile_dpbssd(sums, left, right) \
+    octavo::emulated::multiply_add_bytes<int8_t>(sums, left, right)
+#define _tile_dpbusd(sums, left, right) \
+    octavo::emulated::multiply_add_bytes<uint8_t>(sums, left, right)

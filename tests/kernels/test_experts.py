@@ -18,6 +18,11 @@ DOWN = (RNG.standard_normal((EXPERTS, COLS, WIDTH)) / 6).astype(np.float32)
 ROUTER = RNG.standard_normal((EXPERTS, COLS)).astype(np.float32)
 
 
+def random_rows(count: int) -> np.ndarray:
+    """The same in each process, whichever tests ran before."""
+    return np.random.default_rng(count).standard_normal((count, COLS)).astype(np.float32)
+
+
 def moe(
     x: np.ndarray,
     *,
@@ -73,13 +78,13 @@ def expected(x: np.ndarray, top_k: int, renormalise: bool) -> np.ndarray:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("top_k", "renormalise"), [(1, True), (3, True), (3, False), (6, False)])
 def test_the_best_experts_weigh_as_a_softmax_says(isa: str, top_k: int, renormalise: bool) -> None:
-    x = RNG.standard_normal((23, COLS)).astype(np.float32)
+    x = random_rows(23)
     got = moe(x, isa=isa, top_k=top_k, renormalise=renormalise)
     np.testing.assert_allclose(got, expected(x, top_k, renormalise), rtol=1e-5, atol=2e-6)
 
 
 def test_a_token_has_the_same_bits_in_any_company_on_any_machine() -> None:
-    x = RNG.standard_normal((67, COLS)).astype(np.float32)
+    x = random_rows(67)
     together = moe(x)
     for isa in ISAS:
         np.testing.assert_array_equal(moe(x, isa=isa, threads=3), together)
@@ -93,7 +98,7 @@ def test_rows_that_are_quantised_once_for_all_workers_have_the_same_bits(
     packings: tuple[str, str], activation_bits: int
 ) -> None:
     """One token alone is quantised by each worker for itself; many share what each has made."""
-    x = RNG.standard_normal((41, COLS)).astype(np.float32)
+    x = random_rows(41)
     options: dict[str, Any] = {"packings": packings, "activation_bits": activation_bits}
     together = moe(x, threads=3, **options)
     np.testing.assert_array_equal(moe(x, **options), together)
@@ -105,7 +110,7 @@ def test_rows_that_are_quantised_once_for_all_workers_have_the_same_bits(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_inputs_are_weighed_by_the_sigmoids_of_their_scores(isa: str, top_k: int) -> None:
-    x = RNG.standard_normal((23, COLS)).astype(np.float32)
+    x = random_rows(23)
     scores = x.astype(np.float64) @ ROUTER.T
     truth = np.zeros(x.shape)
     for row in range(len(x)):
@@ -121,7 +126,7 @@ def test_inputs_are_weighed_by_the_sigmoids_of_their_scores(isa: str, top_k: int
 
 
 def test_of_equal_scores_the_first_expert_is_taken() -> None:
-    x = RNG.standard_normal((4, COLS)).astype(np.float32)
+    x = random_rows(4)
     flat = np.zeros_like(ROUTER)
     left, right = np.split(x.astype(np.float64) @ GATE_UP[0].T, 2, axis=1)
     first = (reference.activate("silu", left) * right) @ DOWN[0].T
@@ -129,7 +134,7 @@ def test_of_equal_scores_the_first_expert_is_taken() -> None:
 
 
 def test_nan_stays_with_its_token() -> None:
-    x = RNG.standard_normal((5, COLS)).astype(np.float32)
+    x = random_rows(5)
     clean = moe(x)
     x[2, 7] = np.nan
     got = moe(x)

@@ -21,7 +21,7 @@ DTYPES = ["q8", "q4"]  # those that numbers can be quantised to
 # An odd number of panels too: the last one goes alone.
 SHAPES = [
     (1, 1, 1), (1, 3, 17), (2, 5, 33), (3, 2, 64), (4, 9, 80), (5, 1, 47), (6, 2, 48),
-    (7, 9, 100), (8, 3, 112), (13, 18, 96), (25, 1, 5),
+    (7, 9, 100), (8, 3, 112), (13, 18, 96), (25, 1, 5), (251, 2, 33),
 ]  # fmt: skip
 
 
