@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -140,13 +141,20 @@ def measure(
 
 
 def roomy(config: EngineConfig, sizes: StudySizes) -> EngineConfig:
-    """With room for the largest batch, and for the prompt in one step: the limit is one step's."""
+    """With room for the largest batch, and for the prompt in one step: the limit is one step's.
+
+    Nothing is refused: what waits is measured as well.
+    """
     scheduler = config.scheduler
     most = max(sizes.batch_sizes[-1], scheduler.max_num_seqs)
     longest = max(sizes.prompt_len, scheduler.max_num_batched_tokens)
     return config.replace(
         scheduler=replace(
-            scheduler, max_num_seqs=most, max_num_batched_tokens=longest, max_step_ms=60e3
+            scheduler,
+            max_num_seqs=most,
+            max_num_batched_tokens=longest,
+            max_step_ms=60e3,
+            queue_timeout_s=math.inf,
         )
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -88,6 +89,12 @@ def test_only_steps_count_in_which_every_sequence_gets_one_token(tmp_path, monke
     assert timed.step.num_tokens == 5
     assert 24 <= timed.step.num_kv_tokens / 5 <= 30
     assert not engine.has_work  # nothing is left for the next measurement
+
+
+def test_what_waits_is_measured_and_not_refused():
+    config = EngineConfig(model="any")
+    assert math.isfinite(config.scheduler.queue_timeout_s)
+    assert study.roomy(config, SIZES).scheduler.queue_timeout_s == math.inf
 
 
 def test_prompts_are_new_to_the_cache(tmp_path):
