@@ -126,7 +126,13 @@ class Attend {
     static constexpr bool kIsPairs = Weights::kXs < Weights::kColumns;
     // They are multiplied tile by tile.
     static constexpr bool kIsTiles = requires { Weights::kHeight; };
-    static constexpr int64_t kRowsAtOnce = kIsTiles ? 16 : kTileRows;
+    static constexpr int64_t kRowsAtOnce = [] {
+        if constexpr (kIsTiles) {
+            return Weights::kHeight;
+        } else {
+            return int64_t{kTileRows};
+        }
+    }();
     static constexpr int64_t kStepsPerBlock = kBlockTokens / Weights::kColumns;
     static constexpr int64_t kElementBytes = Weights::kStepBytes / (Weights::kColumns * kLanes);
 
@@ -486,7 +492,7 @@ class Attend {
     void compute_tiles_scores(const Rows& rows, int64_t first_block, int64_t end_block,
                               const Ahead& ahead) const {
         use_tiles(rows.count);
-        const TileRows<const uint16_t> queries{rounded_queries_ + rows.first * dim_, 2 * dim_};
+        const StridedRows<const uint16_t> queries{rounded_queries_ + rows.first * dim_, 2 * dim_};
         constexpr int64_t kMost = 4;
         for (int64_t b = first_block; b < end_block; b += kMost) {
             const int64_t count = std::min(kMost, end_block - b);
@@ -494,7 +500,7 @@ class Attend {
             for (int64_t i = 0; i < count; ++i) {
                 fetched[i] = fetched_lines(rows, ahead, b + i);
             }
-            const TileRows<float> out{scores(rows.first) + b * kBlockTokens, 4 * kSoftmaxTokens};
+            const StridedRows<float> out{scores(rows.first) + b * kBlockTokens, 4 * kSoftmaxTokens};
             constexpr decltype(&multiply_keys<1>) kMultiply[] = {
                 multiply_keys<1>, multiply_keys<2>, multiply_keys<3>, multiply_keys<4>};
             kMultiply[count - 1](queries, dim_, keys_ + b, fetched, out);
@@ -554,7 +560,7 @@ class Attend {
     void add_blocks(const Rows& rows, int64_t first, int64_t end, Range columns,
                     const std::byte* const* from, const State& state) const {
         const Ahead ahead = ahead_of_values(rows);
-        const TileRows<const uint16_t> of_rows{
+        const StridedRows<const uint16_t> of_rows{
             static_cast<const uint16_t*>(weights(rows.first, first * kBlockTokens)),
             4 * kSoftmaxTokens};
         constexpr int64_t kMost = 4;
@@ -606,7 +612,7 @@ class Attend {
     // To row i of those alone.
     void add_block_to(const Rows& rows, int64_t i, int64_t b, Range columns, const std::byte* from,
                       const State& state) const {
-        const TileRows<const uint16_t> of_rows{
+        const StridedRows<const uint16_t> of_rows{
             static_cast<const uint16_t*>(weights(rows.first, b * kBlockTokens)),
             4 * kSoftmaxTokens};
         for (int64_t c = columns.begin; c < columns.end; c += kLanes) {

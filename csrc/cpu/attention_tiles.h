@@ -35,7 +35,7 @@ inline void set_attention_tiles(int64_t height) {
 
 // Rows of a matrix that a tile is read from or written to, `stride` bytes apart.
 template <class T>
-struct TileRows {
+struct StridedRows {
     T* data;
     int64_t stride;
 };
@@ -75,8 +75,8 @@ OCTAVO_INLINE void for_tiles(F f) {
 
 // out[r][block * 16 + token] = queries · keys, of N blocks.
 template <int N>
-void multiply_keys(TileRows<const uint16_t> queries, int64_t dim, const std::byte* const* keys,
-                   const FetchedLines* fetched, TileRows<float> out) {
+void multiply_keys(StridedRows<const uint16_t> queries, int64_t dim, const std::byte* const* keys,
+                   const FetchedLines* fetched, StridedRows<float> out) {
     for_tiles<N>([&](auto tile) {
 #define OCTAVO_ZERO(t) _tile_zero(t)
         OCTAVO_FOR_TILE(tile.value, OCTAVO_ZERO)
@@ -114,8 +114,8 @@ void multiply_keys(TileRows<const uint16_t> queries, int64_t dim, const std::byt
 // out[r][16 columns of panel] += weights · values, of N panels of each block; panel p of block b is
 // values[b] + p * kHalfTileBytes. Weights of blocks follow each other in a row.
 template <int N>
-void multiply_values(TileRows<const uint16_t> weights, const std::byte* const* values,
-                     const FetchedLines* fetched, int64_t num_blocks, TileRows<float> out) {
+void multiply_values(StridedRows<const uint16_t> weights, const std::byte* const* values,
+                     const FetchedLines* fetched, int64_t num_blocks, StridedRows<float> out) {
     for_tiles<N>([&](auto tile) {
         const float* from = out.data + tile.value * kLanes;
 #define OCTAVO_LOAD(t) _tile_loadd(t, from, out.stride)

@@ -102,9 +102,10 @@ class Linear {
                               width * kLanes);
                 }
             }
-            for (int64_t i = 0; i < rows * width; ++i) {
-                finish(args_, first_row_ + r + i / width, unit + i % width, y[0] + i * kLanes,
-                       y[1] + i * kLanes);
+            const int64_t stride = width * kLanes;
+            for (int64_t i = 0; i < width; ++i) {
+                finish(args_, first_row_ + r, rows, unit + i, {y[0] + i * kLanes, stride},
+                       {y[1] + i * kLanes, stride});
             }
         }
     }

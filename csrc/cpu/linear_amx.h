@@ -195,21 +195,20 @@ class AmxLinear {
     template <bool kTwoWide>
     void finish_tile(int64_t row, int index, int64_t first_panel, int64_t second_panel) {
         const int64_t start = start_of(row);
+        const int64_t count = std::min(height_, num_rows_ - row);
+        const int64_t skipped = (row - start) * kLanes;
         if (args_.slots != nullptr) {
-            const int64_t count = std::min(height_, num_rows_ - row);
             const int64_t panels[2] = {first_panel, second_panel};
             for (int i = 0; i < (kTwoWide ? 2 : 1); ++i) {
-                add_delta(args_, first_row_ + row, count, panels[i], 1,
-                          y_[index][i] + (row - start) * kLanes, kLanes);
+                add_delta(args_, first_row_ + row, count, panels[i], 1, y_[index][i] + skipped,
+                          kLanes);
             }
         }
-        for (int64_t r = row; r < std::min(row + height_, num_rows_); ++r) {
-            const float* left = y_[index][0] + (r - start) * kLanes;
-            const float* right = y_[index][1] + (r - start) * kLanes;
-            finish(args_, first_row_ + r, first_panel, left, right);
-            if (kTwoWide && args_.mode != LinearMode::Glu) {
-                finish(args_, first_row_ + r, second_panel, right, nullptr);
-            }
+        const Sums16 left{y_[index][0] + skipped, kLanes};
+        const Sums16 right{y_[index][1] + skipped, kLanes};
+        finish(args_, first_row_ + row, count, first_panel, left, right);
+        if (kTwoWide && args_.mode != LinearMode::Glu) {
+            finish(args_, first_row_ + row, count, second_panel, right);
         }
     }
 

@@ -8,51 +8,62 @@
 namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
-template <class T>
-void finish_glu(const LinearArgs& args, int64_t row, int64_t unit, Vec left, Vec right) {
-    const int64_t column = args.first_column + unit * kPanelRows;
-    auto* to = reinterpret_cast<T*>(args.dst.row(row)) + column;
+// Where a panel's sums of some rows lie, `stride` floats from one row to the next.
+struct Sums16 {
+    const float* data;
+    int64_t stride;
+
+    OCTAVO_INLINE Vec row(int64_t index) const { return load(data + index * stride); }
+};
+
+// Writes what value(r, place) says, for rows from `first_row` on.
+template <class T, class Value>
+OCTAVO_INLINE void store_rows(const LinearArgs& args, int64_t first_row, int64_t num_rows,
+                              int64_t column, Value value) {
     const int64_t count = args.dst.cols - column;
-    store_some(to, gated(args.activation, left, right), count);
+    for (int64_t r = 0; r < num_rows; ++r) {
+        T* const to = reinterpret_cast<T*>(args.dst.row(first_row + r)) + column;
+        store_some(to, value(r, to), count);
+    }
+}
+template <class Value>
+OCTAVO_INLINE void store_rows_as_wanted(const LinearArgs& args, int64_t first_row, int64_t num_rows,
+                                        int64_t column, Value value) {
+    args.dst.dtype == Dtype::F32 ? store_rows<float>(args, first_row, num_rows, column, value)
+                                 : store_rows<uint16_t>(args, first_row, num_rows, column, value);
 }
 
-template <class T>
-void store_activated(const LinearArgs& args, int64_t row, int64_t column, Vec value) {
-    column += args.first_column;
-    auto* to = reinterpret_cast<T*>(args.dst.row(row)) + column;
-    store_some(to, activate(args.activation, value), args.dst.cols - column);
-}
-
-// Writes one row of one unit from its dot products: one panel's, or for Glu two.
-void finish(const LinearArgs& args, int64_t row, int64_t unit, const float* y,
-            const float* y_right) {
+// Writes some rows of one unit from their dot products: one panel's, or for Glu two.
+void finish(const LinearArgs& args, int64_t first_row, int64_t num_rows, int64_t unit, Sums16 sums,
+            Sums16 right = {}) {
     const int64_t column = unit * kPanelRows;
-    Vec value = load(y);
-    if (args.bias != nullptr) {
-        value = value + load(args.bias + column);
-    }
-    if (args.mode == LinearMode::Glu && y_right != nullptr) {  // the second tells compilers
-        Vec right = load(y_right);
-        if (args.bias != nullptr) {
-            right = right + load(args.bias + args.units() * kPanelRows + column);
-        }
-        args.dst.dtype == Dtype::F32 ? finish_glu<float>(args, row, unit, value, right)
-                                     : finish_glu<uint16_t>(args, row, unit, value, right);
-        return;
-    }
-    if (args.activation != Activation::None) {
-        args.dst.dtype == Dtype::F32 ? store_activated<float>(args, row, column, value)
-                                     : store_activated<uint16_t>(args, row, column, value);
-        return;
-    }
     const int64_t place = args.first_column + column;
-    float* to = reinterpret_cast<float*>(args.dst.row(row)) + place;
-    const int64_t count = args.dst.cols - place;
-    if (args.mode == LinearMode::Add) {
-        const Vec scaled = broadcast(args.scale) * value;
-        value = load_some(to, count) + scaled;
+    const Vec none = broadcast(0.0F);
+    const Vec bias = args.bias == nullptr ? none : load(args.bias + column);
+    const auto value = [&](int64_t r) {
+        return args.bias == nullptr ? sums.row(r) : sums.row(r) + bias;
+    };
+    if (args.mode == LinearMode::Glu) {
+        const int64_t half = args.units() * kPanelRows;
+        const Vec right_bias = args.bias == nullptr ? none : load(args.bias + half + column);
+        store_rows_as_wanted(args, first_row, num_rows, place, [&](int64_t r, const void*) {
+            const Vec other = args.bias == nullptr ? right.row(r) : right.row(r) + right_bias;
+            return gated(args.activation, value(r), other);
+        });
+    } else if (args.activation != Activation::None) {
+        store_rows_as_wanted(args, first_row, num_rows, place, [&](int64_t r, const void*) {
+            return activate(args.activation, value(r));
+        });
+    } else if (args.mode == LinearMode::Add) {
+        const Vec scale = broadcast(args.scale);
+        const int64_t count = args.dst.cols - place;
+        store_rows<float>(args, first_row, num_rows, place, [&](int64_t r, const float* to) {
+            return load_some(to, count) + scale * value(r);
+        });
+    } else {
+        store_rows<float>(args, first_row, num_rows, place,
+                          [&](int64_t r, const float*) { return value(r); });
     }
-    store_some(to, value, count);
 }
 
 }  // namespace

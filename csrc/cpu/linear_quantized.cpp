@@ -174,9 +174,7 @@ class QuantizedLinear {
                     multiply(args_.weight.panel(unit), args_.weight.panel(args_.units() + unit));
                     adapt(unit, 0);
                     adapt(args_.units() + unit, 1);
-                    for (int64_t r = 0; r < num_rows_; ++r) {
-                        finish(args_, first_row_ + r, unit, y(r, 0), y(r, 1));
-                    }
+                    finish(args_, first_row_, num_rows_, unit, y(0), y(1));
                 }
             } else {
                 multiply_runs(begin, end);
@@ -257,9 +255,7 @@ class QuantizedLinear {
 
     void finish_store(int64_t unit, int index) {
         adapt(unit, index);
-        for (int64_t r = 0; r < num_rows_; ++r) {
-            finish(args_, first_row_ + r, unit, y(r, index), nullptr);
-        }
+        finish(args_, first_row_, num_rows_, unit, y(index));
     }
 
     // Behind a panel.
@@ -268,9 +264,7 @@ class QuantizedLinear {
         return panel.data + args_.weight.panel_bytes(panel.packing);
     }
 
-    const float* y(int64_t row, int64_t panel) const {
-        return work_.y + row * kOutStride + panel * kLanes;
-    }
+    Sums16 y(int64_t panel) const { return {work_.y + panel * kLanes, kOutStride}; }
 
     // y[r][p] = all rows of the block times the panels.
     void multiply(Panel left, Panel right) {
