@@ -605,7 +605,6 @@ class Attend {
                                     to + value_offset(c - columns.begin)) &&
                         is_finite;
         }
-        written(to);
         return is_finite;
     }
 
@@ -621,7 +620,6 @@ class Attend {
             std::copy_n(own, kLanes, sums[i]);
             const std::byte* const panel = from + value_offset(c - columns.begin);
             const FetchedLines nothing{panel, 0};
-            written(sums);
             multiply_values<1>(of_rows, &panel, &nothing, 1, {sums[0], kTileRowBytes});
             std::copy_n(sums[i], kLanes, own);
         }

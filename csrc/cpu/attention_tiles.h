@@ -77,6 +77,7 @@ OCTAVO_INLINE void for_tiles(F f) {
 template <int N>
 void multiply_keys(StridedRows<const uint16_t> queries, int64_t dim, const std::byte* const* keys,
                    const FetchedLines* fetched, StridedRows<float> out) {
+    written(queries.data);
     for_tiles<N>([&](auto tile) {
 #define OCTAVO_ZERO(t) _tile_zero(t)
         OCTAVO_FOR_TILE(tile.value, OCTAVO_ZERO)
@@ -116,6 +117,7 @@ void multiply_keys(StridedRows<const uint16_t> queries, int64_t dim, const std::
 template <int N>
 void multiply_values(StridedRows<const uint16_t> weights, const std::byte* const* values,
                      const FetchedLines* fetched, int64_t num_blocks, StridedRows<float> out) {
+    written(weights.data);
     for_tiles<N>([&](auto tile) {
         const float* from = out.data + tile.value * kLanes;
 #define OCTAVO_LOAD(t) _tile_loadd(t, from, out.stride)
