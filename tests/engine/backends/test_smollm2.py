@@ -107,8 +107,13 @@ def test_float32_reference_and_transformers_agree() -> None:
 
 
 def test_bf16_agrees_with_the_reference_rounded_the_same_way() -> None:
+    """Sums in another order move a logit by up to 0.4 here, and which of two nearly equal ones is
+    larger depends on the machine: the two best first tokens are 0.001 apart on one of them."""
     text = greedy_text("bfloat16")
-    assert next_tokens(reference_logits(text, "bfloat16")) == text[len(PROMPT) :]
+    answer = text[len(PROMPT) :]
+    logits = reference_logits(text, "bfloat16")[len(PROMPT) - 1 : -1]
+    behind = logits.max(-1) - logits[np.arange(len(answer)), answer]
+    assert (behind < 0.25).all() and (behind > 0).sum() <= 1
 
 
 def test_the_files_own_integers_say_what_its_numbers_say() -> None:
