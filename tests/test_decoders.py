@@ -1,7 +1,7 @@
 """Every reader of encoded bytes survives text that is no UTF-8 and nesting without end.
 
-msgspec raises UnicodeDecodeError and RecursionError for those, neither of them an error of its own:
-a reader that catches only those is ended by such bytes.
+msgspec raises UnicodeDecodeError (before 0.23) and RecursionError for those, neither of them an
+error of its own: a reader that catches only those is ended by such bytes.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def test_the_rule_finds_what_it_is_for() -> None:
     assert not narrow(ast.parse("try: pass\nexcept (ValueError, RecursionError): pass"))
 
 
-@pytest.mark.parametrize("data", [b'{"a":"\xa2"}', b'{"a":' * 100_000])
-def test_the_decoder_raises_other_errors_than_its_own(data: bytes) -> None:
-    with pytest.raises((ValueError, RecursionError)) as caught:
-        msgspec.json.decode(data)
+def test_the_decoder_raises_other_errors_than_its_own() -> None:
+    with pytest.raises(RecursionError) as caught:
+        msgspec.json.decode(b'{"a":' * 100_000)
     assert not isinstance(caught.value, msgspec.MsgspecError)
+    with pytest.raises(ValueError, match=r"(?i)utf-8"):  # whichever version
+        msgspec.json.decode(b'{"a":"\xa2"}')
