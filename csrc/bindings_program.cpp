@@ -105,18 +105,18 @@ void poison_blocks(KVCache& kv, const std::vector<int64_t>& block_ids) {
 using Page = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ReadOnlyPage = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void check_page(const char* what, size_t size, const KVCache& kv) {
-    check(static_cast<int64_t>(size) == kv.bytes_per_block(), what, ": a page of ", size,
-          " bytes; it must have ", kv.bytes_per_block());
+void check_page(const char* what, size_t size, int64_t wanted) {
+    check(static_cast<int64_t>(size) == wanted, what, ": a page of ", size, " bytes; it must have ",
+          wanted);
 }
 
 void save_block(const KVCache& kv, int64_t block, const Page& page) {
-    check_page("save", page.size(), kv);
+    check_page("save", page.size(), kv.bytes_per_block());
     kv.save(block, reinterpret_cast<std::byte*>(page.data()));
 }
 
 void load_block(KVCache& kv, int64_t block, const ReadOnlyPage& page) {
-    check_page("load", page.size(), kv);
+    check_page("load", page.size(), kv.bytes_per_block());
     kv.load(block, reinterpret_cast<const std::byte*>(page.data()));
 }
 
@@ -319,11 +319,25 @@ void poison_states(StateCache& states, const std::vector<int64_t>& slots) {
     }
 }
 
+void save_states(const StateCache& states, int64_t slot, const Page& page) {
+    check_page("save", page.size(), states.bytes_per_slot());
+    const nb::gil_scoped_release release;
+    states.save(slot, reinterpret_cast<std::byte*>(page.data()));
+}
+
+void load_states(StateCache& states, int64_t slot, const ReadOnlyPage& page) {
+    check_page("load", page.size(), states.bytes_per_slot());
+    const nb::gil_scoped_release release;
+    states.load(slot, reinterpret_cast<const std::byte*>(page.data()));
+}
+
 void bind_states(nb::module_& module) {
     nb::class_<StateCache>(module, "StateCache")
         .def(nb::init<int64_t, std::vector<int64_t>>(), arg("num_slots"), arg("values"))
         .def_prop_ro("bytes_per_slot", &StateCache::bytes_per_slot)
         .def("copy", &copy_states, arg("copies").noconvert())
+        .def("save", &save_states, arg("slot"), arg("page").noconvert())
+        .def("load", &load_states, arg("slot"), arg("page").noconvert())
         .def("poison", &poison_states, arg("slots"));
 }
 

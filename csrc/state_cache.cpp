@@ -47,6 +47,18 @@ void StateCache::copy(int64_t source, int64_t target) {
     }
 }
 
+void StateCache::save(int64_t slot, std::byte* page) const {
+    check_slot("save", slot);
+    std::memcpy(page, memory_.data() + slot * bytes_per_slot(),
+                static_cast<size_t>(bytes_per_slot()));
+}
+
+void StateCache::load(int64_t slot, const std::byte* page) {
+    check_slot("load", slot);
+    std::memcpy(memory_.data() + slot * bytes_per_slot(), page,
+                static_cast<size_t>(bytes_per_slot()));
+}
+
 void StateCache::poison(int64_t slot) {
     check_slot("poison", slot);
     std::memset(memory_.data() + slot * bytes_per_slot(), 0xff,

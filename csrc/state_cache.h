@@ -4,6 +4,7 @@
 // slot was written.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -25,6 +26,10 @@ class StateCache {
     float* layer(int64_t index) const;
 
     void copy(int64_t source, int64_t target);
+
+    // All bytes of a slot, `bytes_per_slot` of them, out and back in.
+    void save(int64_t slot, std::byte* page) const;
+    void load(int64_t slot, const std::byte* page);
 
     // Fills a slot with NaN.
     void poison(int64_t slot);

@@ -142,6 +142,10 @@ class StateCache:
     def bytes_per_slot(self) -> int: ...
     def copy(self, copies: NDArray[np.int32]) -> None:
         """Rows (source slot, target slot)."""
+    def save(self, slot: int, page: NDArray[np.uint8]) -> None:
+        """All bytes of a slot into `page`, which has `bytes_per_slot`."""
+    def load(self, slot: int, page: NDArray[np.uint8]) -> None:
+        """The opposite."""
     def poison(self, slots: list[int]) -> None: ...
 
 class Ranks:

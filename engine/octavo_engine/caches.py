@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Tokens from one snapshot of recurrent states to the next, from a text's beginning on.
 STATE_STRIDE = 256
+# In the place of a group's number, where blocks are named: the states behind a block.
+STATE_GROUP = 255
 
 MAX_GROUPS = (
     8  # each has tables to keep: more would cost every step more than the padding they save

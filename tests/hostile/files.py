@@ -395,7 +395,8 @@ def _decoder(folder: Path) -> Opened:
 def _tier_file(folder: Path) -> Opened:
     import numpy as np
 
-    from octavo_engine.tiers.page import NAME_BYTES
+    from octavo_engine.caches import STATE_GROUP
+    from octavo_engine.tiers.page import NAME_BYTES, PageSizes, block_name
     from octavo_engine.tiers.run_folder import LocalFolder
     from octavo_engine.tiers.run_format import (
         KEY_BYTES,
@@ -405,20 +406,26 @@ def _tier_file(folder: Path) -> Opened:
         write_run,
     )
 
-    key = bytes(KEY_BYTES)
+    key, sizes = bytes(KEY_BYTES), PageSizes(256, state=640)
     runs = LocalFolder(folder, key)
     path = folder / key.hex() / "run"
-    file = io.BytesIO()
     names = [bytes([i]) * NAME_BYTES for i in range(3)]
-    write_run(file, key, names, [np.full(256, i, np.uint8) for i in range(3)])
+    states = [block_name(name[:-1], STATE_GROUP) for name in names]
+
+    def file_of(names: list[bytes]) -> bytes:
+        file = io.BytesIO()
+        write_run(file, key, names, [np.full(sizes.of(n), n[0], np.uint8) for n in names])
+        return file.getvalue()
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
         with runs.open(path.name) as opened:
-            for place in read_header(opened, key, 256).places.values():
-                assert read_page(opened, place, 256).nbytes == 256
+            page_bytes, places, _ = read_header(opened, key, sizes)
+            assert page_bytes in sizes
+            for place in places.values():
+                assert read_page(opened, place, page_bytes).nbytes == page_bytes
 
-    return read, [file.getvalue()], (TierFileError,)
+    return read, [file_of(names), file_of(states)], (TierFileError,)
 
 
 def _resource(folder: Path) -> Opened:

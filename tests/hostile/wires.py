@@ -199,7 +199,7 @@ def _core_frames(folder: Path) -> Opened:
 
 def _peer_frames(folder: Path) -> Opened:
     from octavo_engine.tiers import peer_wire as wire
-    from octavo_engine.tiers.page import NAME_BYTES
+    from octavo_engine.tiers.page import NAME_BYTES, PageSizes
 
     kinds = tuple(wire.FrameKind)
 
@@ -215,7 +215,7 @@ def _peer_frames(folder: Path) -> Opened:
         with ours, theirs:
             theirs.sendall(data)
             theirs.shutdown(socket.SHUT_WR)
-            channel = wire.PeerChannel(ours, page_bytes=64)
+            channel = wire.PeerChannel(ours, sizes=PageSizes(64))
             channel.deadline = time.monotonic() + 60.0
             found = channel.receive(*kinds)
         match found.kind:

@@ -400,6 +400,17 @@ class MovesKV(Protocol):
         """What `save_blocks` gave, into blocks of the same group of layers."""
 
 
+@runtime_checkable
+class MovesStates(Protocol):
+    """Likewise for recurrent states: all layers' of a slot."""
+
+    def save_states(self, slot: int) -> NDArray[np.uint8]:
+        """A copy of all bytes, `cache_layout.state_bytes` of them."""
+
+    def load_states(self, slot: int, page: NDArray[np.uint8]) -> None:
+        """What `save_states` gave."""
+
+
 class PageCopy(Protocol):
     """Blocks on their way out of the KV cache, or to it."""
 

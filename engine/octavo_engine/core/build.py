@@ -29,7 +29,7 @@ from octavo_engine.core.info import ModelInfo
 from octavo_engine.core.kv_events.publisher import KVEventPublisher
 from octavo_engine.core.kv_events.recorder import KVEventRecorder
 from octavo_engine.core.kv_transfer import kv_identity, use_connector, use_transfer
-from octavo_engine.core.make_tiers import build_digest, disk_key, make_tiers
+from octavo_engine.core.make_tiers import build_digest, disk_key, make_tiers, page_sizes
 from octavo_engine.core.media.spec import check_picture_overrides
 from octavo_engine.core.memory import free_memory
 from octavo_engine.core.model_files import load_model_tokenizer, resolve
@@ -165,7 +165,7 @@ def _use_tiers(
         )
         return None, store_id
     facts = kv_identity(identity.parts, backend, build_digest(backend))
-    source = use_transfer(config.kv_transfer, tiers, facts, backend.kv_bytes_per_block)
+    source = use_transfer(config.kv_transfer, tiers, facts, page_sizes(backend))
     return source, store_id
 
 

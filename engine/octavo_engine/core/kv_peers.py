@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from octavo_engine.state.kv_source import KVSource
     from octavo_engine.state.sequence import Sequence
     from octavo_engine.tiers.connector_blocks import ConnectorStore
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, Page, PageSizes
     from octavo_engine.tiers.price import TierMeter
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class PeerEngines:
         addresses: List[PeerAddress],
         *,
         identity: Mapping[str, str],
-        page_bytes: int,
+        sizes: PageSizes,
         secret: bytes = b"",
         woken: Callable[[], None],
         now: Callable[[], float] = time.monotonic,
@@ -93,7 +93,7 @@ class PeerEngines:
     ) -> None:
         """With a `connector` no engine is looked up."""
         self._connector = connector
-        self._identity, self._page_bytes, self._secret = identity, page_bytes, secret
+        self._identity, self._sizes, self._secret = identity, sizes, secret
         self._woken, self._now = woken, now
         self._fixed = {address: self._make(address) for address in addresses}
         self._named: dict[PeerAddress, PeerEngine] = {}  # least recently named first
@@ -205,6 +205,4 @@ class PeerEngines:
         return [*self._fixed.values(), *self._named.values(), *followers]
 
     def _make(self, address: PeerAddress) -> PeerEngine:
-        return PeerEngine(
-            address, identity=self._identity, page_bytes=self._page_bytes, secret=self._secret
-        )
+        return PeerEngine(address, identity=self._identity, sizes=self._sizes, secret=self._secret)

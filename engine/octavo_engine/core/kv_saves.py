@@ -6,14 +6,14 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from octavo_engine.caches import STATE_GROUP
 from octavo_engine.tiers.page import block_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from octavo_engine.backends.backend import BlockCopies, PageCopy
-    from octavo_engine.kv.manager import BlockSave
-    from octavo_engine.kv.pool import BlockPool
+    from octavo_engine.backends.backend import BlockCopies, MovesStates, PageCopy
+    from octavo_engine.kv.manager import BlockSave, KVManager
     from octavo_engine.tiers.page import BlockName, Page
 
 FLUSH_PAUSE_S = 0.0005
@@ -26,30 +26,38 @@ class SaveUnderWay(NamedTuple):
 
 class BlockSaves:
     """As many are copied at a time as there is room for; the others wait in the pool, and those
-    that are overwritten there meanwhile are not saved."""
+    that are overwritten there meanwhile are not saved. States are few, and copied at once."""
 
     def __init__(
         self,
-        pool: BlockPool,
+        kv: KVManager,
         copies: BlockCopies,
         *,
         is_stored: Callable[[BlockName], bool],
         store: Callable[[BlockName, Page], None],
+        states: MovesStates | None = None,
+        has_pages: bool = True,
     ) -> None:
-        """`is_stored`: nothing is left to be done for a block. `store` is called by `advance`."""
-        self._pool, self._copies = pool, copies
+        """`is_stored`: nothing is left to be done for a block. `store` is called by `advance`.
+        Without pages there are only `states`."""
+        self._kv, self._copies, self._states = kv, copies, states
         self._is_stored, self._store = is_stored, store
+        self._has_pages = has_pages
         self._waiting: deque[BlockSave] = deque()
         self._under_way: deque[SaveUnderWay] = deque()
-        self.num_saved = 0
+        self.saved_bytes = 0
         self.num_unsaved = 0
 
     def __bool__(self) -> bool:
         return bool(self._waiting) or bool(self._under_way)
 
     def add(self, saves: Iterable[BlockSave]) -> None:
-        self._waiting.extend(saves)
-        while len(self._waiting) > len(self._pool.blocks):  # most of them are overwritten
+        for save in saves:
+            if save.group == STATE_GROUP:
+                self._save_states(save)
+            elif self._has_pages:
+                self._waiting.append(save)
+        while len(self._waiting) > len(self._kv.pool.blocks):  # most of them are overwritten
             self._waiting.popleft()
             self.num_unsaved += 1
 
@@ -85,7 +93,7 @@ class BlockSaves:
             name = block_name(save.digest, save.group)
             if self._is_stored(name):
                 continue
-            if self._pool.blocks[save.block_id].digest != save.digest:
+            if self._kv.pool.blocks[save.block_id].digest != save.digest:
                 self.num_unsaved += 1
                 continue
             names.append(name)
@@ -100,5 +108,18 @@ class BlockSaves:
                 continue
             for name, page in zip(names, copy.pages, strict=True):
                 if name is not None:
-                    self.num_saved += 1
-                    self._store(name, page)
+                    self._keep(name, page)
+
+    def _save_states(self, save: BlockSave) -> None:
+        name = block_name(save.digest, STATE_GROUP)
+        if self._is_stored(name):
+            return
+        assert self._states is not None and self._kv.states is not None
+        if self._kv.states.cached.get(save.digest) != save.block_id:  # overwritten meanwhile
+            self.num_unsaved += 1
+            return
+        self._keep(name, self._states.save_states(save.block_id))
+
+    def _keep(self, name: BlockName, page: Page) -> None:
+        self.saved_bytes += page.nbytes
+        self._store(name, page)

@@ -13,15 +13,15 @@ from octavo_engine.tiers.block_server import (
     FollowRequest,
     PageRequest,
 )
-from octavo_engine.tiers.page import is_tail, split_name, split_tail
+from octavo_engine.tiers.page import is_state, is_tail, split_name, split_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from octavo_engine.backends.backend import MovesKV
+    from octavo_engine.backends.backend import MovesKV, MovesStates
     from octavo_engine.kv.manager import KVManager
     from octavo_engine.tiers.host_store import HostStore
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, Page, PageSizes
     from octavo_engine.tiers.run_store import RunStore
 
 MAX_COPIED_BYTES = 32 << 20  # between two steps
@@ -29,14 +29,15 @@ MAX_FOLLOWED_BYTES = 64 << 20  # of one prompt that is being computed, after a s
 
 
 class OwnBlocks:
-    """A BlockSource: the pool's published blocks, then host memory, then disk."""
+    """A BlockSource: the pool's published blocks and snapshots, then host memory, then disk."""
 
     def __init__(
         self,
         kv: KVManager,
         mover: MovesKV,
         *,
-        page_bytes: int,
+        sizes: PageSizes,
+        states: MovesStates | None = None,
         host: HostStore | None = None,
         disk: RunStore | None = None,
         wake: Callable[[], None],
@@ -46,7 +47,7 @@ class OwnBlocks:
         """`wake` has `serve` called soon; it is called on other threads. `will_compute`: whether a
         sequence has yet to compute one of these. `publish_tails` lets partly filled blocks of
         running sequences be found."""
-        self._kv, self._mover, self._page_bytes = kv, mover, page_bytes
+        self._kv, self._mover, self._states, self._sizes = kv, mover, states, sizes
         self._host, self._disk = host, disk
         self._requests: deque[PageRequest] = deque()  # its ends are safe to use from any thread
         self._follows: deque[FollowRequest] = deque()  # likewise
@@ -55,10 +56,13 @@ class OwnBlocks:
 
     def has(self, name: BlockName) -> bool:
         digest, group = split_name(name)
-        if group >= self._kv.num_groups:
+        if is_state(name):
+            is_here = self._slot_of(digest) is not None
+        elif group < self._kv.num_groups:
+            is_here = self._kv.pool.caches[group].get(digest) is not None
+        else:
             return False
-        is_in_pool = self._kv.pool.caches[group].get(digest) is not None
-        return is_in_pool or any(
+        return is_here or any(
             store is not None and name in store for store in (self._host, self._disk)
         )
 
@@ -89,14 +93,14 @@ class OwnBlocks:
     def _fill_followed(self, request: FollowRequest) -> int:
         """What the last step has added, from the pool and host memory."""
         found, in_pool, missing = self._look_up(request.names)
-        most = max(1, MAX_FOLLOWED_BYTES // self._page_bytes)
+        most = self._sizes.blocks_in(MAX_FOLLOWED_BYTES)
         is_more = len(in_pool) > most
         in_pool = in_pool[:most]
         found |= self._copied(in_pool)
         digests = [split_name(name)[0] for name in missing]
         is_more = is_more or (bool(digests) and self._will_compute(digests))
         request.fill(FollowedBlocks(found, is_more))
-        return len(in_pool) * self._page_bytes
+        return self._sizes.sum(found)
 
     def _fill(self, request: PageRequest) -> int:
         """A tail may be the beginning of any block that follows the same one."""
@@ -123,7 +127,7 @@ class OwnBlocks:
             self._disk.fetch(on_disk, read)
         else:
             fill()
-        return len(in_pool) * self._page_bytes
+        return self._sizes.sum(found)
 
     def _add_tails(
         self, in_pool: list[tuple[BlockName, int]], tails: Sequence[BlockName]
@@ -145,7 +149,8 @@ class OwnBlocks:
     def _look_up(
         self, names: Sequence[BlockName]
     ) -> tuple[dict[BlockName, Page], list[tuple[BlockName, int]], list[BlockName]]:
-        """Pages in host memory, names and ids of blocks in the pool, and what is in neither."""
+        """Pages of snapshots and of host memory, names and ids of blocks in the pool, and what is
+        nowhere there."""
         found: dict[BlockName, Page] = {}
         in_pool: list[tuple[BlockName, int]] = []
         missing: list[BlockName] = []
@@ -153,13 +158,19 @@ class OwnBlocks:
             digest, group = split_name(name)
             known = group < self._kv.num_groups
             block = self._kv.pool.caches[group].get(digest) if known else None
+            slot = self._slot_of(digest) if is_state(name) else None
             if block is not None:
                 in_pool.append((name, block.id))
+            elif slot is not None and self._states is not None:
+                found[name] = self._states.save_states(slot)
             elif self._host is not None and (page := self._host.get(name)) is not None:
                 found[name] = page
             else:
                 missing.append(name)
         return found, in_pool, missing
+
+    def _slot_of(self, digest: bytes) -> int | None:
+        return None if self._kv.states is None else self._kv.states.cached.get(digest)
 
     def _copied(self, in_pool: Sequence[tuple[BlockName, int]]) -> dict[BlockName, Page]:
         if not in_pool:

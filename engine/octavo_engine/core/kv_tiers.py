@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo_engine.caches import STATE_GROUP
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.core.direct_copies import DirectCopies
 from octavo_engine.core.kv_peers import PeerBlocks
@@ -35,7 +36,7 @@ from octavo_engine.tiers.price import TierMeter, is_worth_loading
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from octavo_engine.backends.backend import BlockCopies, MovesKV, PageCopy
+    from octavo_engine.backends.backend import BlockCopies, MovesKV, MovesStates, PageCopy
     from octavo_engine.core.kv_events.tier_events import TierEvents
     from octavo_engine.core.kv_peers import BlockPeer, PeerEngines
     from octavo_engine.core.tier_fetch import StoredTier
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from octavo_engine.tiers.block_server import BlockServer
     from octavo_engine.tiers.connector_blocks import ConnectorStore
     from octavo_engine.tiers.host_store import HostStore
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, Page, PageSizes
     from octavo_engine.tiers.peer_engine import PeerEngine
     from octavo_engine.tiers.run_store import RunStore
 
@@ -57,6 +58,7 @@ PATIENCE = 4.0  # times what it should have taken
 LEAST_FOLLOW_S = 5.0  # without a further block of a prompt that another engine computes
 TOGETHER_BYTES = 8 << 20  # of copies that are one piece of memory
 TOUCHED_BYTES = 512 << 20  # of the pool, when the engine starts
+_EMPTY = np.empty(0, np.uint8)
 FLUSH_S = 10.0  # for what is still to be saved when the engine ends or sleeps
 
 
@@ -69,7 +71,8 @@ class KVTiers:
         kv: KVManager,
         mover: MovesKV,
         *,
-        page_bytes: int,
+        sizes: PageSizes,
+        states: MovesStates | None = None,
         host: HostStore | None = None,
         stored: tuple[StoredTier, ...] = (),
         will_compute: Callable[[Collection[bytes]], bool] = lambda digests: False,
@@ -77,10 +80,12 @@ class KVTiers:
         now: Callable[[], float] = time.monotonic,
         open_copies: Callable[[Callable[[], None]], BlockCopies] | None = None,
     ) -> None:
-        """`stored` are the quickest first; other engines are added by `use_peers`. `will_compute`
+        """`states`: where some layers have recurrent ones. `stored` are the quickest first; other
+        engines are added by `use_peers`. `will_compute`
         and `publish_tails`: as for OwnBlocks. `open_copies` gives copies that nobody waits for; it
         gets what they call when something is done."""
-        self._kv, self._mover, self._page_bytes, self._now = kv, mover, page_bytes, now
+        self._kv, self._mover, self._states = kv, mover, states
+        self._sizes, self._now = sizes, now
         self.host, self.stored, self._will_compute = host, stored, will_compute
         self._publish_tails = publish_tails
         self.stats = TierStats()
@@ -94,13 +99,20 @@ class KVTiers:
         copies: BlockCopies
         if open_copies is None:
             # Without a host tier they only wait to be written; with one each goes when it must.
-            num_together = max(1, TOGETHER_BYTES // page_bytes) if host is None else 1
+            num_together = sizes.blocks_in(TOGETHER_BYTES) if host is None else 1
             copies = DirectCopies(mover, num_together=num_together)
         else:
             copies = open_copies(self.woken)
         self._copies = copies
         self._host_meter = TierMeter(latency_s=copies.latency_s, bytes_per_s=copies.bytes_per_s)
-        self._saves = BlockSaves(kv.pool, copies, is_stored=self._is_everywhere, store=self._store)
+        self._saves = BlockSaves(
+            kv,
+            copies,
+            is_stored=self._is_everywhere,
+            store=self._store,
+            states=states,
+            has_pages=sizes.block > 0,
+        )
         kv.saves = []
         if stores := self._stores():
             kv.residency.use_tiers(StoredPlaces(stores))
@@ -140,7 +152,8 @@ class KVTiers:
         return OwnBlocks(
             self._kv,
             self._mover,
-            page_bytes=self._page_bytes,
+            sizes=self._sizes,
+            states=self._states,
             host=self.host,
             disk=next((tier.store for tier in self.stored if tier.name == "disk"), None),
             wake=self.woken,
@@ -210,7 +223,7 @@ class KVTiers:
         self._kv.saves = []  # of a step that failed
         self.serve()
         for tier in self.stored:
-            tier.end_trial(self._page_bytes, self._now, self.woken)
+            tier.end_trial(self._now, self.woken)
         if self._peers is not None:
             self._peers.settle()
         if not self._fetches:
@@ -228,7 +241,7 @@ class KVTiers:
                 if read.is_followed:  # its time says nothing of the connection
                     continue
                 self.stats.failed_reads += 1
-                read.meter.observe(len(read.names) * self._page_bytes, now - read.started_at)
+                read.meter.observe(self._sizes.sum(read.names), now - read.started_at)
             fetch.rest = self._take(fetch)
             self._place(request_id, fetch)
 
@@ -240,7 +253,7 @@ class KVTiers:
     def read_stats(self) -> TierStats:
         """Where the tiers stand; the counters only grow."""
         stats = self.stats
-        stats.saved_bytes = self._saves.num_saved * self._page_bytes
+        stats.saved_bytes = self._saves.saved_bytes
         stats.unsaved_blocks = self._saves.num_unsaved
         if self.host is not None:
             stats.host_blocks, stats.host_bytes = len(self.host), self.host.num_bytes
@@ -272,11 +285,11 @@ class KVTiers:
     def _touch_pool(self) -> None:
         """Memory that was never written takes many times longer the first time, and streams wait
         for what is fetched: the blocks that are taken first are written now."""
-        if not isinstance(self._copies, DirectCopies):
+        if not isinstance(self._copies, DirectCopies) or not self._sizes.block:
             return  # a device's memory is its own
-        blocks = self._kv.pool.free_blocks()[: TOUCHED_BYTES // self._page_bytes]
+        blocks = self._kv.pool.free_blocks()[: self._sizes.blocks_in(TOUCHED_BYTES)]
         ids = [block.id for block in blocks if block.parent is None]
-        self._mover.load_blocks(ids, [np.zeros(self._page_bytes, np.uint8)] * len(ids))
+        self._mover.load_blocks(ids, [np.zeros(self._sizes.block, np.uint8)] * len(ids))
 
     def _is_awaited(self, fetch: TierFetch, now: float) -> bool:
         """Whether a read that has not ended may still."""
@@ -301,14 +314,12 @@ class KVTiers:
         end, turns = wanted_blocks(self._kv, sequence, lambda digest, group: True)
         num_tokens = end * BLOCK_SIZE - match.num_tokens
         names = [block_name(turn.digest, turn.group) for turn in turns]
-        pages: dict[BlockName, Page] = {}
-        if self.host is not None:
-            pages = {name: page for name in names if (page := self.host.get(name)) is not None}
+        pages = self._at_hand(names)
         rest = [name for name in names if name not in pages]
         if num_tokens <= 0 or not 0 < len(rest) <= MAX_NAMES:
             return False
         recompute_s = step_time.prefill_s(num_tokens)
-        load_s = peer.meter.seconds(len(rest) * self._page_bytes)
+        load_s = peer.meter.seconds(self._sizes.sum(rest))
         if not is_worth_loading(load_s=load_s, recompute_s=recompute_s):
             self.stats.refused += 1
             peer.meter.refused()
@@ -342,7 +353,7 @@ class KVTiers:
         if num_tokens <= 0 or not turns:
             return False
         recompute_s = step_time.prefill_s(num_tokens)
-        num_bytes = len(turns) * self._page_bytes
+        num_bytes = self._sizes.sum(turn_name(turn) for turn in turns)
         quick = []
         for peer in candidates:
             if is_worth_loading(load_s=peer.meter.seconds(num_bytes), recompute_s=recompute_s):
@@ -350,14 +361,7 @@ class KVTiers:
             else:
                 self.stats.refused += 1
                 peer.meter.refused()
-        # Of a window the blocks before the end are wanted, and where the end is nobody knows yet.
-        names = [
-            block_name(digest, group)
-            for group in range(self._kv.num_groups)
-            for digest in sequence.digests[:end]
-            if self._kv.pool.caches[group].get(digest) is None
-            and not self._is_outside(digest, group)
-        ]
+        names = self._unknown_names(sequence.digests[:end])
         if not quick or not names:
             return False
         peers.look_up(sequence, quick, names)
@@ -388,9 +392,7 @@ class KVTiers:
         if num_tokens <= 0 or not turns:
             return False
         names = [turn_name(turn) for turn in turns]
-        pages: dict[BlockName, Page] = {}
-        if self.host is not None:
-            pages = {name: page for name in names if (page := self.host.get(name)) is not None}
+        pages = self._at_hand(names)
         now = self._now()
         reads: list[TierRead] = []
         rest = [name for name in names if name not in pages]
@@ -401,10 +403,11 @@ class KVTiers:
                 rest = [name for name in rest if name not in found_here]
         if found is not None and rest:
             reads.append(TierRead("peer", found.peer.meter, rest, now))
-        load_s = self._host_meter.seconds(len(names) * self._page_bytes)  # all go through there
+        load_s = self._host_meter.seconds(self._sizes.sum(names))  # all go through there
         load_s += sum(self._seconds(read) for read in reads)
         # What is in line before it would be computed before it too.
-        num_tokens += sum(map(self._num_blocks_before, reads)) * BLOCK_SIZE // self._kv.num_groups
+        num_before = sum(len(self._names_before(read)) for read in reads)
+        num_tokens += num_before * BLOCK_SIZE // self._kv.num_groups
         if not is_worth_loading(load_s=load_s, recompute_s=step_time.prefill_s(num_tokens)):
             self.stats.refused += 1
             self._refuse(reads)
@@ -427,25 +430,27 @@ class KVTiers:
             self._host_meter.refused()
         for read in reads:
             if read.tier in by_name:
-                by_name[read.tier].refused(read.names, self._page_bytes, self._now, self.woken)
+                by_name[read.tier].refused(read.names, self._sizes, self._now, self.woken)
             else:
                 read.meter.refused()
 
     def _seconds(self, read: TierRead) -> float:
         """Until it is done."""
-        num_blocks = len(read.names) + self._num_blocks_before(read)
-        return read.meter.seconds(num_blocks * self._page_bytes)
+        names = [*read.names, *self._names_before(read)]
+        return read.meter.seconds(self._sizes.sum(names))
 
-    def _num_blocks_before(self, read: TierRead) -> int:
+    def _names_before(self, read: TierRead) -> list[BlockName]:
         """One engine is read from for one sequence after the other."""
         if read.tier != "peer":
-            return 0
-        return sum(
-            len(other.names) - len(other.pages)
+            return []
+        return [
+            name
             for fetch in self._fetches.values()
             for other in fetch.reads
             if other.meter is read.meter and other.ended_at is None and not other.is_followed
-        )
+            for name in other.names
+            if name not in other.pages
+        ]
 
     def _read_peer(
         self, sequence: Sequence, read: TierRead, peer: BlockPeer, timeout_s: float
@@ -472,7 +477,7 @@ class KVTiers:
             if read.is_followed:
                 continue
             seconds = read.ended_at - read.started_at
-            read.meter.observe(len(came) * self._page_bytes, seconds)
+            read.meter.observe(self._sizes.sum(came), seconds)
             if read.tier == "disk":
                 self.stats.disk_load_seconds += seconds
             elif read.tier == "shared":
@@ -482,10 +487,12 @@ class KVTiers:
         turns = came_of(fetch.turns, pages)
         num_full = sum(not turn.tail for turn in turns)
         is_whole = num_full == sum(not turn.tail for turn in fetch.turns)
-        if sequence.finish_reason is not None or (self._kv.has_windows and not is_whole):
+        if sequence.finish_reason is not None or (self._kv.needs_whole_prefixes and not is_whole):
             self._keep(fetch, pages)
             return []
-        return [(turn, pages[turn_name(turn)]) for turn in turns]
+        read_turns = [(turn, pages[turn_name(turn)]) for turn in turns]
+        fetch.states = next((one for one in read_turns if one[0].group == STATE_GROUP), None)
+        return [one for one in read_turns if one[0].group != STATE_GROUP]
 
     def _place(self, request_id: str, fetch: TierFetch) -> None:
         """Publish what was read and put its bytes there, as much at a time as is copied; all of it
@@ -503,7 +510,25 @@ class KVTiers:
             fetch.copy = None
         if fetch.rest and fetch.sequence.finish_reason is None:
             return  # until there is room again
+        if fetch.states is not None:
+            self._place_states(fetch, *fetch.states)
         del self._fetches[request_id]
+
+    def _place_states(self, fetch: TierFetch, turn: BlockTurn, page: Page) -> None:
+        """Of little use if the blocks before them found no room, and right all the same."""
+        states, mover = self._kv.states, self._states
+        assert states is not None and mover is not None
+        name = turn_name(turn)
+        self._keep(fetch, {name: page})
+        started_at = self._now()
+        try:
+            is_placed = states.place(turn.digest, lambda slot: mover.load_states(slot, page))
+        except Exception:
+            logger.exception("Recurrent states could not be copied into a slot")
+            return
+        if is_placed:
+            self._count({name}, fetch)
+            self.stats.host_load_seconds += self._now() - started_at
 
     def _place_copied(self, fetch: TierFetch, copy: PageCopy) -> None:
         """The first blocks that are left of a fetch. Without room in the pool the others go."""
@@ -521,7 +546,8 @@ class KVTiers:
         placed = place_blocks(self._kv, fetch.sequence, turns)
         ids = {turn_name(turn): block.id for turn, block in placed}
         try:
-            self._copies.place(copy, [ids.get(name, -1) for name in pages])
+            if self._sizes.block:
+                self._copies.place(copy, [ids.get(name, -1) for name in pages])
         except Exception:
             for turn, block in placed:
                 self._kv.pool.caches[turn.group].retract(block)
@@ -532,7 +558,7 @@ class KVTiers:
             fetch.rest = []
         self._count(set(ids), fetch)
         seconds = copy.seconds + self._now() - started_at
-        self._host_meter.observe(len(placed) * self._page_bytes, seconds)
+        self._host_meter.observe(len(placed) * self._sizes.block, seconds)
         self.stats.host_load_seconds += seconds
 
     def _keep(self, fetch: TierFetch, pages: Mapping[BlockName, Page]) -> None:
@@ -566,10 +592,10 @@ class KVTiers:
         stats.disk_hit_blocks += come["disk"]
         stats.shared_hit_blocks += come["shared"]
         stats.peer_hit_blocks += come["peer"]
-        stats.loaded_bytes += len(placed_names) * self._page_bytes
+        stats.loaded_bytes += self._sizes.sum(placed_names)
 
     def _drop_spoiled(self) -> None:
-        groups = range(self._kv.num_groups)
+        groups = (*range(self._kv.num_groups), STATE_GROUP)
         names = [block_name(digest, group) for digest in self._kv.spoiled for group in groups]
         self._kv.spoiled = []
         self._saves.drop(names)
@@ -585,7 +611,30 @@ class KVTiers:
 
     def _is_outside(self, digest: bytes, group: int) -> bool:
         name = block_name(digest, group)
-        return any(name in store for store in self._stores().values())
+        return not self._sizes.of(name) or any(name in one for one in self._stores().values())
+
+    def _at_hand(self, names: list[BlockName]) -> dict[BlockName, Page]:
+        """Pages that need not be read: in host memory, or empty."""
+        pages = {name: _EMPTY for name in names if not self._sizes.of(name)}
+        if self.host is not None:
+            held = ((name, self.host.get(name)) for name in names)
+            pages |= {name: page for name, page in held if page is not None}
+        return pages
+
+    def _unknown_names(self, digests: list[bytes]) -> list[BlockName]:
+        """What of a prefix is neither in the pool nor in a store. Of a window the blocks before the
+        end are wanted, and where the end is nobody knows yet; likewise of states."""
+        caches, states = self._kv.pool.caches, self._kv.states
+        unknown = [
+            (digest, group)
+            for group, cache in enumerate(caches)
+            for digest in digests
+            if cache.get(digest) is None
+        ]
+        if states is not None:
+            ends = (digests[end - 1] for end in states.ends(len(digests)))
+            unknown += [(digest, STATE_GROUP) for digest in ends if digest not in states.cached]
+        return [block_name(*one) for one in unknown if not self._is_outside(*one)]
 
     def _is_everywhere(self, name: BlockName) -> bool:
         is_given = self._connector is None or name in self._connector

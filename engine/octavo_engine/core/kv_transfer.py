@@ -19,6 +19,7 @@ from octavo_engine.state.kv_source import KVSource
 from octavo_engine.tiers.block_server import BlockServer
 from octavo_engine.tiers.connector import ConnectorConfig, KVConnectorBase_V1, KVTransferSettings
 from octavo_engine.tiers.connector_blocks import ConnectorStore
+from octavo_engine.tiers.page import PageSizes
 from octavo_engine.tiers.peer_engine import PeerAddress
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ GROUP = "octavo.kv_connectors"  # the entry point's name is the connector's, its
 
 
 def use_transfer(
-    config: KVTransferConfig, tiers: KVTiers, identity: Mapping[str, str], page_bytes: int
+    config: KVTransferConfig, tiers: KVTiers, identity: Mapping[str, str], sizes: PageSizes
 ) -> KVSource | None:
     """Serve blocks and get them, as the role says. Returns where they are served. Raises
     ConfigError."""
@@ -45,14 +46,14 @@ def use_transfer(
     own = server = peers = source = None
     if config.produces:
         own = tiers.own_blocks()
-        server = _listen(config, own, identity, page_bytes, secret)
+        server = _listen(config, own, identity, sizes, secret)
         source = KVSource(config.kv_ip, server.port, config.engine_id or uuid.uuid4().hex)
         logger.info("KV blocks are served on %s", PeerAddress(config.kv_ip, server.port))
     if config.consumes:
         peers = PeerEngines(
             [PeerAddress(*split_address(text)) for text in config.peers],
             identity=identity,
-            page_bytes=page_bytes,
+            sizes=sizes,
             secret=secret,
             woken=tiers.woken,
         )
@@ -84,7 +85,7 @@ def use_connector(
     peers = None
     if config.consumes:
         peers = PeerEngines(
-            [], identity={}, page_bytes=page_bytes, woken=tiers.woken, connector=store
+            [], identity={}, sizes=PageSizes(page_bytes), woken=tiers.woken, connector=store
         )
     tiers.use_connector(store, peers)
     logger.info("KV blocks go through the connector %s", config.kv_connector)
@@ -131,12 +132,12 @@ def _listen(
     config: KVTransferConfig,
     own: OwnBlocks,
     identity: Mapping[str, str],
-    page_bytes: int,
+    sizes: PageSizes,
     secret: bytes,
 ) -> BlockServer:
     address = PeerAddress(config.kv_ip, config.kv_port)
     try:
-        return BlockServer(*address, own, identity=identity, page_bytes=page_bytes, secret=secret)
+        return BlockServer(*address, own, identity=identity, sizes=sizes, secret=secret)
     except OSError as error:
         raise ConfigError(
             f"--kv-transfer-config: blocks cannot be served on {address}: "

@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo_engine.backends.backend import CopiesKV, MovesKV, NamesBuild
+from octavo_engine.backends.backend import CopiesKV, MovesKV, MovesStates, NamesBuild
 from octavo_engine.core.kv_tiers import KVTiers
 from octavo_engine.core.tier_fetch import StoredTier
 from octavo_engine.encryption import read_encryption_keys
 from octavo_engine.errors import ConfigError
 from octavo_engine.protocol.kv_events import DISK_MEDIUM, SHARED_MEDIUM
 from octavo_engine.tiers.host_store import HostStore
+from octavo_engine.tiers.page import PageSizes
 from octavo_engine.tiers.price import TierMeter
 from octavo_engine.tiers.run_folder import LocalFolder
 from octavo_engine.tiers.run_store import RunStore
@@ -47,10 +48,10 @@ def make_tiers(
         return None
     _check_supported(config, backend, scheduler)
     assert isinstance(backend, MovesKV)
-    page_bytes = backend.kv_bytes_per_block
+    sizes = page_sizes(backend)
     host_bytes = int(config.kv_offloading_size * GIB)
     open_copies = None
-    if isinstance(backend, CopiesKV):
+    if isinstance(backend, CopiesKV) and sizes.block:
         is_stored = config.kv_disk_path is not None or config.kv_shared_store is not None
         open_copies = partial(_open_copies, backend, host_bytes, is_stored=is_stored)
     stored: list[StoredTier] = []
@@ -66,7 +67,8 @@ def make_tiers(
     return KVTiers(
         scheduler.kv,
         backend,
-        page_bytes=page_bytes,
+        sizes=sizes,
+        states=backend if isinstance(backend, MovesStates) else None,
         host=HostStore(host_bytes) if config.kv_offloading_size else None,
         stored=tuple(stored),
         will_compute=scheduler.will_compute,
@@ -101,11 +103,22 @@ def _check_supported(config: EngineConfig, backend: Backend, scheduler: Schedule
             "page of ours have them with --device cpu and --tensor-parallel-size 1, cuda, torch or "
             "sim"
         )
-    if scheduler.kv.states is not None:
+    if scheduler.kv.states is None:
+        return
+    if not isinstance(backend, MovesStates):
         raise ConfigError(
-            f"{named} not supported for models with recurrent states: a prefix is found again by a "
-            f"snapshot of the state; leave {them} out"
+            f"{named} not supported for models with recurrent states by the backend "
+            f"{backend.name}: leave {them} out, or use --device cpu or cuda"
         )
+    if config.kv_transfer is not None and not config.kv_transfer.is_own:
+        raise ConfigError(
+            "a kv_connector of another package takes no recurrent states, which this model has: "
+            "use OctavoConnector, --kv-offloading-size, --kv-disk-path or --kv-shared-store"
+        )
+
+
+def page_sizes(backend: Backend) -> PageSizes:
+    return PageSizes(backend.kv_bytes_per_block, backend.cache_layout.state_bytes)
 
 
 def _disk_tier(config: EngineConfig, path: str, cache_key: bytes, backend: Backend) -> StoredTier:
@@ -116,7 +129,7 @@ def _disk_tier(config: EngineConfig, path: str, cache_key: bytes, backend: Backe
         store = RunStore(
             LocalFolder(Path(path), key),
             key,
-            page_bytes=backend.kv_bytes_per_block,
+            sizes=page_sizes(backend),
             max_bytes=int(config.kv_disk_size * GIB),
             encryption=read_encryption_keys(config.encryption_key_file),
         )
@@ -138,7 +151,7 @@ def _shared_tier(
     store = RunStore(
         shared.folder,
         key,
-        page_bytes=backend.kv_bytes_per_block,
+        sizes=page_sizes(backend),
         max_bytes=int(config.kv_shared_size * GIB),
         encryption=encryption,
         is_shared=True,

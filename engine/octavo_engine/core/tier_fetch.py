@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo_engine.backends.backend import PageCopy
     from octavo_engine.kv.restore import BlockTurn
     from octavo_engine.state.sequence import Sequence
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, Page, PageSizes
     from octavo_engine.tiers.price import TierMeter
     from octavo_engine.tiers.run_store import RunStore
 
@@ -49,6 +49,7 @@ class TierFetch:
     patience_s: float
     reads: list[TierRead] = field(default_factory=list)
     rest: list[tuple[BlockTurn, Page]] | None = None  # to be placed, once all is read
+    states: tuple[BlockTurn, Page] | None = None  # likewise, behind those
     copy: PageCopy | None = None  # of the first of them
 
 
@@ -97,7 +98,7 @@ class StoredTier:
     def refused(
         self,
         names: list[BlockName],
-        page_bytes: int,
+        sizes: PageSizes,
         now: Callable[[], float],
         woken: Callable[[], None],
     ) -> None:
@@ -106,13 +107,10 @@ class StoredTier:
         self.meter.refused()
         self._num_refused += 1
         if self._trial is None and self._num_refused % TRIAL_TURN == 1:
-            most = max(1, TRIED_BYTES // page_bytes)
-            self._to_try = names[:most]
+            self._to_try = names[: sizes.blocks_in(TRIED_BYTES)]
             self._try(names[:1], now, woken)
 
-    def end_trial(
-        self, page_bytes: int, now: Callable[[], float], woken: Callable[[], None]
-    ) -> None:
+    def end_trial(self, now: Callable[[], float], woken: Callable[[], None]) -> None:
         """Take in how long it took, once it is over."""
         trial = self._trial
         if trial is None or trial.ended_at is None:
@@ -120,7 +118,8 @@ class StoredTier:
         self._trial = None
         if not trial.pages:
             return
-        taken = len(trial.pages) * page_bytes, trial.ended_at - trial.started_at
+        num_bytes = sum(page.nbytes for page in trial.pages.values())
+        taken = num_bytes, trial.ended_at - trial.started_at
         names, self._to_try = self._to_try, []
         if len(names) > 1:
             self._tried = taken

@@ -9,7 +9,7 @@ from octavo_engine.kv.media_names import parts_of
 from octavo_engine.kv.prefix_cache import CachedPrefix
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from octavo_engine.kv.block import Block
     from octavo_engine.kv.needs import GroupNeeds
@@ -31,7 +31,7 @@ def match_groups(
     """Of the first `limit` tokens; of each group the blocks that what comes next would see, all of
     equally many tokens. With `states` it ends at a snapshot, so no part of a block is copied."""
     if states is not None:
-        end = _end_at_snapshot(caches, needs, digests[: limit // BLOCK_SIZE], states)
+        end = end_at_snapshot(caches, needs, digests[: limit // BLOCK_SIZE], states.longest)
         firsts = [need.first(end * BLOCK_SIZE) for need in needs]
         return [
             CachedPrefix(_blocks(cache, digests[first:end]), None, 0, first)
@@ -60,25 +60,25 @@ def _blocks(cache: PrefixCache, digests: Sequence[bytes]) -> list[Block]:
     return blocks
 
 
-def _end_at_snapshot(
-    caches: Sequence[PrefixCache],
-    needs: Sequence[GroupNeeds],
-    digests: Sequence[bytes],
-    states: StateSnapshots,
-) -> int:
-    """The largest number of full blocks that all groups serve and behind which there is a
-    snapshot."""
-    end = len(digests)
-    while True:
-        end = states.longest(digests, common_end(caches, needs, digests[:end]))
-        if common_end(caches, needs, digests[:end]) == end:
-            return end
-
-
 class FindsBlocks(Protocol):
     """A PrefixCache, or one together with what can be brought into it."""
 
     def get(self, digest: bytes) -> object | None: ...
+
+
+def end_at_snapshot(
+    caches: Sequence[FindsBlocks],
+    needs: Sequence[GroupNeeds],
+    digests: Sequence[bytes],
+    longest: Callable[[Sequence[bytes], int], int],
+) -> int:
+    """The largest number of full blocks that all groups serve and behind which there is a snapshot,
+    of which `longest` knows as `StateSnapshots` does."""
+    end = len(digests)
+    while True:
+        end = longest(digests, common_end(caches, needs, digests[:end]))
+        if common_end(caches, needs, digests[:end]) == end:
+            return end
 
 
 def common_end(

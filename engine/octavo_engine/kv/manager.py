@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from octavo_engine.caches import STATE_GROUP
 from octavo_engine.config import BLOCK_SIZE
 from octavo_engine.kv.group_match import match_groups
 from octavo_engine.kv.media_names import (
@@ -42,10 +43,11 @@ GIVEN_BACK = -1  # in a block table: the block left the window
 
 
 class BlockSave(NamedTuple):
-    """A full block that was just computed: what a tier may hold beside the pool."""
+    """A full block that was just computed, or recurrent states behind one: what a tier may hold
+    beside the pool."""
 
-    block_id: int
-    group: int
+    block_id: int  # of states: the slot
+    group: int  # STATE_GROUP for states
     digest: bytes
 
 
@@ -123,6 +125,11 @@ class KVManager:
         """Blocks that can be taken without breaking a promise, cached ones among them and retained
         ones not."""
         return self.pool.num_allocatable - self._num_promised
+
+    @property
+    def needs_whole_prefixes(self) -> bool:
+        """Whether the first blocks of a prefix are of no use without those that follow."""
+        return self.has_windows or self.states is not None
 
     def listen(self, listener: CacheListener) -> None:
         """Have it hear of every full block that comes into the first group's cache or leaves it."""
@@ -349,11 +356,21 @@ class KVManager:
         for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
             cache.publish(self.pool.blocks[table[index]], parent, tokens, None, media)
 
+    def use_states(self, digest: bytes) -> int:
+        """The slot of the snapshot that a sequence goes on from. Prompts that part there may come
+        again, so tiers get it."""
+        assert self.states is not None
+        slot = self.states.use(digest)
+        self._save_states(digest, slot)
+        return slot
+
     def release(self, sequence: Sequence) -> None:
         """Take its blocks back. What it computed stays cached until the memory is needed."""
         if self._caching and sequence.block_table:
             self.publish_tail(sequence)
             self.residency.ended(sequence)
+            if self.states is not None and self.saves is not None:
+                self._save_last_states(sequence, self.states)
         self._free(sequence)
 
     def release_spoiled(self, sequence: Sequence) -> None:
@@ -387,6 +404,17 @@ class KVManager:
             cache.clear()
         if self.states is not None:
             self.states.clear()
+
+    def _save_last_states(self, sequence: Sequence, states: StateSnapshots) -> None:
+        """What a text that goes on from it will need. Those before it are as large as this one, and
+        not saved: they would take many times the blocks' bytes."""
+        if end := states.longest(sequence.digests, sequence.num_published_blocks):
+            digest = sequence.digests[end - 1]
+            self._save_states(digest, states.cached[digest])
+
+    def _save_states(self, digest: bytes, slot: int) -> None:
+        if self.saves is not None:
+            self.saves.append(BlockSave(slot, STATE_GROUP, digest))
 
     def _free(self, sequence: Sequence) -> None:
         if sequence.state_saves or sequence.draft_saves:

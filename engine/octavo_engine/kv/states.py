@@ -3,7 +3,7 @@
 A sequence's state stands behind its last computed token and nowhere else, so a prefix can be gone
 on with only where a snapshot was saved: at multiples of `stride` tokens from the beginning, which
 do not depend on how the prompt was cut into steps. Snapshots are found by the digest of the block
-that ends there; what was not used for longest gives its slot up.
+that ends there; what was not used for longest gives its slot up. One may come from outside, too.
 
 A step with draft tokens also saves the state behind each of them that another follows. If they were
 wrong from some place on, the state there is copied to the row before its next step: it goes back.
@@ -18,6 +18,7 @@ from octavo_engine.caches import STATE_STRIDE
 from octavo_engine.config import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as List
 
     from octavo_engine.state.sequence import Sequence
@@ -35,13 +36,22 @@ class StateSnapshots:
         self.free = list(range(num_rows, num_rows + num_snapshots))
         self.cached: OrderedDict[bytes, int] = OrderedDict()  # the last used at the end
 
-    def longest(self, digests: List[bytes], num_blocks: int) -> int:
+    def longest(
+        self,
+        digests: List[bytes],
+        num_blocks: int,
+        is_outside: Callable[[bytes], bool] = lambda digest: False,
+    ) -> int:
         """The largest number of blocks, up to that one, behind which there is a snapshot; or 0."""
-        each = self.stride // BLOCK_SIZE
-        for end in range(num_blocks // each * each, 0, -each):
-            if digests[end - 1] in self.cached:
+        for end in reversed(self.ends(num_blocks)):
+            if digests[end - 1] in self.cached or is_outside(digests[end - 1]):
                 return end
         return 0
+
+    def ends(self, num_blocks: int) -> range:
+        """The places of the first so many blocks behind which there may be one."""
+        each = self.stride // BLOCK_SIZE
+        return range(each, num_blocks + 1, each)
 
     def next_end(self, num_blocks: int) -> int:
         """The place of the first snapshot behind so many blocks."""
@@ -119,6 +129,22 @@ class StateSnapshots:
         self.free += sequence.state_saves.values()
         self.free += sequence.draft_saves.values()
         sequence.state_saves, sequence.draft_saves, sequence.rewind = {}, {}, 0
+
+    def place(self, digest: bytes, load: Callable[[int], None]) -> bool:
+        """Have one loaded into a slot that is not being saved to, for others to find. False without
+        such a slot."""
+        if digest in self.cached:
+            return True
+        slot = self._take()
+        if slot is None:
+            return False
+        try:
+            load(slot)
+        except BaseException:
+            self.free.append(slot)
+            raise
+        self.cached[digest] = slot
+        return True
 
     def retract(self, digests: List[bytes]) -> None:
         """Forget the snapshots of a text."""

@@ -38,7 +38,7 @@ from octavo_engine.tiers.peer_wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, Page, PageSizes
 
 T = TypeVar("T")
 
@@ -126,12 +126,12 @@ class BlockServer:
         source: BlockSource,
         *,
         identity: Mapping[str, str],
-        page_bytes: int,
+        sizes: PageSizes,
         secret: bytes = b"",
     ) -> None:
         """Raises OSError if the address cannot be bound. Port 0: any that is free."""
         self._source, self._identity, self._secret = source, dict(identity), secret
-        self._page_bytes = page_bytes
+        self._sizes = sizes
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._is_closed = False
@@ -174,7 +174,7 @@ class BlockServer:
             ).start()
 
     def _serve(self, connection: socket.socket, host: str) -> None:
-        channel = PeerChannel(connection, page_bytes=self._page_bytes)
+        channel = PeerChannel(connection, sizes=self._sizes)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._admit(channel, host):
@@ -226,7 +226,7 @@ class BlockServer:
                 self._send_as_computed(channel, names)
 
     def _send_pages(self, channel: PeerChannel, names: Sequence[BlockName]) -> None:
-        size = max(1, BATCH_BYTES // self._page_bytes)
+        size = self._sizes.blocks_in(BATCH_BYTES)
         batches = [names[at : at + size] for at in range(0, len(names), size)]
         place = 0
         copied = self._source.copy(batches[0]) if batches else None

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from octavo_engine.state.sequence import Sequence as OneSequence
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, Page, PageSizes
+    from octavo_engine.tiers.peer_wire import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -106,13 +107,13 @@ class PeerEngine:
         address: PeerAddress,
         *,
         identity: Mapping[str, str],
-        page_bytes: int,
+        sizes: PageSizes,
         secret: bytes = b"",
     ) -> None:
         self.address = address
         self.meter = TierMeter(latency_s=LATENCY_S, bytes_per_s=BYTES_PER_S)
         self.num_failures = 0
-        self._identity, self._page_bytes, self._secret = dict(identity), page_bytes, secret
+        self._identity, self._sizes, self._secret = dict(identity), sizes, secret
         self._retry_s = RETRY_S
         self._up_at = 0.0
         self._is_closed = False
@@ -187,10 +188,10 @@ class PeerEngine:
                 if frame.kind is FrameKind.END:
                     return
                 if frame.kind is FrameKind.PAGE:
-                    if frame.place not in left or frame.page is None:
+                    if frame.place not in left:
                         raise PeerError("it sent a block out of turn")
                     left.discard(frame.place)
-                    take(names[frame.place], frame.page)
+                    take(names[frame.place], self._page_of(names[frame.place], frame))
                 if not is_wanted():
                     raise _Unwanted
 
@@ -250,15 +251,22 @@ class PeerEngine:
             channel.send(FrameKind.GET, pack_wanted([name for name, _ in part]))
             last = -1
             while (frame := channel.receive(FrameKind.PAGE, FrameKind.END)).kind is FrameKind.PAGE:
-                if not last < frame.place < len(part) or frame.page is None:
+                if not last < frame.place < len(part):
                     raise PeerError("it sent a block out of turn")
                 last = frame.place
                 name, one = part[last]
                 end_before(one)
-                one.take(_arrived(name, frame.num_tokens), frame.page)
+                one.take(_arrived(name, frame.num_tokens), self._page_of(name, frame))
                 if name is one.names[-1]:
                     end_before(left[1] if len(left) > 1 else None)
         end_before(None)
+
+    def _page_of(self, name: BlockName, frame: Frame) -> Page:
+        """Raises PeerError."""
+        page = frame.page
+        if page is None or page.nbytes != self._sizes.of(name):
+            raise PeerError("it sent a page of another size than was named")
+        return page
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -308,7 +316,7 @@ class PeerEngine:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, UnicodeError) as error:
             raise PeerError(f"it cannot be reached: {error}") from None
-        channel = PeerChannel(connection, page_bytes=self._page_bytes)
+        channel = PeerChannel(connection, sizes=self._sizes)
         channel.deadline = deadline
         nonce = new_nonce()
         channel.send(FrameKind.HELLO, msgspec.json.encode(PeerHello(VERSION, nonce)))

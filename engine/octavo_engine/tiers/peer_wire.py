@@ -9,8 +9,8 @@
                 GET names    → PAGE (place of the name, how many of its tokens are right, bytes)
                                for each that is there, and END
 
-Names are those of full blocks; those of GET may be of tails too, and a byte with its length stands
-before each.
+Names are those of full blocks and states; those of GET may be of tails too, and a byte with its
+length stands before each.
 
 Numbers are little-endian. Proofs are those of `shared_secret`. Nothing is encrypted.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping, Sequence
 
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, Page, PageSizes
 
     Content = bytes | bytearray | memoryview
 
@@ -76,7 +76,7 @@ class FrameKind(IntEnum):
     WAIT = 12  # a sign of life while none is
 
 
-MAX_BYTES = {  # of a payload; a page's is known to both sides
+MAX_BYTES = {  # of a payload; those of pages are known to both sides
     FrameKind.HELLO: 1024,
     FrameKind.CHALLENGE: 1024,
     FrameKind.PROOF: 16384,
@@ -130,7 +130,7 @@ class Frame(NamedTuple):
     page: Page | None = None
 
 
-def parse_head(data: Content, *, expected: Sequence[FrameKind], page_bytes: int) -> FrameHead:
+def parse_head(data: Content, *, expected: Sequence[FrameKind], sizes: PageSizes) -> FrameHead:
     """Raises PeerError unless it is the header of a frame that may come now."""
     magic, number, length, checksum = _HEADER.unpack(data)
     if magic != _MAGIC:
@@ -138,8 +138,8 @@ def parse_head(data: Content, *, expected: Sequence[FrameKind], page_bytes: int)
     if number not in expected:
         raise PeerError(f"it sent a frame of kind {number} out of turn")
     kind = FrameKind(number)
-    is_page = kind is FrameKind.PAGE
-    if (is_page and length != _PLACE.size + page_bytes) or length > MAX_BYTES.get(kind, length):
+    is_wrong = kind is FrameKind.PAGE and length - _PLACE.size not in sizes
+    if is_wrong or length > MAX_BYTES.get(kind, length):
         raise PeerError(f"it sent a frame {kind.name} of {length} bytes")
     return FrameHead(kind, length, checksum)
 
@@ -201,8 +201,8 @@ class PeerChannel:
     """Frames on a connection. One thread uses it. Until `deadline` (monotonic seconds) each call
     may wait."""
 
-    def __init__(self, connection: socket.socket, *, page_bytes: int) -> None:
-        self._connection, self._page_bytes = connection, page_bytes
+    def __init__(self, connection: socket.socket, *, sizes: PageSizes) -> None:
+        self._connection, self._sizes = connection, sizes
         self.deadline = 0.0
 
     def send(self, kind: FrameKind, payload: bytes = b"") -> None:
@@ -239,7 +239,7 @@ class PeerChannel:
         return self._rest(data, (FrameKind.LOOKUP, FrameKind.GET, FrameKind.FOLLOW))
 
     def _rest(self, data: bytearray, expected: Sequence[FrameKind]) -> Frame:
-        head = parse_head(data, expected=expected, page_bytes=self._page_bytes)
+        head = parse_head(data, expected=expected, sizes=self._sizes)
         if head.kind is FrameKind.PAGE:
             return self._page(head)
         payload = bytearray(head.length)
@@ -253,7 +253,7 @@ class PeerChannel:
     def _page(self, head: FrameHead) -> Frame:
         prefix = bytearray(_PLACE.size)
         self._fill(memoryview(prefix))
-        page = np.empty(self._page_bytes, np.uint8)
+        page = np.empty(head.length - _PLACE.size, np.uint8)
         self._fill(page.data)
         if crc32(page.data, crc32(prefix)) != head.checksum:
             raise PeerError("the checksum of a block is wrong")

@@ -1,5 +1,5 @@
 """Files of KV blocks, on disk and in a shared store: a run of them behind a header that names and
-checks each.
+checks each. All pages of a file have one size: those of blocks and of states lie in different ones.
 
     magic | number of blocks | checksum of the header's rest | bytes of a page | key of the engine
     names of all blocks | checksums of all pages | pages, end to end
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo_engine.encryption import EncryptionKeys, FileCipher
-    from octavo_engine.tiers.page import BlockName, Page
+    from octavo_engine.tiers.page import BlockName, Page, PageSizes
 
 KEY_BYTES = 16
 _MAGIC = b"OctavKV1"  # with the version
@@ -66,6 +66,7 @@ class BlockPlace(NamedTuple):
 class RunHeader(NamedTuple):
     """What a file holds, and how its pages are read."""
 
+    page_bytes: int
     places: dict[BlockName, BlockPlace]
     cipher: FileCipher | None
 
@@ -94,7 +95,7 @@ def write_run(
 
 
 def read_header(
-    file: RunBytes, key: bytes, page_bytes: int, encryption: EncryptionKeys | None = None
+    file: RunBytes, key: bytes, sizes: PageSizes, encryption: EncryptionKeys | None = None
 ) -> RunHeader:
     """Raises OSError, TierFileError unless all of it is there and of this engine, and
     NoKeyForFile."""
@@ -112,18 +113,18 @@ def read_header(
         cipher, body = _open_body(body, count, encryption)
     elif encryption is not None:
         raise TierFileError("it is not encrypted")
-    if _REST.unpack_from(body) != (page_bytes, key):
+    page_bytes, its_key = _REST.unpack_from(body)
+    names_end = _REST.size + count * NAME_BYTES
+    starts = range(_REST.size, names_end, NAME_BYTES)
+    names = [body[start : start + NAME_BYTES] for start in starts]
+    if its_key != key or any(sizes.of(name) != page_bytes for name in names):
         raise TierFileError("it belongs to another model or build")
     first, step = _HEAD.size + size, page_bytes + (TAG_BYTES if is_sealed else 0)
     if file.num_bytes != first + count * step:
         raise TierFileError("blocks are cut off")
-    names_end = _REST.size + count * NAME_BYTES
     checks = range(1, count + 1) if is_sealed else struct.unpack_from(f"<{count}I", body, names_end)
-    places = {
-        body[start : start + NAME_BYTES]: BlockPlace(first + i * step, checks[i])
-        for i, start in enumerate(range(_REST.size, names_end, NAME_BYTES))
-    }
-    return RunHeader(places, cipher)
+    places = {name: BlockPlace(first + i * step, checks[i]) for i, name in enumerate(names)}
+    return RunHeader(page_bytes, places, cipher)
 
 
 def read_page(

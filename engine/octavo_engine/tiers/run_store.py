@@ -16,6 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
+from octavo_engine.tiers.page import is_state
 from octavo_engine.tiers.run_folder import SUFFIX, FileSpan
 from octavo_engine.tiers.run_format import (
     NoKeyForFile,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from octavo_engine.encryption import EncryptionKeys, FileCipher
-    from octavo_engine.tiers.page import BlockName, OnChange, Page
+    from octavo_engine.tiers.page import BlockName, OnChange, Page, PageSizes
     from octavo_engine.tiers.run_folder import RunDraft, RunFolder
     from octavo_engine.tiers.run_format import BlockPlace
 
@@ -49,6 +50,7 @@ class StoredRun(NamedTuple):
 
     file: str
     num_bytes: int
+    page_bytes: int
     places: dict[BlockName, BlockPlace]
     cipher: FileCipher | None
 
@@ -82,7 +84,7 @@ class RunStore:
         folder: RunFolder,
         key: bytes,
         *,
-        page_bytes: int,
+        sizes: PageSizes,
         max_bytes: int,
         encryption: EncryptionKeys | None = None,
         is_shared: bool = False,
@@ -91,11 +93,12 @@ class RunStore:
         cannot be listed."""
         self._encryption, self._is_shared = encryption, is_shared
         self.folder = folder
-        self._key, self._page_bytes, self._max_bytes = key, page_bytes, max_bytes
-        self._lock = threading.Lock()  # of the five below
+        self._key, self._sizes, self._max_bytes = key, sizes, max_bytes
+        self._lock = threading.Lock()  # of the six below
         self._runs: dict[str, StoredRun] = {}  # by file name
         self._index: dict[BlockName, str] = {}  # the file that has it
         self._pending: dict[BlockName, Page] = {}  # waits to be written
+        self._pending_bytes = 0
         self._dropped: set[BlockName] = set()  # spoiled while it was being written
         self._unreadable: set[str] = set()  # files of other encryption keys
         self._reading, self._writing = _Pauses(), _Pauses()
@@ -142,11 +145,13 @@ class RunStore:
         with self._lock:
             if name in self._index or name in self._pending:
                 return
-            is_full = (len(self._pending) + 1) * self._page_bytes > MAX_PENDING_BYTES
+            num_bytes = self._pending_bytes + page.nbytes
+            is_full = bool(self._pending) and num_bytes > MAX_PENDING_BYTES
             if self.folder.is_read_only or self._writing.is_on or is_full:
                 self.num_unsaved += 1
                 return
             self._pending[name] = page
+            self._pending_bytes += page.nbytes
             self._dropped.discard(name)
         self._to_write.put(name)
 
@@ -167,7 +172,7 @@ class RunStore:
             names = list(names)
             files = {self._index[name] for name in names if name in self._index}
             for name in names:
-                if self._pending.pop(name, None) is not None:
+                if self._end_pending(name):
                     self._dropped.add(name)
                     self._report(name, is_there=name in self._index)
         for file in files:
@@ -224,12 +229,12 @@ class RunStore:
         return [found.get(name) for name in names]
 
     def _read_run(self, run: StoredRun, names: list[BlockName]) -> dict[BlockName, Page]:
-        size = stored_bytes(self._page_bytes, run.cipher)
+        size = stored_bytes(run.page_bytes, run.cipher)
         spans = sorted(FileSpan(run.places[name].offset, size) for name in names)
         try:
             with self.folder.open(run.file, spans) as file:
                 pages = {
-                    n: read_page(file, run.places[n], self._page_bytes, run.cipher) for n in names
+                    n: read_page(file, run.places[n], run.page_bytes, run.cipher) for n in names
                 }
             self.folder.used(run.file)
         except FileNotFoundError:
@@ -258,20 +263,25 @@ class RunStore:
         while not self._closed.is_set():
             try:
                 names = self._next_run()
-                if names:
-                    self._write(names)
+                states = [name for name in names if is_state(name)]
+                blocks = [name for name in names if not is_state(name)]
+                for alike in (blocks, states):
+                    if alike:
+                        self._write(alike)
             except Exception:
                 logger.exception("Unhandled error while KV blocks were written")
 
     def _next_run(self) -> list[BlockName]:
-        """Blocks that wait, as many as go into one file; empty at the end."""
+        """Blocks that wait, as many as go into one file, and states; empty at the end."""
         names: list[BlockName] = []
+        num_bytes = 0
         try:
-            while len(names) * self._page_bytes < MAX_RUN_BYTES:
+            while num_bytes < MAX_RUN_BYTES:
                 name = self._to_write.get_nowait() if names else self._to_write.get()
                 if name is None:
                     break
                 names.append(name)
+                num_bytes += self._sizes.of(name)
         except Empty:
             pass
         return names
@@ -283,7 +293,7 @@ class RunStore:
             return
         file = f"{uuid.uuid4().hex}{SUFFIX}"
         try:
-            self._make_room(len(pages) * self._page_bytes + HEAD_BYTES)
+            self._make_room(self._sizes.sum(pages) + HEAD_BYTES)
             self._write_file(file, pages)
             self._writing.end()
         except (OSError, TierFileError) as error:
@@ -294,9 +304,16 @@ class RunStore:
         finally:
             with self._lock:
                 for name in pages:
-                    self._pending.pop(name, None)
+                    self._end_pending(name)
                     if name not in self._index:
                         self._report(name, is_there=False)
+
+    def _end_pending(self, name: BlockName) -> bool:
+        """It does not wait any more; whether it did. The lock is held."""
+        page = self._pending.pop(name, None)
+        if page is not None:
+            self._pending_bytes -= page.nbytes
+        return page is not None
 
     def _write_file(self, file: str, pages: dict[BlockName, Page]) -> None:
         """Raises OSError, TierFileError."""
@@ -307,7 +324,7 @@ class RunStore:
         draft = self.folder.draft(file, write)
         try:
             with draft.open() as written:
-                header = read_header(written, self._key, self._page_bytes, self._encryption)
+                header = read_header(written, self._key, self._sizes, self._encryption)
                 num_bytes = written.num_bytes
             self._publish(draft, StoredRun(file, num_bytes, *header))
         except BaseException:
@@ -383,7 +400,7 @@ class RunStore:
             return
         try:
             with self.folder.open(name) as file:
-                header = read_header(file, self._key, self._page_bytes, self._encryption)
+                header = read_header(file, self._key, self._sizes, self._encryption)
                 num_bytes = file.num_bytes
         except FileNotFoundError:
             return

@@ -12,7 +12,6 @@ import random
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,7 @@ from octavo_engine.backends.torch.backend import TorchBackend
 from octavo_engine.config import BLOCK_SIZE, EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core import kv_tiers
 from octavo_engine.core.build import build_engine
-from octavo_engine.core.make_tiers import make_tiers
 from octavo_engine.errors import ConfigError
-from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.state.retention import KVRetention
 from octavo_engine.tiers.price import is_worth_loading
@@ -312,16 +309,6 @@ def test_a_plug_in_device_has_no_tiers():
     config = EngineConfig(device="plugin", max_model_len=64, kv_offloading_size=1.0)
     with pytest.raises(ConfigError, match="not supported by --device plugin yet"):
         build_engine(config, backend=PagedBackend(5000))
-
-
-@pytest.mark.parametrize(
-    "settings", [{"kv_offloading_size": 1.0}, {"kv_transfer_config": CONNECTOR}], ids=str
-)
-def test_models_with_recurrent_states_are_refused(settings):
-    config = EngineConfig(device="sim", max_model_len=64, **settings)
-    scheduler: Any = SimpleNamespace(kv=SimpleNamespace(states=StateSnapshots(4, 4)))
-    with pytest.raises(ConfigError, match="not supported for models with recurrent states"):
-        make_tiers(config, PagedBackend(8), scheduler, b"")
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path):

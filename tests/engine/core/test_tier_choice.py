@@ -71,7 +71,7 @@ def make_engine(tmp_path, chance):
     (tier,) = engine._tiers.stored
     tier.store.close()
     store = PricedStore(
-        clock, chance, engine._tiers._page_bytes,
+        clock, chance, engine._tiers._sizes.block,
         latency_s=10 ** chance.uniform(-4, -1),
         page_s=token_s * BLOCK_SIZE * 10 ** chance.uniform(-2, 1),
     )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.scheduling.scheduler import Scheduler
@@ -159,3 +161,29 @@ def test_what_is_cleared_or_aborted_gives_its_slots_back() -> None:
     assert loop.scheduler.reset_prefix_cache()
     assert loop.scheduler.kv.states is not None
     assert sorted(loop.scheduler.kv.states.free) == list(range(4, 10))
+
+
+def test_a_snapshot_from_outside_takes_the_slot_that_was_not_used_for_longest() -> None:
+    states = StateSnapshots(2, 2, stride=32)
+    loaded: list[int] = []
+    for digest in (b"a", b"b", b"a", b"c"):
+        assert states.place(digest, loaded.append)
+    assert loaded == [3, 2, 3] and list(states.cached) == [b"b", b"c"]
+
+    def fail(slot: int) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        states.place(b"d", fail)
+    assert list(states.cached) == [b"c"] and states.free == [2]
+    assert not StateSnapshots(2, 0).place(b"a", loaded.append)
+
+
+def test_a_prefix_may_go_on_outside() -> None:
+    states = StateSnapshots(1, 4, stride=32)
+    digests = [bytes([i]) for i in range(9)]
+    states.place(digests[1], lambda slot: None)
+    assert states.longest(digests, 9) == 2
+    assert states.longest(digests, 9, lambda digest: digest == digests[5]) == 6
+    assert states.longest(digests, 5, lambda digest: digest == digests[5]) == 2
+    assert states.longest(digests, 9, lambda digest: digest == digests[6]) == 2  # no place for one

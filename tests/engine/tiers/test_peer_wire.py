@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from octavo_engine.caches import STATE_GROUP
 from octavo_engine.shared_secret import proof
 from octavo_engine.tiers import block_server
 from octavo_engine.tiers.block_server import (
@@ -24,7 +25,7 @@ from octavo_engine.tiers.block_server import (
     FollowRequest,
     PageRequest,
 )
-from octavo_engine.tiers.page import is_tail
+from octavo_engine.tiers.page import PageSizes, block_name, is_tail
 from octavo_engine.tiers.peer_engine import PeerAddress, PeerEngine
 from octavo_engine.tiers.peer_wire import (
     CLIENT,
@@ -83,7 +84,7 @@ class Source:
 def server(monkeypatch):
     monkeypatch.setattr(block_server, "BATCH_BYTES", 4 * PAGE_BYTES)
     server = BlockServer(
-        "127.0.0.1", 0, Source(), identity=IDENTITY, page_bytes=PAGE_BYTES, secret=b"s" * 16
+        "127.0.0.1", 0, Source(), identity=IDENTITY, sizes=PageSizes(PAGE_BYTES), secret=b"s" * 16
     )
     yield server
     server.close()
@@ -91,7 +92,7 @@ def server(monkeypatch):
 
 def peer_of(server, *, identity=IDENTITY, secret=b"s" * 16):
     address = PeerAddress("127.0.0.1", server.port)
-    return PeerEngine(address, identity=identity, page_bytes=PAGE_BYTES, secret=secret)
+    return PeerEngine(address, identity=identity, sizes=PageSizes(PAGE_BYTES), secret=secret)
 
 
 def look_up(peer, names=NAMES, timeout_s=5.0):
@@ -168,7 +169,7 @@ def test_a_server_without_the_secret_is_left_before_it_learns_anything():
 
     def pretend(listener):
         connection, _ = listener.accept()
-        channel = PeerChannel(connection, page_bytes=PAGE_BYTES)
+        channel = PeerChannel(connection, sizes=PageSizes(PAGE_BYTES))
         channel.deadline = time.monotonic() + 5
         hello = parse_message(channel.receive(FrameKind.HELLO).payload, PeerHello)
         guess = proof(b"guess", SERVER, hello.nonce, "0" * 32)
@@ -181,7 +182,7 @@ def test_a_server_without_the_secret_is_left_before_it_learns_anything():
         thread = threading.Thread(target=pretend, args=(listener,))
         thread.start()
         address = PeerAddress("127.0.0.1", listener.getsockname()[1])
-        peer = PeerEngine(address, identity=IDENTITY, page_bytes=PAGE_BYTES, secret=b"s" * 16)
+        peer = PeerEngine(address, identity=IDENTITY, sizes=PageSizes(PAGE_BYTES), secret=b"s" * 16)
         assert look_up(peer) == set()
         thread.join(5)
     assert heard == [b""]
@@ -207,7 +208,7 @@ def test_a_client_that_says_nothing_is_left(server, monkeypatch):
 def test_every_flipped_bit_of_a_page_is_noticed():
     near, far = socket.socketpair()
     with near, far:
-        sender = PeerChannel(near, page_bytes=PAGE_BYTES)
+        sender = PeerChannel(near, sizes=PageSizes(PAGE_BYTES))
         sender.deadline = time.monotonic() + 5
         sender.send_page(3, page_of(NAMES[0]), 7)
         whole = far.recv(PAGE_BYTES + 100)
@@ -232,9 +233,27 @@ def receive_of(data, *expected):
     with near:
         far.sendall(data)
         far.close()
-        channel = PeerChannel(near, page_bytes=PAGE_BYTES)
+        channel = PeerChannel(near, sizes=PageSizes(PAGE_BYTES))
         channel.deadline = time.monotonic() + 1
         return channel.receive(*expected)
+
+
+def test_a_page_of_another_size_than_was_named_is_not_taken(server):
+    """Both sides know two sizes: that of blocks and that of states."""
+    sizes = PageSizes(PAGE_BYTES, state=PAGE_BYTES * 3)
+    peer = PeerEngine(
+        PeerAddress("127.0.0.1", server.port), identity=IDENTITY, sizes=sizes, secret=b"s" * 16
+    )
+    state = block_name(NAMES[0][:-1], STATE_GROUP)  # the server gives a block's page for it
+    assert fetch(peer, [NAMES[2], state]).keys() == {NAMES[2]}
+    assert peer.num_failures == 1
+    peer._up_at = 0.0
+    done = threading.Event()
+    pages: dict[bytes, np.ndarray] = {}
+    peer.follow([NAMES[2], state], pages.__setitem__, done.set, is_wanted=lambda: True)
+    assert done.wait(10)
+    assert pages.keys() == {NAMES[2]} and peer.num_failures == 2
+    peer.close()
 
 
 def test_a_refusal_may_come_at_any_time():
@@ -247,10 +266,10 @@ def test_lengths_are_bounded_before_memory_is_taken(kind):
     for length, fits in ((MAX_BYTES[kind], True), (MAX_BYTES[kind] + 1, False), (2**32 - 1, False)):
         data = struct.pack("<4sB3xII", b"OKVP", kind, length, 0)
         if fits:
-            assert parse_head(data, expected=[kind], page_bytes=1).length == length
+            assert parse_head(data, expected=[kind], sizes=PageSizes(1)).length == length
             continue
         with pytest.raises(PeerError, match=f"{kind.name} of {length} bytes"):
-            parse_head(data, expected=[kind], page_bytes=1)
+            parse_head(data, expected=[kind], sizes=PageSizes(1))
 
 
 def test_found_flags_say_which():
@@ -365,7 +384,7 @@ def test_whatever_clients_send_the_server_goes_on_serving(server, monkeypatch, c
 
 
 def shake_hands(client):
-    channel = PeerChannel(client, page_bytes=PAGE_BYTES)
+    channel = PeerChannel(client, sizes=PageSizes(PAGE_BYTES))
     channel.deadline = time.monotonic() + 5
     nonce = "0" * 32
     channel.send(FrameKind.HELLO, msgspec.json.encode({"version": VERSION, "nonce": nonce}))

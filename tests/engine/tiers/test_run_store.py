@@ -1,24 +1,28 @@
 """The disk tier: what was written is read after a restart, and what is wrong is never read.
 
-Red when: the checksum of a page or of the header is not compared; a file is found under its last
-name before it is whole; the budget counts only this model's files; a vanished file stays in the
-index; an encrypted file of another key is deleted; a page or a name is on disk in clear.
+Red when: pages of two sizes are in one file; the checksum of a page or of the header is not
+compared; a file is found under its last name before it is whole; the budget counts only this
+model's files; a vanished file stays in the index; an encrypted file of another key is deleted; a
+page or a name is on disk in clear.
 """
 
 import os
+import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 
+from octavo_engine.caches import STATE_GROUP
 from octavo_engine.encryption import EncryptionKeys
 from octavo_engine.tiers import run_folder, run_store
+from octavo_engine.tiers.page import PageSizes, block_name
 from octavo_engine.tiers.run_folder import LocalFolder
 from octavo_engine.tiers.run_store import RunStore
 
 KEY = b"k" * 16
-PAGE = 4096
+PAGE, STATE = 4096, 10_000
 
 
 def name(number: int) -> bytes:
@@ -36,7 +40,7 @@ def opened(tmp_path, request):
     def open_store(*, key=KEY, max_bytes=1 << 20, folder=tmp_path, encryption=request.param):
         store = RunStore(
             LocalFolder(folder, key), key,
-            page_bytes=PAGE, max_bytes=max_bytes, encryption=encryption,
+            sizes=PageSizes(PAGE, STATE), max_bytes=max_bytes, encryption=encryption,
         )  # fmt: skip
         stores.append(store)
         return store
@@ -53,8 +57,12 @@ def fill(store, *numbers):
 
 
 def read(store, *numbers, **more):
+    return read_named(store, [name(number) for number in numbers], **more)
+
+
+def read_named(store, names, **more):
     found: list[Any] = []
-    store.fetch([name(number) for number in numbers], found.append, **more)
+    store.fetch(names, found.append, **more)
     end = time.monotonic() + 10
     while not found and time.monotonic() < end:
         time.sleep(0.002)
@@ -69,6 +77,27 @@ def test_what_was_written_is_found_after_a_restart(opened):
     fill(opened(), 1, 2, 3)
     again = opened()
     assert read(again, 3, 1, 9) == [bytes(page(3)), bytes(page(1)), None]
+
+
+def test_states_lie_in_files_of_their_own(opened, tmp_path):
+    """Whatever order they come in; what waits is bounded by bytes."""
+    store = opened()
+    states = {block_name(bytes([n]) * 16, STATE_GROUP): np.full(STATE, n, np.uint8) for n in (1, 2)}
+    pages = states | {name(number): page(number) for number in (1, 2, 3)}
+    for one in sorted(pages, key=lambda one: one[1]):
+        store.put(one, pages[one])
+    assert store.flush() and store._pending_bytes == 0
+    assert len(files(tmp_path)) >= 2
+    again = opened()
+    assert read_named(again, list(pages)) == [bytes(one) for one in pages.values()]
+
+
+def test_a_state_larger_than_what_may_wait_is_written_alone(opened, monkeypatch):
+    monkeypatch.setattr(run_store, "MAX_PENDING_BYTES", PAGE)
+    store = opened()
+    state = block_name(b"s" * 16, STATE_GROUP)
+    store.put(state, np.zeros(STATE, np.uint8))
+    assert store.flush() and state in store
 
 
 def test_engines_of_another_key_find_nothing(opened):
@@ -137,10 +166,14 @@ def test_files_of_another_engine_are_found(opened, monkeypatch):
 
 
 def test_what_does_not_fit_into_the_queue_is_not_saved(opened, monkeypatch):
-    monkeypatch.setattr(run_store, "MAX_PENDING_BYTES", 0)
-    store = opened()
-    store.put(name(1), page(1))
-    assert name(1) not in store and store.num_unsaved == 1
+    monkeypatch.setattr(run_store, "MAX_PENDING_BYTES", 2 * PAGE)
+    store, may_write = opened(), threading.Event()
+    monkeypatch.setattr(store, "_make_room", lambda num_bytes: may_write.wait(10))
+    for number in (1, 2, 3):
+        store.put(name(number), page(number))
+    assert name(2) in store and name(3) not in store and store.num_unsaved == 1
+    may_write.set()
+    assert store.flush() and store.num_blocks == 2
 
 
 def test_spoiled_blocks_are_never_found_again(opened, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from octavo_engine.encryption import EncryptionKeys
 from octavo_engine.errors import ConfigError
 from octavo_engine.tiers import run_bucket, run_folder, run_store
+from octavo_engine.tiers.page import PageSizes
 from octavo_engine.tiers.run_store import RunStore
 from octavo_engine.tiers.shared_store import open_shared
 from tests.engine.tiers.test_run_store import KEY, PAGE, fill, name, page, read
@@ -28,7 +29,7 @@ def opened(monkeypatch):
     def open_store(place, *, key=KEY, max_bytes=1 << 20, encryption=None):
         shared = open_shared(place, key)
         store = RunStore(
-            shared.folder, key, page_bytes=PAGE, max_bytes=max_bytes, encryption=encryption,
+            shared.folder, key, sizes=PageSizes(PAGE), max_bytes=max_bytes, encryption=encryption,
             is_shared=True,
         )  # fmt: skip
         stores.append(store)

@@ -604,6 +604,16 @@ class NativeBackend:
         for block_id, page in zip(block_ids, pages, strict=True):
             self._kv.load(block_id, page)
 
+    def save_states(self, slot: int) -> NDArray[np.uint8]:
+        assert self._states is not None, "prepare() comes first"
+        page = np.empty(self._states.bytes_per_slot, np.uint8)
+        self._states.save(slot, page)
+        return page
+
+    def load_states(self, slot: int, page: NDArray[np.uint8]) -> None:
+        assert self._states is not None, "prepare() comes first"
+        self._states.load(slot, page)
+
     def release_kv(self) -> None:
         self._kv = None
         self._states = None

@@ -292,7 +292,7 @@ class CudaBackend(DraftsOnDevice):
         needed += memory.count_bytes(self.config, limits)
         if self._adapters is not None:  # the adapters themselves have theirs already
             needed += self._adapters.workspace_bytes(limits)
-        if self._settings.has_tiers:
+        if self._settings.has_tiers and self.kv_bytes_per_block:
             needed += count_slots(limits, self.kv_bytes_per_block) * self.kv_bytes_per_block
         if self._use_graphs:
             # Graphs have memory of their own.
@@ -496,6 +496,16 @@ class CudaBackend(DraftsOnDevice):
 
     def load_blocks(self, block_ids: Sequence[int], pages: Sequence[NDArray[np.uint8]]) -> None:
         load_now(self._kv(), self._kernels, block_ids, pages, self.device)
+
+    def save_states(self, slot: int) -> NDArray[np.uint8]:
+        assert self._context is not None and self._context.states is not None
+        with torch.inference_mode():
+            return self._context.states.save(slot)
+
+    def load_states(self, slot: int, page: NDArray[np.uint8]) -> None:
+        assert self._context is not None and self._context.states is not None
+        with torch.inference_mode():
+            self._context.states.load(slot, page)
 
     def build_digest(self) -> bytes:
         return digest_build(self.isa, self._kernels)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -41,6 +41,15 @@ class DeviceStates:
         """Rows (source slot, target slot); no source is a target."""
         for source, target in copies.tolist():
             self._data[target] = self._data[source]
+
+    def save(self, slot: int) -> NDArray[np.uint8]:
+        """All bytes, behind all that was launched."""
+        saved: NDArray[np.uint8] = self._data[slot].to("cpu", copy=True).numpy().view(np.uint8)
+        return saved
+
+    def load(self, slot: int, page: NDArray[np.uint8]) -> None:
+        """The opposite."""
+        self._data[slot] = torch.from_numpy(page.view(np.float32)).to(self._data.device)
 
     def poison(self, slots: list[int]) -> None:
         self._data[slots] = torch.nan

@@ -19,6 +19,7 @@ from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.backends.torch.device_step import StepSizes
 from octavo_engine.backends.torch.memory import mixer_columns
 from octavo_engine.core import build as core_build
+from octavo_engine.core import kv_tiers
 from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.kv.states import StateSnapshots
 from octavo_engine.models.config import ModelConfig
@@ -228,3 +229,32 @@ def test_an_engine_says_what_it_says_on_the_cpu(tmp_path, pretended, family, ker
         engine.close()
     assert found[0][1] == found[1][1]
     pretended_engines.check(found[1][0], found[0][0])
+
+
+@needs_no_gpu
+@pytest.mark.parametrize(("family", "kernels"), [("mamba2", "triton"), ("qwen3.5", "triton")])
+def test_states_come_back_from_host_memory(tmp_path, pretended, family, kernels, monkeypatch):
+    """Saved while the next step is under way; the slots are poisoned before they are loaded."""
+    snapshots = functools.partial(StateSnapshots, stride=16)
+    monkeypatch.setattr(core_build, "StateSnapshots", snapshots)
+    monkeypatch.setattr(kv_tiers, "is_worth_loading", lambda **_: True)
+    folder = pretended_engines.write(tmp_path, family)
+    engine = pretended_engines.build(
+        folder, device="cuda", kernels=kernels, kv_offloading_size=1 / 1024
+    )
+    said = []
+    for turn in range(2):
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        prompt = [*range(5, 45), 9, 9]
+        engine.add(EngineRequest(request_id=f"{turn}", prompt_token_ids=prompt, params=params))
+        tokens: list[int] = []
+        while engine.has_work:
+            tokens += [token for output in engine.step().outputs for token in output.token_ids]
+        said.append(tokens)
+        assert engine.reset_prefix_cache()
+        backend, states = engine.executor._backend, engine.scheduler.kv.states
+        backend.poison_states(list(range(backend._limits.num_state_slots)))
+        assert states is not None and not states.cached
+    assert said[0] == said[1]
+    assert engine.scheduler.stats().prefix_hits == 32
+    engine.close()
