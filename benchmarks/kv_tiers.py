@@ -1,7 +1,8 @@
 """Time to first token of a long prompt from host memory, from disk and from a store that engines
 share, beside computing it; and what a tier costs where nothing is found in it.
 
-    python -m benchmarks.kv_tiers [--tokens 4000] [--rounds 3] [--pairs 6] [--only cost]
+    python -m benchmarks.kv_tiers [--tokens 4000] [--rounds 3] [--pairs 6] [--only cost | hits]
+                                  [--recurrent]
 
 One engine for each tier; before a prompt comes again its KV cache is emptied. The shared store is a
 folder, read by an engine that did not write it. Answers from a tier must have the text of computed
@@ -12,6 +13,7 @@ prompt alone, and for the throughput of many requests at once.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import statistics
@@ -25,18 +27,50 @@ from typing import Any
 
 import httpx
 
+from benchmarks.gpu.server import write_words
 from benchmarks.kv_transfer import ANSWER_TOKENS, MODEL, first_token
 from benchmarks.servers import Server, end_cleanly_on_sigterm, free_port, warn_if_busy
 
 LOAD_REQUESTS, LOAD_AT_ONCE, LOAD_PROMPT, LOAD_ANSWER = 16, 8, 500, 40
+SHAPE: dict[str, Any] = {  # of granite-4.0-h-350m
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "shared_intermediate_size": 2048,
+    "num_hidden_layers": 32,
+    "layer_types": ["attention" if i in (10, 13, 17, 27) else "mamba" for i in range(32)],
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "mamba_n_heads": 48,
+    "mamba_d_head": 32,
+    "mamba_d_state": 128,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "position_embedding_type": "nope",
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32768,
+    "vocab_size": 49152,
+    "torch_dtype": "bfloat16",
+}
 SETTLE_S = 8.0  # in which what was computed is written, and found by others
 
 
-def start(name: str, longest: int, folder: Path, flags: list[str]) -> Server:
+def start(
+    name: str, longest: int, folder: Path, flags: list[str], *, recurrent: bool = False
+) -> Server:
     port = free_port()
+    model, memory = [MODEL], "200MiB"
+    if recurrent:
+        shape = folder / "shape"
+        shape.mkdir(exist_ok=True)
+        (shape / "config.json").write_text(json.dumps(SHAPE))
+        write_words(shape)
+        model, memory = [str(shape), "--load-format", "dummy"], "1200MiB"
     command = [
-        sys.executable, "-m", "octavo.cli", "serve", MODEL, "--device", "cpu", "--port", str(port),
-        "--max-model-len", str(longest), "--kv-cache-memory-bytes", "200MiB", *flags,
+        sys.executable, "-m", "octavo.cli", "serve", *model, "--served-model-name", MODEL,
+        "--device", "cpu", "--port", str(port), "--max-model-len", str(longest),
+        "--kv-cache-memory-bytes", memory, *flags,
     ]  # fmt: skip
     return Server.start(command, port=port, log=folder / f"{name}.log")
 
@@ -130,7 +164,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=3, help="prompts of each tier")
     parser.add_argument("--pairs", type=int, default=6, help="of the cost without hits")
-    parser.add_argument("--only", choices=("cost",), help="leave the tiers' hits out")
+    parser.add_argument("--only", choices=("cost", "hits"), help="leave the others out")
+    parser.add_argument("--recurrent", action="store_true", help="a model with recurrent states")
     args = parser.parse_args()
     os.environ["OCTAVO_DEV_MODE"] = "1"  # for /reset_prefix_cache
     end_cleanly_on_sigterm()
@@ -141,7 +176,9 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
         def serve(name: str, *flags: str) -> Server:
-            return stack.enter_context(start(name, longest, folder, list(flags)))
+            return stack.enter_context(
+                start(name, longest, folder, list(flags), recurrent=args.recurrent)
+            )
 
         if args.only == "cost":
             both = serve("plain"), serve("disk", "--kv-disk-path", str(folder / "disk"))
@@ -155,6 +192,8 @@ def main() -> None:
         compare("host", host, host, args, chance)
         compare("disk", disk, disk, args, chance)
         compare("shared", writer, reader, args, chance)
+        if args.only == "hits":
+            return
         cost(plain, disk, args, chance)
         throughput(plain, disk, args, chance)
 
