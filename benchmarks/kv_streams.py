@@ -4,8 +4,10 @@
     python -m benchmarks.kv_streams move [--streams 32]
 
 `apart`: streams on the engine that answers, first alone, then while another engine computes long
-prompts that it answers too; behind a router, each engine with half of the cores. Beside it the same
-load on one engine with all cores. `move`: an engine drains, and its streams go on on another one,
+prompts that it answers too; behind a router, each engine with half of the cores. An answer to a
+long prompt makes each step longer that computes a token of it, whoever computed the prompt: so the
+streams run beside one such answer, too, while no prompt arrives. Beside all that the same load on
+one engine with all cores. `move`: an engine drains, and its streams go on on another one,
 which has their KV blocks; each must say what it says undisturbed.
 """
 
@@ -24,7 +26,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 
@@ -128,8 +130,15 @@ def p99(values: list[float]) -> float:
     return statistics.quantiles(values, n=100)[98]
 
 
-async def load(url: str, args: argparse.Namespace, chance: random.Random) -> tuple[float, float]:
-    """p99 between tokens of the running streams: alone, and while prompts arrive."""
+class Gaps(NamedTuple):
+    """p99 between tokens of the running streams, in seconds."""
+
+    alone: float
+    meanwhile: float  # while prompts arrive
+    beside: float  # beside the answer to one of them
+
+
+async def load(url: str, args: argparse.Namespace, chance: random.Random) -> Gaps:
     num_tokens = 4000
     streams = [
         Stream(f"stream {number}", tokens_of(chance, 64), num_tokens)
@@ -144,6 +153,12 @@ async def load(url: str, args: argparse.Namespace, chance: random.Random) -> tup
         for _ in range(args.prompts):
             await Stream("prompt", tokens_of(chance, args.tokens), 4).run(client, url)
         end = time.perf_counter()
+        answer = Stream("answer", tokens_of(chance, args.tokens), num_tokens)
+        running.append(asyncio.create_task(answer.run(client, url)))
+        await answer.begun.wait()
+        answered = time.perf_counter()
+        await asyncio.sleep(LOAD_S)
+        last = time.perf_counter()
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -152,7 +167,8 @@ async def load(url: str, args: argparse.Namespace, chance: random.Random) -> tup
     if len(loaded) < 200:
         raise SystemExit("the streams ended before the prompts: give them fewer")
     print(f"  {len(quiet)} and {len(loaded)} gaps; prompts took {end - middle:.1f} s")
-    return p99(quiet), p99(loaded)
+    beside = [gap for one in streams for gap in one.gaps(answered, last)]
+    return Gaps(p99(quiet), p99(loaded), p99(beside))
 
 
 def apart(args: argparse.Namespace, stand: Stand) -> None:
@@ -175,10 +191,12 @@ def apart(args: argparse.Namespace, stand: Stand) -> None:
             for done in (router, first, second):
                 done.stop()
             server = stand.engine("one")
-        quiet, loaded = asyncio.run(load(server.url, args, random.Random(3)))
+        gaps = asyncio.run(load(server.url, args, random.Random(3)))
         print(
-            f"{name}: p99 between tokens {quiet * 1e3:.1f} ms alone, {loaded * 1e3:.1f} ms while "
-            f"prompts of {args.tokens} tokens arrive: {loaded / quiet:.2f} times"
+            f"{name}: p99 between tokens {gaps.alone * 1e3:.1f} ms alone, "
+            f"{gaps.meanwhile * 1e3:.1f} ms while prompts of {args.tokens} tokens arrive: "
+            f"{gaps.meanwhile / gaps.alone:.2f} times; {gaps.beside * 1e3:.1f} ms beside an answer "
+            f"to such a prompt: {gaps.meanwhile / gaps.beside:.2f} times that"
         )
 
 
