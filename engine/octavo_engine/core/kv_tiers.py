@@ -184,6 +184,7 @@ class KVTiers:
 
     def flush(self) -> None:
         """Wait until what the pool still has is saved; before it is forgotten."""
+        self._save_ended()
         self._saves.flush(FLUSH_S)
 
     def defers(self, sequence: Sequence, match: PrefixMatch, step_time: StepTimeModel) -> bool:
@@ -220,7 +221,7 @@ class KVTiers:
 
     def settle(self) -> None:
         """Bring what was read into the pool, before a step is planned."""
-        self._kv.saves = []  # of a step that failed
+        self._save_ended()
         self.serve()
         for tier in self.stored:
             tier.end_trial(self._now, self.woken)
@@ -281,6 +282,11 @@ class KVTiers:
             self._connector.close()
         for tier in self.stored:
             tier.store.close()
+
+    def _save_ended(self) -> None:
+        """States of texts that ended between two steps; blocks are then of a step that failed."""
+        saves, self._kv.saves = self._kv.saves or [], []
+        self._saves.add(save for save in saves if save.group == STATE_GROUP)
 
     def _touch_pool(self) -> None:
         """Memory that was never written takes many times longer the first time, and streams wait

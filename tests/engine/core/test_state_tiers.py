@@ -252,6 +252,21 @@ def test_of_a_text_the_last_snapshot_is_kept_and_those_that_were_used(
     engine.close()
 
 
+def test_an_answer_that_was_stopped_is_gone_on_with(folder: Callable[[str], Path]) -> None:
+    engine, _ = make_engine(folder("jamba"), kv_offloading_size=0.1)
+    prompt = random_tokens(100)
+    engine.add(of_prompt(prompt, request_id="stopped", max_tokens=100))
+    tokens: list[int] = []
+    while len(tokens) < 40:
+        tokens += [token for output in engine.step().outputs for token in output.token_ids]
+    engine.abort("stopped")
+    assert engine._tiers is not None
+    engine._tiers.flush()
+    forget(engine)
+    assert num_found(engine, of_prompt([*prompt, *tokens])) == 128
+    engine.close()
+
+
 def test_a_snapshot_that_was_overwritten_is_not_saved(folder: Callable[[str], Path]) -> None:
     """In the step that begins with it: the only slot is saved to further on."""
     engine, _ = make_engine(folder("jamba"), kv_offloading_size=0.1, num_snapshots=1, budget=32)
