@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.kv_events.tier_events import TierEvents
     from octavo_engine.core.kv_peers import BlockPeer, PeerEngines
     from octavo_engine.core.tier_fetch import StoredTier
-    from octavo_engine.kv.manager import KVManager, PrefixMatch
+    from octavo_engine.kv.manager import BlockSave, KVManager, PrefixMatch
     from octavo_engine.kv.restore import BlockTurn
     from octavo_engine.scheduling.step_time import StepTimeModel
     from octavo_engine.state.sequence import Sequence
@@ -90,6 +90,7 @@ class KVTiers:
         self._publish_tails = publish_tails
         self.stats = TierStats()
         self._fetches: dict[str, TierFetch] = {}  # by request id
+        self._step_time: StepTimeModel | None = None  # the scheduler's, once it looked here
         self._woken = threading.Event()
         self.wake: Callable[[], None] | None = None  # the engine's thread; called on other threads
         self._own: OwnBlocks | None = None
@@ -177,9 +178,8 @@ class KVTiers:
         """Have copied what the last step computed; before the next one is planned."""
         if self._kv.spoiled:
             self._drop_spoiled()
-        if self._kv.saves:
-            self._saves.add(self._kv.saves)
-            self._kv.saves = []
+        saves, self._kv.saves = self._kv.saves or [], []
+        self._saves.add(save for save in saves if self._is_worth_saving(save))
         self._saves.advance()
 
     def flush(self) -> None:
@@ -189,6 +189,7 @@ class KVTiers:
 
     def defers(self, sequence: Sequence, match: PrefixMatch, step_time: StepTimeModel) -> bool:
         """Whether blocks are being read for it; begins with that where it is worth it."""
+        self._step_time = step_time
         request_id, peers = sequence.request_id, self._peers
         if request_id in self._fetches or (peers is not None and peers.is_looking(request_id)):
             return True
@@ -286,7 +287,17 @@ class KVTiers:
     def _save_ended(self) -> None:
         """States of texts that ended between two steps; blocks are then of a step that failed."""
         saves, self._kv.saves = self._kv.saves or [], []
-        self._saves.add(save for save in saves if save.group == STATE_GROUP)
+        states = (save for save in saves if save.group == STATE_GROUP)
+        self._saves.add(save for save in states if self._is_worth_saving(save))
+
+    def _is_worth_saving(self, save: BlockSave) -> bool:
+        """States are as large for a short text as for a long one, and steps wait for their copy:
+        not where even that takes longer than the text."""
+        if save.group != STATE_GROUP or self._step_time is None:
+            return True
+        load_s = self._host_meter.seconds(self._sizes.state)
+        recompute_s = self._step_time.prefill_s(save.num_tokens)
+        return is_worth_loading(load_s=load_s, recompute_s=recompute_s)
 
     def _touch_pool(self) -> None:
         """Memory that was never written takes many times longer the first time, and streams wait

@@ -49,6 +49,7 @@ class BlockSave(NamedTuple):
     block_id: int  # of states: the slot
     group: int  # STATE_GROUP for states
     digest: bytes
+    num_tokens: int = 0  # of states: those that they stand for
 
 
 class PrefixMatch(NamedTuple):
@@ -356,12 +357,12 @@ class KVManager:
         for cache, table in zip(self.pool.caches, sequence.block_tables, strict=True):
             cache.publish(self.pool.blocks[table[index]], parent, tokens, None, media)
 
-    def use_states(self, digest: bytes) -> int:
-        """The slot of the snapshot that a sequence goes on from. Prompts that part there may come
-        again, so tiers get it."""
+    def use_states(self, sequence: Sequence, end: int) -> int:
+        """The slot of the snapshot behind its first `end` blocks, from which it goes on. Prompts
+        that part there may come again, so tiers get it."""
         assert self.states is not None
-        slot = self.states.use(digest)
-        self._save_states(digest, slot)
+        slot = self.states.use(sequence.digests[end - 1])
+        self._save_states(sequence, end, slot)
         return slot
 
     def release(self, sequence: Sequence) -> None:
@@ -409,12 +410,12 @@ class KVManager:
         """What a text that goes on from it will need. Those before it are as large as this one, and
         not saved: they would take many times the blocks' bytes."""
         if end := states.longest(sequence.digests, sequence.num_published_blocks):
-            digest = sequence.digests[end - 1]
-            self._save_states(digest, states.cached[digest])
+            self._save_states(sequence, end, states.cached[sequence.digests[end - 1]])
 
-    def _save_states(self, digest: bytes, slot: int) -> None:
+    def _save_states(self, sequence: Sequence, end: int, slot: int) -> None:
         if self.saves is not None:
-            self.saves.append(BlockSave(slot, STATE_GROUP, digest))
+            digest = sequence.digests[end - 1]
+            self.saves.append(BlockSave(slot, STATE_GROUP, digest, end * BLOCK_SIZE))
 
     def _free(self, sequence: Sequence) -> None:
         if sequence.state_saves or sequence.draft_saves:

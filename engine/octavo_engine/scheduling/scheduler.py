@@ -804,7 +804,7 @@ class Scheduler:
         batch.copies += self.kv.admit(sequence, match)
         sequence.row = self.free_rows.pop()
         if self.kv.states is not None and match.num_tokens:
-            source = self.kv.use_states(sequence.digests[match.prefix.num_full - 1])
+            source = self.kv.use_states(sequence, match.prefix.num_full)
             batch.state_loads.append((source, sequence.row))
         sequence.blocked_at = sequence.slot_blocked_at = sequence.awaits = None
         if sequence.adapter is not None:

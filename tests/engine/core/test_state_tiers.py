@@ -267,6 +267,26 @@ def test_an_answer_that_was_stopped_is_gone_on_with(folder: Callable[[str], Path
     engine.close()
 
 
+def test_states_that_are_sooner_computed_than_copied_are_not_saved(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = make_engine(folder("jamba"), kv_offloading_size=0.1)
+    assert engine._tiers is not None and engine._tiers.host is not None
+    seen: list[tuple[float, float]] = []
+
+    def is_worth_loading(*, load_s: float, recompute_s: float) -> bool:
+        seen.append((load_s, recompute_s))
+        return len(seen) > 1
+
+    monkeypatch.setattr(kv_tiers, "is_worth_loading", is_worth_loading)
+    for tokens in (random_tokens(100), random_tokens(200, seed=5)):
+        ask(engine, of_prompt(tokens))
+    assert sum(map(is_state, engine._tiers.host._pages)) == 1
+    (load_s, short_s), (again_s, long_s) = seen
+    assert load_s == again_s > 0 and 0 < short_s < long_s
+    engine.close()
+
+
 def test_a_snapshot_that_was_overwritten_is_not_saved(folder: Callable[[str], Path]) -> None:
     """In the step that begins with it: the only slot is saved to further on."""
     engine, _ = make_engine(folder("jamba"), kv_offloading_size=0.1, num_snapshots=1, budget=32)
