@@ -210,12 +210,13 @@ class KVTiers:
         source = sequence.request.kv_source
         if peers is not None and source is not None and looks == 0:
             peer = peers.named(source)
-            if not source.is_computing:  # it has them: no need to look them up first
+            if source.is_computing:
+                if peer is not None and self._follow(sequence, match, step_time, peers, peer):
+                    return True
+                return self._begin(sequence, match, step_time, None)
+            if self._kv.states is None:  # it has all blocks: no need to look them up first
                 every = None if peer is None else PeerBlocks(peer, None)
                 return self._begin(sequence, match, step_time, every)
-            if peer is not None and self._follow(sequence, match, step_time, peers, peer):
-                return True
-            return self._begin(sequence, match, step_time, None)
         if peers is not None and self._look_up(sequence, match, step_time, peers):
             return True
         return self._begin(sequence, match, step_time, None)
