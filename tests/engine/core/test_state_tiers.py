@@ -30,7 +30,7 @@ from octavo_engine import _native
 from octavo_engine.backends.native.backend import NativeBackend
 from octavo_engine.caches import STATE_GROUP
 from octavo_engine.config import EngineConfig, SchedulerConfig
-from octavo_engine.core import build, kv_tiers
+from octavo_engine.core import build, kv_peers, kv_tiers
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.capacity import Capacity
 from octavo_engine.core.loop import CoreLoop
@@ -66,8 +66,11 @@ TRANSFER = {"kv_connector": "OctavoConnector", "kv_port": 0}
 
 @pytest.fixture(autouse=True)
 def load_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models compute quicker than any disk reads."""
+    """Small models compute quicker than any disk reads; and a busy machine may take its time."""
     monkeypatch.setattr(kv_tiers, "is_worth_loading", lambda **_: True)
+    monkeypatch.setattr(kv_tiers, "LEAST_PATIENCE_S", 20.0)
+    monkeypatch.setattr(kv_tiers, "LEAST_FOLLOW_S", 20.0)
+    monkeypatch.setattr(kv_peers, "LOOKUP_S", 20.0)
     monkeypatch.setattr(build, "StateSnapshots", partial(StateSnapshots, stride=STRIDE))
 
 
