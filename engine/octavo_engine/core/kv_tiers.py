@@ -596,7 +596,8 @@ class KVTiers:
             self._connector.put(name, page)
 
     def _count(self, placed_names: set[BlockName], fetch: TierFetch) -> None:
-        stats = self.stats
+        """What is empty came from nowhere."""
+        placed_names, stats = set(filter(self._sizes.of, placed_names)), self.stats
         come = {
             tier: sum(
                 name in placed_names

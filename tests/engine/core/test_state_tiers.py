@@ -306,6 +306,21 @@ def test_a_snapshot_that_was_overwritten_is_not_saved(folder: Callable[[str], Pa
     engine.close()
 
 
+def test_of_a_model_without_attention_only_snapshots_are_held(
+    folder: Callable[[str], Path],
+) -> None:
+    engine, _ = make_engine(folder("mamba2"), kv_offloading_size=0.1)
+    prompt = random_tokens(100)
+    ask(engine, of_prompt(prompt))
+    forget(engine)
+    assert num_found(engine, of_prompt(prompt)) == 96
+    stats = tiers_of(engine)
+    assert stats.host_blocks == stats.host_hit_blocks == 1
+    state_bytes = backend_of(engine).cache_layout.state_bytes
+    assert stats.saved_bytes == stats.loaded_bytes == stats.host_bytes == state_bytes
+    engine.close()
+
+
 def test_a_prefix_without_its_states_is_computed(folder: Callable[[str], Path]) -> None:
     engine, _ = make_engine(folder("jamba"), kv_offloading_size=0.1)
     assert engine._tiers is not None and engine._tiers.host is not None
@@ -446,7 +461,7 @@ def test_random_life(
     plain.close()
     engine, _ = make_engine(
         model, num_snapshots=3, num_blocks=40, budget=32, kv_disk_path=str(tmp_path),
-        kv_offloading_size=(12 * sizes.block + 2 * sizes.state) / GIB,
+        kv_offloading_size=(12 * sizes.block + 4 * sizes.state) / GIB,
     )  # fmt: skip
     assert engine._tiers is not None
     disk, read = engine._tiers.stored[0].store, run_format.read_page
