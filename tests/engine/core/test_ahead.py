@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.slow
 CONFIG = EngineConfig(
     device="sim",
     max_model_len=160,
-    scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=48),
+    # However slow a machine's steps are: it refuses nothing.
+    scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=48, queue_timeout_s=math.inf),
     sim=SimConfig(kv_blocks=64),
 )
 WAITING = dataclasses.replace(CONFIG, async_scheduling=False)
