@@ -88,7 +88,7 @@ class Stand:
         port = free_port()
         command = [
             sys.executable, "-m", "octavo.cli", "serve", MODEL, "--device", "cpu",
-            "--port", str(port), "--kv-cache-memory-bytes", "400MiB", *flags,
+            "--port", str(port), "--kv-cache-memory-bytes", "1GiB", *flags,
         ]  # fmt: skip
         return self._stack.enter_context(
             Server.start(command, port=port, log=self._folder / f"{name}.log")
