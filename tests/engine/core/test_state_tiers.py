@@ -11,11 +11,8 @@ block's; spoiled states stay in a tier; a slot that is being saved to is loaded 
 from __future__ import annotations
 
 import json
-import queue
 import random
-import threading
 import time
-from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -33,7 +30,6 @@ from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core import build, kv_peers, kv_tiers
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.capacity import Capacity
-from octavo_engine.core.loop import CoreLoop
 from octavo_engine.core.make_tiers import GIB, make_tiers, page_sizes
 from octavo_engine.core.process import wire
 from octavo_engine.errors import ConfigError
@@ -42,12 +38,13 @@ from octavo_engine.scheduling.step_time import StepTimeModel
 from octavo_engine.tiers import run_format, run_store
 from octavo_engine.tiers.page import block_name, is_state
 from tests.engine.backends.driver import random_tokens
+from tests.engine.core.test_kv_transfer import running, transfer
 from tests.engine.models.tiny import tiny_model
 from tests.fakes.random_life import random_requests
 from tests.fakes.requests import make_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from octavo_engine.config import DType
@@ -61,7 +58,6 @@ if TYPE_CHECKING:
 STRIDE = 32
 MAX_NUM_SEQS = 4
 MODELS = ["lfm2", "jamba", "mamba2", "qwen3-next", "falcon-h1", "zamba2"]
-TRANSFER = {"kv_connector": "OctavoConnector", "kv_port": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -159,21 +155,6 @@ def tiers_of(engine: Engine) -> TierStats:
     tiers = engine.stats().tiers
     assert tiers is not None
     return tiers
-
-
-@contextmanager
-def running(engine: Engine) -> Iterator[queue.SimpleQueue[Any]]:
-    """In a thread of its own, as in a server; while it has no work it serves blocks."""
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    thread = threading.Thread(target=CoreLoop(engine, inbox, lambda message: None).run)
-    thread.start()
-    try:
-        yield inbox
-    finally:
-        inbox.put(wire.Shutdown())
-        thread.join(10)
-        assert not thread.is_alive()
-        engine.close()
 
 
 def requests_that_come_again() -> list[EngineRequest]:
@@ -377,12 +358,8 @@ def test_another_engine_goes_on_with_what_one_computed(
     folder: Callable[[str], Path], name: str, is_computing: bool
 ) -> None:
     model = folder(name)
-    first, source = make_engine(
-        model, kv_transfer_config=json.dumps(TRANSFER | {"kv_role": "kv_producer"})
-    )
-    second, _ = make_engine(
-        model, kv_transfer_config=json.dumps(TRANSFER | {"kv_role": "kv_consumer"})
-    )
+    first, source = make_engine(model, kv_transfer_config=transfer("kv_producer"))
+    second, _ = make_engine(model, kv_transfer_config=transfer("kv_consumer"))
     assert source is not None
     prompt = random_tokens(200)
     truth = ask(second, of_prompt(prompt, request_id="a", max_tokens=20))["a"]
@@ -425,12 +402,8 @@ def test_of_an_engines_snapshots_the_last_that_is_left_is_taken(
 ) -> None:
     """An engine that serves others has slots for few of them."""
     model = folder("jamba")
-    first, source = make_engine(
-        model, kv_transfer_config=json.dumps(TRANSFER | {"kv_role": "kv_producer"})
-    )
-    second, _ = make_engine(
-        model, kv_transfer_config=json.dumps(TRANSFER | {"kv_role": "kv_consumer"})
-    )
+    first, source = make_engine(model, kv_transfer_config=transfer("kv_producer"))
+    second, _ = make_engine(model, kv_transfer_config=transfer("kv_consumer"))
     prompt = random_tokens(200)
     truth = ask(first, of_prompt(prompt, request_id="a"))["a"]
     states = first.scheduler.kv.states
