@@ -36,13 +36,11 @@ class BlockSaves:
         is_stored: Callable[[BlockName], bool],
         store: Callable[[BlockName, Page], None],
         states: MovesStates | None = None,
-        has_pages: bool = True,
     ) -> None:
-        """`is_stored`: nothing is left to be done for a block. `store` is called by `advance`.
-        Without pages there are only `states`."""
+        """`is_stored`: nothing is left to be done for a block. `store` is called by `advance`, and
+        for `states` by `add`."""
         self._kv, self._copies, self._states = kv, copies, states
         self._is_stored, self._store = is_stored, store
-        self._has_pages = has_pages
         self._waiting: deque[BlockSave] = deque()
         self._under_way: deque[SaveUnderWay] = deque()
         self.saved_bytes = 0
@@ -55,7 +53,7 @@ class BlockSaves:
         for save in saves:
             if save.group == STATE_GROUP:
                 self._save_states(save)
-            elif self._has_pages:
+            else:
                 self._waiting.append(save)
         while len(self._waiting) > len(self._kv.pool.blocks):  # most of them are overwritten
             self._waiting.popleft()

@@ -100,7 +100,7 @@ class OwnBlocks:
         digests = [split_name(name)[0] for name in missing]
         is_more = is_more or (bool(digests) and self._will_compute(digests))
         request.fill(FollowedBlocks(found, is_more))
-        return self._sizes.sum(found)
+        return self._sizes.sum(name for name, _ in in_pool)
 
     def _fill(self, request: PageRequest) -> int:
         """A tail may be the beginning of any block that follows the same one."""
@@ -127,7 +127,7 @@ class OwnBlocks:
             self._disk.fetch(on_disk, read)
         else:
             fill()
-        return self._sizes.sum(found)
+        return self._sizes.sum(name for name, _ in in_pool)
 
     def _add_tails(
         self, in_pool: list[tuple[BlockName, int]], tails: Sequence[BlockName]
@@ -149,8 +149,8 @@ class OwnBlocks:
     def _look_up(
         self, names: Sequence[BlockName]
     ) -> tuple[dict[BlockName, Page], list[tuple[BlockName, int]], list[BlockName]]:
-        """Pages of snapshots and of host memory, names and ids of blocks in the pool, and what is
-        nowhere there."""
+        """Pages in host memory, names and places of blocks in the pool and of snapshots, and what
+        is nowhere there."""
         found: dict[BlockName, Page] = {}
         in_pool: list[tuple[BlockName, int]] = []
         missing: list[BlockName] = []
@@ -161,8 +161,8 @@ class OwnBlocks:
             slot = self._slot_of(digest) if is_state(name) else None
             if block is not None:
                 in_pool.append((name, block.id))
-            elif slot is not None and self._states is not None:
-                found[name] = self._states.save_states(slot)
+            elif slot is not None:
+                in_pool.append((name, slot))
             elif self._host is not None and (page := self._host.get(name)) is not None:
                 found[name] = page
             else:
@@ -173,7 +173,11 @@ class OwnBlocks:
         return None if self._kv.states is None else self._kv.states.cached.get(digest)
 
     def _copied(self, in_pool: Sequence[tuple[BlockName, int]]) -> dict[BlockName, Page]:
-        if not in_pool:
-            return {}
-        pages = self._mover.save_blocks([block_id for _, block_id in in_pool])
-        return dict(zip((name for name, _ in in_pool), pages, strict=True))
+        blocks = [one for one in in_pool if not is_state(one[0])]
+        pages = self._mover.save_blocks([block_id for _, block_id in blocks]) if blocks else []
+        copied = dict(zip((name for name, _ in blocks), pages, strict=True))
+        for name, slot in in_pool:
+            if is_state(name):
+                assert self._states is not None, "or there was no slot"
+                copied[name] = self._states.save_states(slot)
+        return copied

@@ -112,7 +112,6 @@ class KVTiers:
             is_stored=self._is_everywhere,
             store=self._store,
             states=states,
-            has_pages=sizes.block > 0,
         )
         kv.saves = []
         if stores := self._stores():
@@ -178,13 +177,12 @@ class KVTiers:
         """Have copied what the last step computed; before the next one is planned."""
         if self._kv.spoiled:
             self._drop_spoiled()
-        saves, self._kv.saves = self._kv.saves or [], []
-        self._saves.add(save for save in saves if self._is_worth_saving(save))
+        self._add_saves(has_blocks=True)
         self._saves.advance()
 
     def flush(self) -> None:
         """Wait until what the pool still has is saved; before it is forgotten."""
-        self._save_ended()
+        self._add_saves(has_blocks=False)
         self._saves.flush(FLUSH_S)
 
     def defers(self, sequence: Sequence, match: PrefixMatch, step_time: StepTimeModel) -> bool:
@@ -223,7 +221,7 @@ class KVTiers:
 
     def settle(self) -> None:
         """Bring what was read into the pool, before a step is planned."""
-        self._save_ended()
+        self._add_saves(has_blocks=False)
         self.serve()
         for tier in self.stored:
             tier.end_trial(self._now, self.woken)
@@ -285,16 +283,21 @@ class KVTiers:
         for tier in self.stored:
             tier.store.close()
 
-    def _save_ended(self) -> None:
-        """States of texts that ended between two steps; blocks are then of a step that failed."""
+    def _add_saves(self, *, has_blocks: bool) -> None:
+        """What is to be saved by now. Between two steps texts may have ended, whose states are
+        right; blocks are then of a step that failed."""
+        has_blocks = has_blocks and self._sizes.block > 0
         saves, self._kv.saves = self._kv.saves or [], []
-        states = (save for save in saves if save.group == STATE_GROUP)
-        self._saves.add(save for save in states if self._is_worth_saving(save))
+        self._saves.add(
+            save
+            for save in saves
+            if (self._is_worth_saving(save) if save.group == STATE_GROUP else has_blocks)
+        )
 
     def _is_worth_saving(self, save: BlockSave) -> bool:
         """States are as large for a short text as for a long one, and steps wait for their copy:
         not where even that takes longer than the text."""
-        if save.group != STATE_GROUP or self._step_time is None:
+        if self._step_time is None:
             return True
         load_s = self._host_meter.seconds(self._sizes.state)
         recompute_s = self._step_time.prefill_s(save.num_tokens)

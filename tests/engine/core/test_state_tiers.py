@@ -70,17 +70,13 @@ def load_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "StateSnapshots", partial(StateSnapshots, stride=STRIDE))
 
 
-def write_model(folder: Path, name: str) -> Path:
-    model = tiny_model(name)
-    save_file(model.tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(model.config))
-    return folder
-
-
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def write(name: str) -> Path:
-        return write_model(tmp_path_factory.mktemp(name), name)
+        folder, model = tmp_path_factory.mktemp(name), tiny_model(name)
+        save_file(model.tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(model.config))
+        return folder
 
     return write
 
@@ -122,9 +118,9 @@ def ask(engine: Engine, *requests: EngineRequest) -> Answers:
 
 def num_found(engine: Engine, request: EngineRequest) -> int:
     """Prompt tokens of it that need not be computed."""
-    before = engine.stats().prefix_hits
+    before = hits(engine)
     ask(engine, request)
-    return engine.stats().prefix_hits - before
+    return hits(engine) - before
 
 
 def forget(engine: Engine) -> None:
@@ -230,9 +226,7 @@ def test_of_a_text_the_last_snapshot_is_kept_and_those_that_were_used(
     assert kept() == 3
     forget(engine)
     for length, found in ((200, 192), (100, 64), (64, 0)):
-        before = hits(engine)
-        ask(engine, of_prompt(prompt[:length]))
-        assert hits(engine) - before == found
+        assert num_found(engine, of_prompt(prompt[:length])) == found
         forget(engine)
     engine.close()
 
@@ -371,8 +365,8 @@ def test_another_engine_goes_on_with_what_one_computed(
             while first.stats().prefix_queries == 0 or first.has_work:
                 time.sleep(0.005)
         source = msgspec.structs.replace(source, is_computing=is_computing)
-        asked = of_prompt(prompt, request_id="a", max_tokens=20, kv_source=source)
-        assert ask(second, asked)["a"] == truth
+        again = of_prompt(prompt, request_id="a", max_tokens=20, kv_source=source)
+        assert ask(second, again)["a"] == truth
     assert hits(second) == 192
     stats = tiers_of(second)
     assert stats.peer_hit_blocks > 0 and stats.peer_failures == 0 and stats.failed_reads == 0
@@ -410,8 +404,8 @@ def test_of_an_engines_snapshots_the_last_that_is_left_is_taken(
     assert states is not None
     states.retract(list(states.cached)[-1:])
     with running(first):
-        asked = of_prompt(prompt, request_id="a", kv_source=source)
-        assert ask(second, asked)["a"] == truth
+        again = of_prompt(prompt, request_id="a", kv_source=source)
+        assert ask(second, again)["a"] == truth
     assert hits(second) == 160 and tiers_of(second).failed_reads == 0
     second.close()
 
