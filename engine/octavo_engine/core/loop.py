@@ -54,6 +54,7 @@ class CoreLoop:
             engine.watch_workers(self._inbox.put)
         if isinstance(engine, ServesBlocks):
             engine.wake_with(lambda: self._inbox.put(Wake()))
+            engine.serve_blocks()  # what others wanted before they could wake it
         idled = False  # work is there, but nothing could be done: never spin on that
         while True:
             messages = self._take(wait=not engine.has_work, pause_s=0.005 if idled else 0.0)

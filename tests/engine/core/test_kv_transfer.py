@@ -30,7 +30,7 @@ from octavo_engine.kv.restore import place_blocks
 from octavo_engine.protocol.prefix_hash import pack_tokens
 from octavo_engine.state.kv_source import KVSource
 from octavo_engine.tiers import peer_engine
-from octavo_engine.tiers.page import tail_name
+from octavo_engine.tiers.page import block_name, tail_name
 from octavo_engine.tiers.peer_wire import FrameKind, PeerChannel
 from octavo_engine.tiers.price import is_worth_loading
 from tests.engine.backends.driver import random_tokens
@@ -172,6 +172,19 @@ def test_the_last_block_of_a_stream_that_still_runs_is_sent():
         first = sequence.block_tables[0][place] * BLOCK_SIZE
         assert (slots == backend.kv.reshape(-1)[first : first + count]).all()
     engine.close()
+
+
+def test_blocks_wanted_before_the_engine_runs_are_copied_when_it_does():
+    engine, _, _ = make_engine(transfer())
+    request = greedy(make_prompt(40), max_tokens=4)
+    engine.add(request)
+    digest = engine.scheduler.sequences[request.request_id].digests[0]
+    while engine.has_work:
+        engine.step()
+    wanted = engine._tiers._own.copy([block_name(digest, 0)])
+    with running(engine):
+        (copied,) = wanted.wait(10.0)
+    assert copied.num_tokens == BLOCK_SIZE
 
 
 def test_blocks_come_while_long_prompts_are_before_the_sequence(monkeypatch):
