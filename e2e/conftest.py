@@ -88,7 +88,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
     if fixtures & {"node", "image", "alone"}:
-        cluster().build(images.NAMES)
+        # Later there is only the cluster's network, in which no packages are to be had.
+        marks = (mark for item in session.items for mark in item.iter_markers("image"))
+        cluster().build([*images.NAMES, *(name for mark in marks for name in mark.args)])
     elif "bundle" in fixtures:
         cluster().archives(images.NAMES)
 

@@ -121,11 +121,10 @@ def test_sounds_in_chat(platform: Platform, space: Kubectl, tmp_path: Path) -> N
         ask(platform, model, picture("red"))
 
 
-@pytest.mark.timeout(1200)  # it builds an image
+@pytest.mark.image(DECODING)
 def test_pictures_in_chat(
     platform: Platform, node: Cluster, space: Kubectl, tmp_path: Path
 ) -> None:
-    node.build((DECODING,))
     node.load((DECODING,))
     image = images.reference(DECODING)
     model = deployed(space, "llava", tmp_path, dtype="float32", image=image)

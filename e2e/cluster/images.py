@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 NAMES = ("engine-cpu", "router", "operator")
-# Stages that one story needs with an argument of its own; it builds and loads them itself.
+# Stages that one story needs with an argument of its own: its mark `image` has them built.
 VARIANTS = {"engine-cpu-media": ("engine-cpu", {"MEDIA": "1"})}
 TAG = "e2e"
 # What the Dockerfile copies; .dockerignore says the same.
