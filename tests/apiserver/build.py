@@ -1,7 +1,9 @@
 """Finds etcd and kube-apiserver, or builds them: one program from Go modules, kept between runs.
 
 KUBEBUILDER_ASSETS names a folder with both. Otherwise Go builds them once, which takes minutes,
-into the user's cache, under a key of the sources here. `python tests/apiserver/build.py` does that.
+into the user's cache, under a key of their sources. `python tests/apiserver/build.py` does that.
+Modules have the versions of the cluster that e2e/ builds: what is compiled for one of the two is
+compiled for both.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).parent
+MODULE = Path(__file__).parents[2] / "e2e" / "cluster" / "node"
+SOURCE = MODULE / "apiserver"
 VERSION = "v1.34.4"
 MISSING = (
     "no Kubernetes API server: install Go 1.24 or newer, or set KUBEBUILDER_ASSETS to a folder "
@@ -67,8 +70,8 @@ def _build(go: str, program: Path) -> None:
 
 def _key() -> str:
     digest = hashlib.sha256()
-    for name in ("main.go", "go.mod", "go.sum"):
-        digest.update((SOURCE / name).read_bytes())
+    for path in (SOURCE / "main.go", MODULE / "go.mod", MODULE / "go.sum"):
+        digest.update(path.read_bytes())
     return f"{VERSION}-{digest.hexdigest()[:12]}"
 
 
