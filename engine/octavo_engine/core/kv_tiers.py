@@ -425,10 +425,11 @@ class KVTiers:
         if found is not None and rest:
             reads.append(TierRead("peer", found.peer.meter, rest, now))
         load_s = self._host_meter.seconds(self._sizes.sum(names))  # all go through there
-        load_s += sum(self._seconds(read) for read in reads)
-        # What is in line before it would be computed before it too.
-        num_before = sum(len(self._names_before(read)) for read in reads)
-        num_tokens += num_before * BLOCK_SIZE // self._kv.num_groups
+        for read in reads:
+            before = self._names_before(read)
+            load_s += read.meter.seconds(self._sizes.sum([*before, *read.names]))
+            # What is in line before it would be computed before it too.
+            num_tokens += len(before) * BLOCK_SIZE // self._kv.num_groups
         if not is_worth_loading(load_s=load_s, recompute_s=step_time.prefill_s(num_tokens)):
             self.stats.refused += 1
             self._refuse(reads)
@@ -454,11 +455,6 @@ class KVTiers:
                 by_name[read.tier].refused(read.names, self._sizes, self._now, self.woken)
             else:
                 read.meter.refused()
-
-    def _seconds(self, read: TierRead) -> float:
-        """Until it is done."""
-        names = [*read.names, *self._names_before(read)]
-        return read.meter.seconds(self._sizes.sum(names))
 
     def _names_before(self, read: TierRead) -> list[BlockName]:
         """One engine is read from for one sequence after the other."""
