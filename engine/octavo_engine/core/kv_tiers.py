@@ -650,7 +650,7 @@ class KVTiers:
             if cache.get(digest) is None
         ]
         if states is not None:
-            ends = (digests[end - 1] for end in states.ends(len(digests)))
+            ends = (digests[end - 1] for end in states.likely_ends(len(digests)))
             unknown += [(digest, STATE_GROUP) for digest in ends if digest not in states.cached]
         return [block_name(*one) for one in unknown if not self._is_outside(*one)]
 

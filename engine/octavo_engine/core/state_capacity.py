@@ -50,7 +50,7 @@ def settle_states(
     memory -= num_seqs * state_bytes
     share, most = SNAPSHOT_FRACTION if has_pages else 1.0, num_drafts
     if settings.enable_prefix_caching:
-        most += settings.max_num_seqs * max(1, length // STATE_STRIDE)
+        most += settings.max_num_seqs * (length // STATE_STRIDE + 1)  # one at the prompt's end
     num_snapshots = min(int(memory * share) // state_bytes, most)
     note = (
         f"{num_seqs} recurrent states of {gib(state_bytes)} and {num_snapshots} snapshots of them"

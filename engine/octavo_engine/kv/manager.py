@@ -206,18 +206,22 @@ class KVManager:
                 num_blocks += num_sources
         awaits = None
         if prefixes[0].num_tokens < limit and not sequence.wants_prompt_scores:
-            needed = self._needed_next(sequence, prefixes[0].num_full, limit)
-            awaits = needed if needed in self.computing else None
+            awaits = self._awaited(sequence, prefixes[0].num_full, limit)
         return PrefixMatch(prefixes, num_blocks, awaits)
 
-    def _needed_next(self, sequence: Sequence, num_full: int, limit: int) -> bytes | None:
-        """What it could go on with if another sequence had computed it."""
-        if self.states is not None:
-            end = self.states.next_end(num_full)
-            is_saved = end * BLOCK_SIZE <= limit and self.states.num_snapshots
-            return sequence.digests[end - 1] if is_saved else None
-        following = sequence.digests[num_full:]
-        return following[0] if following else sequence.tail_digest
+    def _awaited(self, sequence: Sequence, num_full: int, limit: int) -> bytes | None:
+        """What it could go on with next, if another sequence is computing just that."""
+        if self.states is None:
+            following = sequence.digests[num_full:]
+            needed = following[0] if following else sequence.tail_digest
+            return needed if needed in self.computing else None
+        if not self.states.num_snapshots:
+            return None
+        for end in self.states.likely_ends(limit // BLOCK_SIZE):
+            owner = self.computing.get(sequence.digests[end - 1]) if end > num_full else None
+            if owner is not None and self.states.is_to_come(owner, end):
+                return sequence.digests[end - 1]
+        return None
 
     def admit(self, sequence: Sequence, match: PrefixMatch) -> list[BlockCopy]:
         """Give it the blocks of `match` and fresh ones for the rest of its tokens, as far as its

@@ -1,8 +1,9 @@
 """Slots of recurrent states: one for each row that runs, the others for snapshots of prefixes.
 
 A sequence's state stands behind its last computed token and nowhere else, so a prefix can be gone
-on with only where a snapshot was saved: at multiples of `stride` tokens from the beginning, which
-do not depend on how the prompt was cut into steps. Snapshots are found by the digest of the block
+on with only where a snapshot was saved: at multiples of `stride` tokens from the beginning, and
+behind the last full block of each prompt, where the next turn of a chat and answers elsewhere go on.
+Neither depends on how the prompt was cut into steps. Snapshots are found by the digest of the block
 that ends there; what was not used for longest gives its slot up. One may come from outside, too.
 
 A step with draft tokens also saves the state behind each of them that another follows. If they were
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from octavo_engine.state.sequence import Sequence
 
 
+def prompt_end(sequence: Sequence) -> int:
+    """Of the tokens of its prompt: those in full blocks before the last token, which is computed
+    by whoever goes on."""
+    return (sequence.num_prompt_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
 class StateSnapshots:
     """Which slots behind the rows' own hold which prefixes. Snapshots are copied to a row before a
     step, and saved in the course of one; so no sequence holds any but those it is saving or goes
@@ -43,20 +50,22 @@ class StateSnapshots:
         is_outside: Callable[[bytes], bool] = lambda digest: False,
     ) -> int:
         """The largest number of blocks, up to that one, behind which there is a snapshot; or 0."""
-        for end in reversed(self.ends(num_blocks)):
+        for end in range(num_blocks, 0, -1):
             if digests[end - 1] in self.cached or is_outside(digests[end - 1]):
                 return end
         return 0
 
-    def ends(self, num_blocks: int) -> range:
-        """The places of the first so many blocks behind which there may be one."""
+    def likely_ends(self, num_blocks: int) -> list[int]:
+        """The places behind which there may be one of a prompt with so many full blocks, or of one
+        that goes on from there."""
         each = self.stride // BLOCK_SIZE
-        return range(each, num_blocks + 1, each)
+        ends = list(range(each, num_blocks + 1, each))
+        return ends if num_blocks % each == 0 else [*ends, num_blocks]
 
-    def next_end(self, num_blocks: int) -> int:
-        """The place of the first snapshot behind so many blocks."""
-        each = self.stride // BLOCK_SIZE
-        return (num_blocks // each + 1) * each
+    def is_to_come(self, owner: Sequence, end: int) -> bool:
+        """Whether a sequence that computes the block at that place saves one behind it."""
+        num_tokens = end * BLOCK_SIZE
+        return num_tokens % self.stride == 0 or num_tokens == prompt_end(owner)
 
     def use(self, digest: bytes) -> int:
         """The slot of a snapshot that there is."""
@@ -70,7 +79,11 @@ class StateSnapshots:
         """
         saved = []
         first = (start // self.stride + 1) * self.stride
-        for end in range(first, start + count + 1, self.stride):
+        ends = [*range(first, start + count + 1, self.stride)]
+        last = prompt_end(sequence)
+        if start < last <= start + count and last % self.stride:
+            ends.append(last)
+        for end in sorted(ends, reverse=True):  # where slots are scarce, the last are worth most
             place = end // BLOCK_SIZE - 1
             if place < len(sequence.digests) and sequence.digests[place] in self.cached:
                 self.cached.move_to_end(sequence.digests[place])
@@ -116,7 +129,7 @@ class StateSnapshots:
         """Let others find what it saved of its computed tokens."""
         most = sequence.num_computed_tokens
         computed = [end for end in sequence.state_saves if end <= most and end != sequence.rewind]
-        for end in computed:
+        for end in sorted(computed):
             slot = sequence.state_saves.pop(end)
             digest = sequence.digests[end // BLOCK_SIZE - 1]
             if digest in self.cached:

@@ -17,7 +17,8 @@ def plan_saves(batch: ScheduledBatch, states: StateSnapshots) -> None:
     entries = zip(batch.sequences, batch.starts, batch.counts, strict=True)
     # Hot path: once per scheduled sequence.
     for index, (sequence, start, count) in enumerate(entries):
-        if start % stride + count >= stride:
+        is_prompt = start < sequence.num_prompt_tokens
+        if is_prompt or start % stride + count >= stride:
             batch.state_saves += [
                 StateSave(index, end, slot) for end, slot in states.plan(sequence, start, count)
             ]

@@ -37,12 +37,23 @@ def test_a_hit_ends_at_a_snapshot() -> None:
     loop = make_loop(20)
     prompt = make_prompt(150)
     assert run(loop, prompt, "first") == 0
-    assert run(loop, prompt, "again") == 128
+    assert run(loop, prompt, "again") == 144
     assert run(loop, prompt[:100], "shorter") == 96
     assert run(loop, prompt[:97], "one-behind") == 96
     assert run(loop, prompt[:96], "not-its-last-token") == 64
     assert run(loop, [*prompt[:70], *make_prompt(50, first=7)], "branch") == 64
-    assert run(loop, prompt[:31], "too-short") == 0
+    assert run(loop, prompt[:31], "short") == 0
+
+
+def test_the_next_turn_goes_on_at_the_end_of_the_prompt() -> None:
+    for length in (17, 20, 31, 32, 33, 64, 65, 95):
+        loop = make_loop(20)
+        prompt = make_prompt(length)
+        run(loop, prompt, "first", max_tokens=2)
+        turn = [*prompt, *true_output(prompt, 2), *make_prompt(9, first=3)]
+        saved = max((length - 1) // 16 * 16, (length + 1) // 32 * 32)
+        assert run(loop, turn, "second") == saved
+        assert run(loop, turn, "again") == (len(turn) - 1) // 16 * 16
 
 
 def test_a_hit_does_not_depend_on_how_the_prompt_was_cut() -> None:
@@ -51,8 +62,8 @@ def test_a_hit_does_not_depend_on_how_the_prompt_was_cut() -> None:
         prompt = make_prompt(150)
         run(loop, prompt, "first")
         assert loop.scheduler.kv.states is not None
-        assert len(loop.scheduler.kv.states.cached) == 4
-        assert run(loop, prompt, "again") == 128
+        assert len(loop.scheduler.kv.states.cached) == 5
+        assert run(loop, prompt, "again") == 144
 
 
 def test_generated_tokens_are_saved_too() -> None:
@@ -75,11 +86,13 @@ def test_the_least_used_snapshot_goes_first() -> None:
     assert run(loop, right, "right-gone") == 0
 
 
-def test_a_long_prompt_keeps_its_last_snapshots() -> None:
-    loop = make_loop(2)
+@pytest.mark.parametrize("budget", [64, 500])
+def test_a_long_prompt_keeps_its_last_snapshots(budget: int) -> None:
+    loop = make_loop(2, budget=budget)
     prompt = make_prompt(500)
     run(loop, prompt, "first")
-    assert run(loop, prompt, "again") == 480
+    assert run(loop, prompt, "again") == 496
+    assert run(loop, [*prompt[:490], *make_prompt(50, first=7)], "branch") == 480
 
 
 def test_without_room_for_snapshots_all_is_computed() -> None:
@@ -90,17 +103,18 @@ def test_without_room_for_snapshots_all_is_computed() -> None:
 
 
 def test_answers_to_one_prompt_wait_for_its_snapshot_and_no_longer() -> None:
-    loop = make_loop(20)
+    loop = make_loop(20, budget=200)
     prompt = make_prompt(100)
     for index in range(4):
         loop.scheduler.add(make_request(prompt, request_id=f"a{index}", max_tokens=3))
     loop.run()
     assert all(loop.outputs[f"a{index}"] == true_output(prompt, 3) for index in range(4))
     assert loop.scheduler.stats().prefix_hits == 3 * 96
-    short = make_prompt(20, first=5)
-    for index in range(3):
-        loop.scheduler.add(make_request(short, request_id=f"b{index}", max_tokens=3))
-    assert len(loop.scheduler.schedule().sequences) == 3, "nothing that they could wait for"
+    # Nothing that they could wait for: too short, or no snapshot comes where they part.
+    other = make_prompt(63, first=5)
+    for prompt in (other[:16], other[:16], other, other[:30]):
+        loop.scheduler.add(make_request(prompt, max_tokens=3))
+    assert len(loop.scheduler.schedule().sequences) == 4
 
 
 def test_a_missing_block_hides_the_snapshots_behind_it() -> None:
@@ -186,4 +200,5 @@ def test_a_prefix_may_go_on_outside() -> None:
     assert states.longest(digests, 9) == 2
     assert states.longest(digests, 9, lambda digest: digest == digests[5]) == 6
     assert states.longest(digests, 5, lambda digest: digest == digests[5]) == 2
-    assert states.longest(digests, 9, lambda digest: digest == digests[6]) == 2  # no place for one
+    assert states.longest(digests, 9, lambda digest: digest == digests[6]) == 7
+    assert states.likely_ends(9) == [2, 4, 6, 8, 9] and states.likely_ends(4) == [2, 4]
