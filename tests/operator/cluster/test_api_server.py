@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,15 @@ def test_without_go_or_binaries_there_is_a_reason(monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_sources_are_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("main.go", "go.mod", "go.sum"):
-        (tmp_path / name).write_bytes((build.SOURCE / name).read_bytes())
-    key = build._key()
-    monkeypatch.setattr(build, "SOURCE", tmp_path)
-    assert build._key() == key
-    (tmp_path / "main.go").write_text("package main")
-    assert build._key() != key
+    module, key = build.MODULE, build._key()
+    for name in ("go.mod", "go.sum", "apiserver/main.go"):
+        copy = tmp_path / name.replace("/", "-")
+        shutil.copytree(module, copy)
+        monkeypatch.setattr(build, "MODULE", copy)
+        monkeypatch.setattr(build, "SOURCE", copy / "apiserver")
+        assert build._key() == key
+        (copy / name).write_text("package main")
+        assert build._key() != key
 
 
 @pytest.mark.cluster
