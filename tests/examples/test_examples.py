@@ -68,8 +68,8 @@ def test_every_example_is_tested_and_listed():
 
 def install(package: str, folder: Path) -> bool:
     """Beside the environment: some clients bring hundreds of megabytes."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-    command.append(package.replace("_", "-"))
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target"]
+    command += [str(folder), package.replace("_", "-")]
     return subprocess.run(command, check=False, capture_output=True, timeout=400).returncode == 0
 
 

@@ -292,7 +292,7 @@ def test_traffic_compiles_nothing_that_the_warm_up_did_not(options, device, monk
 
     for module in (adapter_tiles, compiling):  # so that small steps have both cuts
         monkeypatch.setattr(module, "FEW_TOKENS", 24)
-    variants = Variants(monkeypatch)
+    variants = Variants(monkeypatch, runs=False)
     driver = test_compiling.warmed("llama", device, variants, adapters=LIMITS, **options)
     known = variants.take()
     place(driver.backend, 2, folders[1])

@@ -83,7 +83,7 @@ def drive(driver, counts):
     ],
 )
 def test_traffic_compiles_nothing_that_the_warm_up_did_not(family, options, device, monkeypatch):
-    variants = Variants(monkeypatch)
+    variants = Variants(monkeypatch, runs=False)
     if "checkpoint" in options:
         options = options | {"checkpoint": Quantized(options["checkpoint"])}
     driver = warmed(family, device, variants, **options)

@@ -251,7 +251,7 @@ def test_steps_that_do_not_fit_are_refused_with_the_numbers(gpu, monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are seen in the interpreter")
 def test_nothing_compiles_once_texts_are_served(pretended, monkeypatch):
     """Variants of kernels, by Triton's own key."""
-    variants = Variants(monkeypatch)
+    variants = Variants(monkeypatch, runs=False)
     backend = build(tiny_embedder("bert"), pretended, max_tokens=20)
     backend.warm_up(Heartbeat())
     warm = variants.take()
