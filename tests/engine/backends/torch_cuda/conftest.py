@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def patch_once() -> None:
-    """The interpreter turns Triton's language into its own for each function that a kernel calls,
-    again and again, which took a quarter of all time here: once a launch is enough."""
+def quicken() -> None:
+    """The interpreter spends most of its time on itself. It turns Triton's language into its own
+    for each function that a kernel calls, where once a launch is enough; what follows from a type
+    it finds out for each value; and it computes each whole number twice for an assertion about
+    overflows that it then leaves out."""
     from triton import language
     from triton.runtime import interpreter
 
@@ -33,11 +35,35 @@ def patch_once() -> None:
         *args, **kwargs
     )
 
+    find_dtype = interpreter._get_np_dtype
+    dtypes: dict[str, Any] = {}
+
+    def dtype_of(kind: Any) -> Any:
+        if (found := dtypes.get(kind.name)) is None:
+            found = dtypes[kind.name] = find_dtype(kind)
+        return found
+
+    interpreter._get_np_dtype = dtype_of
+    open_tensor = language.tensor.__init__
+    shapes: dict[str, Any] = {}
+
+    def open_quickly(self: Any, handle: Any, type: Any) -> None:
+        if (found := shapes.get(type.name)) is None:
+            open_tensor(self, handle, type)
+            shapes[type.name] = self.numel, self.shape, self.dtype
+        else:
+            self.handle, self.type = handle, type
+            self.numel, self.shape, self.dtype = found
+
+    language.tensor.__init__ = open_quickly
+    options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    interpreter.interpreter_builder.options = options
+
 
 # Before a kernel is defined: a definition settles which of the two it is (and tests/conftest.py).
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-    patch_once()
+    quicken()
 
 
 @pytest.fixture

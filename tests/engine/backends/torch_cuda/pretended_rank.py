@@ -12,12 +12,12 @@ import torch
 
 from octavo_engine.executor import worker
 from tests.engine.backends.torch_cuda import pretend
-from tests.engine.backends.torch_cuda.conftest import patch_once
+from tests.engine.backends.torch_cuda.conftest import quicken
 from tests.engine.backends.torch_cuda.ranks_on_device import install_gathers
 
 
 def main() -> int:
-    patch_once()
+    quicken()
     torch.set_num_threads(1)
     monkeypatch = pytest.MonkeyPatch()
     pretend.install(monkeypatch)

@@ -18,8 +18,8 @@ ALIGNMENT = 16
 class Variants:
     """Launches are noted for as long as the patch lasts.
 
-    Without `runs` nothing more is done at a launch, since the interpreter is slow and which variants
-    there are does not depend on what others wrote: all that kernels were to write is zero.
+    Without `runs` nothing more is done at a launch, since the interpreter is slow, and which
+    variants there are does not depend on what was computed: all that kernels were to write is zero.
     """
 
     def __init__(self, monkeypatch: Any, *, runs: bool = True) -> None:
