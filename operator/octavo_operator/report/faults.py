@@ -246,9 +246,11 @@ def _waiting(container: Object) -> Found | None:
     image = str(container.get("image", ""))
     if reason in _PULLS:
         fact = f"{image}: {message or reason}"
+        # Names of images and addresses of registries may be any of the words below.
+        text = re.sub(r"\S*/\S*", "", text)
         if re.search(r"no match for platform|no matching manifest|exec format", text):
             return Reason.IMAGE_ARCHITECTURE, fact
-        if re.search(r"unauthori[sz]ed|denied|authentication|403 forbidden|401", text):
+        if re.search(r"unauthori[sz]ed|denied|authentication|403 forbidden|\b401\b", text):
             return Reason.IMAGE_UNAUTHORIZED, fact
         if reason == "ErrImageNeverPull" or re.search(
             r"not found|manifest unknown|does not exist|name unknown", text

@@ -70,6 +70,15 @@ PODS = [
     ),
     (waiting("ImagePullBackOff", "manifest unknown: not found"), R.IMAGE_NOT_FOUND),
     (waiting("ErrImagePull", "pull access denied, authorization failed"), R.IMAGE_UNAUTHORIZED),
+    (waiting("ErrImagePull", "unexpected status: 401"), R.IMAGE_UNAUTHORIZED),
+    (
+        waiting(
+            "ErrImagePull",
+            'rpc error: code = NotFound desc = failed to resolve reference "10.0.0.1:40187/'
+            'authentication/denied:401": 10.0.0.1:40187/authentication/denied:401: not found',
+        ),
+        R.IMAGE_NOT_FOUND,
+    ),
     (waiting("ErrImagePull", "no match for platform in manifest"), R.IMAGE_ARCHITECTURE),
     (waiting("ErrImagePull", "dial tcp: i/o timeout"), R.IMAGE_PULL_FAILED),
     (waiting("ErrImageNeverPull", "not present with pull policy of Never"), R.IMAGE_NOT_FOUND),
