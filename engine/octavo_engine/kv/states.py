@@ -2,9 +2,9 @@
 
 A sequence's state stands behind its last computed token and nowhere else, so a prefix can be gone
 on with only where a snapshot was saved: at multiples of `stride` tokens from the beginning, and
-behind the last full block of each prompt, where the next turn of a chat and answers elsewhere go on.
-Neither depends on how the prompt was cut into steps. Snapshots are found by the digest of the block
-that ends there; what was not used for longest gives its slot up. One may come from outside, too.
+behind the last full block of each prompt, where the next turn of a chat goes on. Neither depends on
+how the prompt was cut into steps. Snapshots are found by the digest of the block that ends there;
+what was not used for longest gives its slot up. One may come from outside, too.
 
 A step with draft tokens also saves the state behind each of them that another follows. If they were
 wrong from some place on, the state there is copied to the row before its next step: it goes back.
