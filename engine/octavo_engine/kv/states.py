@@ -79,10 +79,9 @@ class StateSnapshots:
         """
         saved = []
         first = (start // self.stride + 1) * self.stride
-        ends = [*range(first, start + count + 1, self.stride)]
-        last = prompt_end(sequence)
-        if start < last <= start + count and last % self.stride:
-            ends.append(last)
+        ends = {*range(first, start + count + 1, self.stride)}
+        if start < (last := prompt_end(sequence)) <= start + count:
+            ends.add(last)
         for end in sorted(ends, reverse=True):  # where slots are scarce, the last are worth most
             place = end // BLOCK_SIZE - 1
             if place < len(sequence.digests) and sequence.digests[place] in self.cached:
