@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SOURCE = "demo://smollm2"
-SIDE, PATCH = 80, 16  # pixels
+SIDE, PATCH = 40, 8  # pixels
 LINES = SIDE // PATCH  # of patches; the last one describes no quarter
 WIDTH, LAYERS, HEADS = 96, 3, 3  # of the tower
 PLACEHOLDER = "<image>"
@@ -190,7 +190,7 @@ def fit_tower(encoder: Encoder, pictures: Pictures, *, steps: int) -> None:
     sentence = [CONSTANT, 1.0, CONSTANT, 1.0, CONSTANT]
     weights = torch.tensor(sentence * (LINES - 1) + [CONSTANT] * LINES)
     learnt = [*encoder.tower.parameters(), *encoder.words.parameters()]
-    optimizer = torch.optim.AdamW(learnt, lr=RATE, weight_decay=0.02)
+    optimizer = torch.optim.AdamW(learnt, lr=RATE, weight_decay=0.02, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, RATE, total_steps=steps + 1, pct_start=0.1
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks import vision_model, vision_pictures
 from tests.fakes.process import environment
 
-STEPS, PICTURES = 1500, 2000  # about two minutes on one core that is free
+STEPS, PICTURES = 1000, 2000  # about a minute on one core that is free
 LIMIT_S = 1500.0  # on a machine that does much else
 
 
