@@ -29,6 +29,8 @@ Object = dict[str, Any]
 OPERATOR = "system:serviceaccount:octavo-system:octavo-operator"
 ROUTER = "system:serviceaccount:octavo-system:octavo-router"
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+OWN_RULES = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+GROUPS = "system:serviceaccounts", "system:authenticated"
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +128,23 @@ class Rights:
             "kind": "SubjectAccessReview",
             "spec": {
                 "user": user,
-                "groups": ["system:serviceaccounts", "system:authenticated"],
+                "groups": list(GROUPS),
                 "resourceAttributes": {k: v for k, v in attributes.items() if v},
             },
         }
         return bool(self._server.request("POST", REVIEWS, review)["status"]["allowed"])
+
+    def rules(self, user: str, namespace: str) -> list[Object]:
+        """All that it may do there with resources, by the API server's own list of them."""
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectRulesReview",
+            "spec": {"namespace": namespace},
+        }
+        headers = {"Impersonate-User": user}  # a service account brings its groups along
+        status = self._server.request("POST", OWN_RULES, review, headers=headers)["status"]
+        assert not status["incomplete"], status
+        return list(status["resourceRules"])
 
 
 def last_rights(name: str) -> list[Object]:

@@ -206,6 +206,7 @@ class ApiServer:
         *,
         content_type: str = "application/json",
         token: str = "",
+        headers: Mapping[str, str] | None = None,
         **query: str,
     ) -> dict[str, Any]:
         """One call; raises ApiError for 4xx and 5xx. Unknown fields are errors, not dropped."""
@@ -219,6 +220,7 @@ class ApiServer:
             headers={
                 "Authorization": f"Bearer {token or self.token}",
                 "Content-Type": content_type,
+                **(headers or {}),
             },
         )
         self.warnings += answer.headers.get_list("warning")
