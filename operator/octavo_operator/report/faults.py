@@ -276,10 +276,10 @@ def _missing_reference(message: str) -> Found | None:
     text = message.lower()
     if re.search(r"couldn't find key|references non-existent (secret|config) key", text):
         return Reason.REFERENCE_KEY_MISSING, message
-    if "not found" in text and "secret" in text:
-        return Reason.SECRET_MISSING, message
-    if "not found" in text and "configmap" in text:
-        return Reason.CONFIG_MAP_MISSING, message
+    # The kind stands before the name, which may have the other's word in it.
+    if missing := re.search(r'\b(secret|configmap)s? "[^"]*" not found', text):
+        is_secret = missing[1] == "secret"
+        return Reason.SECRET_MISSING if is_secret else Reason.CONFIG_MAP_MISSING, message
     if re.search(r"runasnonroot|run as root|non-numeric user", text):
         return Reason.SECURITY_CONTEXT_REFUSED, message
     return None

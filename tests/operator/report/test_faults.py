@@ -84,6 +84,7 @@ PODS = [
     (waiting("ErrImageNeverPull", "not present with pull policy of Never"), R.IMAGE_NOT_FOUND),
     (waiting("CreateContainerConfigError", 'secret "tok" not found'), R.SECRET_MISSING),
     (waiting("CreateContainerConfigError", 'configmap "c" not found'), R.CONFIG_MAP_MISSING),
+    (waiting("CreateContainerConfigError", 'configmap "secret" not found'), R.CONFIG_MAP_MISSING),
     (
         waiting("CreateContainerConfigError", "couldn't find key t in Secret d/tok"),
         R.REFERENCE_KEY_MISSING,
@@ -130,7 +131,11 @@ def test_a_pod_says_what_is_wrong(pod, reason):
 
 WARNINGS = [
     ("FailedMount", 'MountVolume.SetUp failed: secret "tok" not found', R.SECRET_MISSING),
-    ("FailedMount", 'configmap "c" not found', R.CONFIG_MAP_MISSING),
+    (
+        "FailedMount",
+        'MountVolume.SetUp failed for volume "a-secret" : configmap "c" not found',
+        R.CONFIG_MAP_MISSING,
+    ),
     ("FailedMount", "timed out waiting for the condition", R.MOUNT_FAILED),
     ("FailedAttachVolume", "Multi-Attach error for volume", R.MOUNT_FAILED),
     ("FailedCreatePodSandBox", "cni plugin not initialized", R.NETWORK_SETUP_FAILED),
