@@ -5,6 +5,7 @@ OctavoError
 │   ├── ExtensionMissing        the compiled part was not built; an ImportError too
 ├── ModelError                the model's files: missing, truncated, hostile, unsupported
 ├── WorkerLost                another process of this engine ended or hangs; the core ends too
+├── DeviceLost                the GPU answers nothing but errors; the core ends too
 ├── GatherFailed              the same, as a rank sees it that does not know which; rank 0 does
 └── RequestError              the caller's request; carries status, code and the field's name
     ├── InvalidRequest          400
@@ -71,6 +72,10 @@ class GatherFailed(OctavoError):
 
 class WorkerLost(OctavoError):
     """One of the processes that compute a model together is gone; the message names its rank."""
+
+
+class DeviceLost(OctavoError):
+    """What one fault has left useless until the process ends: no request's fault."""
 
 
 class RequestError(OctavoError):

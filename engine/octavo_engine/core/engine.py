@@ -10,9 +10,17 @@ from octavo_engine.core.ahead import Ahead
 from octavo_engine.core.expert_layers import ExpertLayers
 from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.core.process.heartbeat import Heartbeat
-from octavo_engine.errors import InvalidRequest, ModelError, OctavoError, RequestError, WorkerLost
+from octavo_engine.errors import (
+    DeviceLost,
+    InvalidRequest,
+    ModelError,
+    OctavoError,
+    RequestError,
+    WorkerLost,
+)
 from octavo_engine.executor.executor import (
     CountsExpertTokens,
+    LosesDevice,
     ReleasesKV,
     ReleasesWeights,
     TimesPictures,
@@ -509,6 +517,10 @@ class Engine:
         """End what was being computed; if not even that is known, end all there is."""
         if isinstance(error, WorkerLost):
             raise error  # nothing can be computed any more
+        if isinstance(self.executor, LosesDevice) and self.executor.device_is_lost():
+            raise DeviceLost(
+                f"the device computes nothing any more: {type(error).__name__}: {error}"
+            ) from error
         self._failed_steps += 1
         logger.exception("A step failed", extra={"in_a_row": self._failed_steps})
         if self._failed_steps >= MAX_FAILED_STEPS:

@@ -66,6 +66,14 @@ class WatchesWorkers(Protocol):
 
 
 @runtime_checkable
+class LosesDevice(Protocol):
+    """What computes on a device that one fault can leave useless until the process ends."""
+
+    def device_is_lost(self) -> bool:
+        """Ask the device, once a step has failed."""
+
+
+@runtime_checkable
 class CountsExpertTokens(Protocol):
     """What may consist of ranks that have experts of their own."""
 

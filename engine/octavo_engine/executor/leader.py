@@ -28,7 +28,7 @@ from octavo_engine.executor.commands import (
     DEVICE_PATIENCE_S,
     Command,
 )
-from octavo_engine.executor.executor import ReleasesKV, WarmsUp
+from octavo_engine.executor.executor import LosesDevice, ReleasesKV, WarmsUp
 from octavo_engine.executor.measured_stages import settle_partition
 from octavo_engine.executor.rank_adapters import LeadingAdapters, placing
 from octavo_engine.executor.rank_nodes import RankNodes
@@ -165,6 +165,10 @@ class LeadingBackend(ABC, Generic[RankT]):
             ids = np.array(block_ids[first : first + 512], np.int32)
             self._tell(Command.POISON, ids.tobytes())
         self._backend.poison_blocks(block_ids)
+
+    def device_is_lost(self) -> bool:
+        """The one of this rank: where another's is, that rank ends."""
+        return isinstance(self._backend, LosesDevice) and self._backend.device_is_lost()
 
     def release_kv(self) -> None:
         if isinstance(self._backend, ReleasesKV):

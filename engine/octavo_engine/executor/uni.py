@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.backends.backend import LaunchesSteps
 from octavo_engine.executor.executor import (
     CountsExpertTokens,
+    LosesDevice,
     ReleasesKV,
     ReleasesWeights,
     WarmsUp,
@@ -85,6 +86,9 @@ class UniExecutor:
         """Only where the backend is several processes."""
         if isinstance(self._backend, WatchesWorkers):
             self._backend.watch_workers(when_lost)
+
+    def device_is_lost(self) -> bool:
+        return isinstance(self._backend, LosesDevice) and self._backend.device_is_lost()
 
     def expert_rank_tokens(self) -> list[int]:
         if isinstance(self._backend, CountsExpertTokens):

@@ -6,7 +6,14 @@ import pytest
 
 from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.build import build_engine
-from octavo_engine.errors import ConfigError, InvalidRequest, ModelError, OctavoError, QueueFull
+from octavo_engine.errors import (
+    ConfigError,
+    DeviceLost,
+    InvalidRequest,
+    ModelError,
+    OctavoError,
+    QueueFull,
+)
 from tests.fakes.backend import FakeBackend
 from tests.fakes.requests import make_prompt, make_request
 
@@ -151,6 +158,25 @@ def test_three_failing_steps_in_a_row_are_no_requests_fault():
     engine.add(make_request(5))
     with pytest.raises(OctavoError, match=r"3 steps in a row failed.*RuntimeError: sticky"):
         engine.step()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_device_that_is_lost_ends_the_engine_at_the_first_failed_step(is_lost):
+    """So that its streams go on elsewhere: the fault is no request's."""
+    backend = FakeBackend(64)
+    backend.device_is_lost = lambda: is_lost
+    engine, _ = make_engine(backend)
+
+    def explode(step):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    backend.on_execute = explode
+    engine.add(make_request(5))
+    if is_lost:
+        with pytest.raises(DeviceLost, match=r"nothing any more: RuntimeError: an illegal memory"):
+            engine.step()
+    else:
+        assert [output.finish_reason for output in engine.step().outputs] == ["error"]
 
 
 def test_failures_between_good_steps_do_not_add_up():

@@ -459,6 +459,16 @@ class CudaBackend(DraftsOnDevice):
             values: NDArray[np.float32] = logits.cpu().numpy()
             return values
 
+    def device_is_lost(self) -> bool:
+        """After an illegal access, say, all calls fail that CUDA gets from this process."""
+        if self.device.type != "cuda":
+            return False
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False
+
     def pack_adapter(self, files: AdapterFiles) -> HostAdapter:
         assert self._adapters is not None, "made without room for adapters"
         return self._adapters.pack(files)

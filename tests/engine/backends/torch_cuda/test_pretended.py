@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from octavo_engine.backends.backend import BackendLimits
 from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.build import build_engine
+from octavo_engine.errors import DeviceLost
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
@@ -163,3 +164,24 @@ def test_a_graph_does_what_was_recorded_and_nothing_else(pretended):
         x.sum().item()
     with pytest.raises(AssertionError, match="waits"), torch.cuda.graph(graph):
         torch.cuda.synchronize()
+
+
+def test_a_device_that_answers_with_errors_alone_is_lost(pretended, tmp_path, monkeypatch):
+    engine = build(write(tmp_path, "llama"), device="cuda", num_threads=1, kernels="plain")
+    backend = engine.executor._backend
+    assert not backend.device_is_lost()
+
+    def fail(*_):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(backend, "launch", fail)
+    monkeypatch.setattr(backend, "execute", fail)
+    request = EngineRequest(request_id="a", prompt_token_ids=[5, 6, 7], params=WISHES[0], seed=7)
+    engine.add(request)
+    assert [each.finish_reason for each in engine.step().outputs] == ["error"]  # and it goes on
+    with monkeypatch.context() as broken:
+        broken.setattr(torch.cuda, "synchronize", fail)
+        engine.add(request)
+        with pytest.raises(DeviceLost, match="illegal memory access"):
+            engine.step()
+    engine.close()
