@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from octavo_engine.tokenization.threads import give_memory_back
+from octavo_common.heap import give_memory_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from octavo_common import failpoints
+from octavo_common.heap import can_give_back, give_memory_back
 from octavo_common.process_tree import stat_fields, ticks_s
 
 if TYPE_CHECKING:
@@ -55,17 +56,11 @@ def hung_text() -> str:
     return _under_way.hang()
 
 
-def give_memory_back() -> None:
-    """Make the C library return what it keeps for later; only glibc can do that."""
-    if (trim := _trim()) is not None:
-        trim(0)
-
-
 def return_freed_memory() -> None:
     """Make the C library return large blocks as soon as they are freed, in all of this process: it
     would keep more with each one, apart for each thread. Only glibc can do that."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and _trim() is not None:
+    if mallopt is not None and can_give_back():
         mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
         mallopt(_M_ARENA_MAX, 1)
 
@@ -191,8 +186,3 @@ def _yield_to_others() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-
-
-@cache
-def _trim() -> Callable[[int], int] | None:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)

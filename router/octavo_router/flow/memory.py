@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from octavo_common.heap import give_memory_back
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -101,13 +103,13 @@ class MemoryWatch:
         *,
         num_processes: int = 1,
         read: Callable[[int], MemoryUse | None] | None = None,
-        give_back: Callable[[], None] | None = None,
+        give_back: Callable[[], None] = give_memory_back,
     ) -> None:
         self.limit_bytes = limit_bytes  # may be replaced at any time
         self.level = Level.OK
         self._on_level = on_level
         self._read = read or partial(read_memory, num_processes=num_processes)
-        self._give_back = give_back or _give_back
+        self._give_back = give_back
 
     def look(self, awaited_bytes: int = 0) -> None:
         """`awaited_bytes` are on their way and were let in: they count as if they were there."""
@@ -129,15 +131,6 @@ class MemoryWatch:
         if memory is None:
             return 0.0
         return (memory.used_bytes + awaited_bytes) / memory.limit_bytes
-
-
-def _give_back() -> None:
-    """Makes the C library return what it keeps for later."""
-    import ctypes
-
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-    if trim is not None:
-        trim(0)
 
 
 def _cached_files(stat: Path) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from octavo_common.heap import give_memory_back
 from octavo_engine.errors import GenerationFailed, InvalidRequest, QueueFull
 from octavo_engine.grammar.compiler import CompilerSettings
 from octavo_engine.grammar.limits import GrammarLimits
@@ -18,7 +19,6 @@ from octavo_engine.grammar.normal import (
     structural_tag_spec,
 )
 from octavo_engine.state.grammar import GrammarSpec
-from octavo_engine.tokenization.threads import give_memory_back
 from tests.fakes.grammar_rig import CHOICE, CHOICES, Rig
 
 # As no request makes it: what no grammar enforces is found out before.

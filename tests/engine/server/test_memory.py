@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from octavo_common.heap import can_give_back
 from octavo_engine.server.memory import LARGE_BODY_BYTES, MemoryRelease
 from octavo_engine.server.settings import ServerSettings
 from tests.fakes.engine import FakeEngine
@@ -54,10 +53,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"),
-    reason="only glibc gives memory back",
-)
+@pytest.mark.skipif(not can_give_back(), reason="only glibc gives memory back")
 def test_the_memory_of_large_bodies_goes_back():
     values = b'{"prompt":[' + b"1," * 1_000_000 + b"1]}"
     json = {"content-type": "application/json"}
