@@ -56,3 +56,24 @@ class HttpSession:
         opened = socket.socket(family, kind, protocol)
         self._sockets.add(opened)
         return opened
+
+
+class HttpSessions:
+    """Those that others close, such as kopf at each login. `async with`: the rest is closed behind
+    it; nothing is kept of those that are closed already."""
+
+    def __init__(self) -> None:
+        self._sessions: list[HttpSession] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for session in self._sessions:
+            await session.close()
+
+    async def keep(self, session: HttpSession) -> None:
+        closed = [each for each in self._sessions if each.http.closed]
+        self._sessions = [each for each in self._sessions if not each.http.closed] + [session]
+        for each in closed:
+            await each.close()  # sockets that say farewell in the background

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from octavo_common.heap import give_memory_back
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
 from octavo_operator.cluster.api import Listing
 from octavo_operator.decide.observed import DeploymentKey
@@ -125,6 +126,9 @@ class Informer:
             for kind in WATCHED:
                 if kind in stale:
                     await self._try(kind)
+            # Lists of everything are the most that is read at once. Of what they took, the C
+            # library would keep more after each interruption.
+            give_memory_back()
 
     async def refresh(self, kind: Kind) -> None:
         """Compare with the whole list. Raises ClusterError."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import kopf
 
 from octavo_engine.protocol.kubernetes import DEPLOYMENT_LABEL
-from octavo_operator.cluster.connections import HttpSession
+from octavo_operator.cluster.connections import HttpSession, HttpSessions
 from octavo_operator.objects import kinds
 from octavo_operator.watch.world import WATCHED
 
@@ -123,7 +123,7 @@ async def _operate(
             loop.default_exception_handler(context)
 
     asyncio.get_running_loop().set_exception_handler(on_exception)
-    async with loop_watch, contextlib.AsyncExitStack() as sessions:  # which kopf leaves open
+    async with loop_watch, HttpSessions() as sessions:  # which kopf leaves open
         # NOTE: kopf's own stop flag lets streams hang for five seconds; a cancellation does not.
         operator = asyncio.create_task(
             kopf.operator(
@@ -182,7 +182,7 @@ def _finish(ended: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def make_registry(
-    config: KubeConfig, on_event: OnEvent, sessions: contextlib.AsyncExitStack
+    config: KubeConfig, on_event: OnEvent, sessions: HttpSessions
 ) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_login(config, sessions))
@@ -216,7 +216,7 @@ def _handler(kind: Kind, on_event: OnEvent) -> Any:
     return handle
 
 
-def _login(config: KubeConfig, sessions: contextlib.AsyncExitStack) -> Any:
+def _login(config: KubeConfig, sessions: HttpSessions) -> Any:
     async def login(**_: object) -> kopf.AiohttpSession:
         # Requested at the start, when it is old, and when it was refused.
         token = await asyncio.to_thread(config.read_token, renew=True)
@@ -225,7 +225,7 @@ def _login(config: KubeConfig, sessions: contextlib.AsyncExitStack) -> Any:
             limit=0,
             headers={"Authorization": f"Bearer {token}"} if token else {},
         )
-        await sessions.enter_async_context(session)
+        await sessions.keep(session)
         expires = datetime.datetime.now(datetime.UTC) + TOKEN_LIFE
         return kopf.AiohttpSession(
             server=config.server,

@@ -8,12 +8,13 @@ import gc
 import socket
 import ssl
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
-from octavo_operator.cluster.connections import HttpSession
+from octavo_operator.cluster.connections import HttpSession, HttpSessions
 from tests.fakes.certificates import make_certificate
 from tests.fakes.facts import until
 
@@ -93,6 +94,27 @@ def test_a_session_that_ends_while_a_request_connects_leaves_no_socket(certifica
     with deaf_server(certificate, shakes_hands=False) as port:
         asyncio.run(main(port))
         gc.collect()
+
+
+def test_nothing_is_kept_of_sessions_that_others_have_closed():
+    """A login every ten minutes would add one for as long as the operator runs."""
+
+    async def story() -> None:
+        async with HttpSessions() as sessions:
+            kept = []
+            for _ in range(3):
+                session = HttpSession()
+                await sessions.keep(session)
+                kept.append(weakref.ref(session))
+                await session.http.close()
+                del session
+            gc.collect()
+            assert [each() is None for each in kept] == [True, True, False]
+            last = HttpSession()
+            await sessions.keep(last)
+        assert last.http.closed
+
+    asyncio.run(story())
 
 
 async def ask(session: HttpSession, port: int, has_begun: asyncio.Event) -> None:
