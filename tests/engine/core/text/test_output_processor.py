@@ -258,6 +258,30 @@ def test_a_failed_answer_ends_its_request_and_no_other():
     assert isinstance(late.error, DeadlineExceeded)
 
 
+@pytest.mark.parametrize("finish", [None, "length"])
+@pytest.mark.parametrize("params", [{"n": 2}, {"n": 2, "logprobs": 1}, {"n": 2, "stop": ["x"]}])
+def test_output_that_cannot_be_processed_ends_its_request_and_no_other(params, finish, caplog):
+    class Tokenizer(ByteTokenizer):
+        def token_bytes(self, token_id):
+            if token_id == ord("!"):
+                raise RuntimeError("unforeseen")
+            return super().token_bytes(token_id)
+
+    processor = OutputProcessor(Tokenizer())
+    bad, (first, second) = add(processor, **params)
+    good, (other,) = add(processor)
+    done = processor.process([
+        news(first, b"a!", finish), news(second, b"late"), news(other, b"ok", "length"),
+    ])  # fmt: skip
+    assert isinstance(bad.error, GenerationFailed)
+    assert str(bad.error) == "the engine could not read its output: RuntimeError"
+    assert "RuntimeError: unforeseen" in caplog.text
+    assert (set(done.aborts), len(processor)) == ({first.request_id, second.request_id}, 0)
+    assert done.touched == [bad, good] and bad.finished
+    piece = good.take()
+    assert piece is not None and (piece.outputs[0].text, good.error) == ("ok", None)
+
+
 def test_a_refused_answer_ends_its_request():
     processor = make_processor()
     request, (first, second) = add(processor, n=2)
