@@ -98,6 +98,11 @@ def test_what_only_looked_like_a_stop_string_comes_out_at_the_end():
     assert (answer.text, answer.finish_reason, aborts) == ("abcab", "length", [])
 
 
+def test_a_stop_string_that_begins_in_the_prompt_is_no_match():
+    answer, aborts, _ = run(b"OP and on", prompt=b"ST", stop=["STOP"])
+    assert (answer.text, answer.finish_reason, aborts) == ("OP and on", "length", [])
+
+
 def test_stop_strings_are_not_searched_before_min_tokens():
     answer, _, _ = run(b"ab ab ab", stop=("ab",), min_tokens=4)
     # The fifth token completes an "ab" too, but that one began too early.
