@@ -18,6 +18,7 @@ from octavo.options.settings import (
     warn_of_unknown_environment,
 )
 from octavo.options.vllm_flags import translate
+from octavo_common.file_limit import raise_file_limit
 from octavo_engine.core.process.spawn import spawn_ahead
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def _compute(config: EngineConfig, settings: ServerSettings) -> int:
 
 def _serve(config: EngineConfig, settings: ServerSettings) -> int:
     began_at = time.monotonic()
+    raise_file_limit()  # each client is a file, and so is what the core and its peers exchange
     spawned = spawn_ahead(config)  # it imports what it needs while we do
     try:
         return _serve_with(spawned, config, settings, began_at)

@@ -59,6 +59,12 @@ class KubeWatch(RawHttp):
         key = (resource, namespace, name)
         self._record("DELETED", resource, key, self.objects.pop(key))
 
+    def delete_late(self, resource: str, body: Object) -> None:
+        """Tells that an object is gone whose name another one has by now."""
+        self.version += 1
+        body["metadata"]["resourceVersion"] = str(self.version)
+        self._tell(_Event(self.version, "DELETED", resource, body))
+
     def bookmark(self, resource: str) -> None:
         self.version += 1
         body = {"metadata": {"resourceVersion": str(self.version)}}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.http_client import RawClient, chat
+from tests.fakes.facts import until
+from tests.fakes.http_client import RawClient, chat, post_bytes
 from tests.fakes.router_rig import on_loop
 from tests.fakes.upstream import Peer, Received, ScriptedUpstream, event
 from tests.router.test_server import configuration, plain_server, running, until_ready
@@ -86,6 +87,38 @@ async def test_that_keys_are_asked_for_from_now_on_ends_nobody(tmp_path: Path):
             await app.reload()
             assert (await client_of(server.port)) == 401
             assert len(app.proxy.exchanges) == 1
+
+
+@on_loop
+async def test_a_key_that_goes_while_its_body_arrives_is_refused(tmp_path: Path):
+    path = tmp_path / "keys.yaml"
+    write(path, "old", at=1)
+    asked: list[bytes] = []
+
+    async def answer(peer: Peer, request: Received) -> None:
+        asked.append(request.line)
+        await plain_server(peer, request)
+
+    async with ScriptedUpstream(answer) as upstream:
+        with_keys = configuration(upstream.port, keys_file=str(path))
+        async with (
+            running(with_keys, load=lambda: with_keys) as (app, server),
+            await RawClient.open(server.port) as client,
+            await RawClient.open(server.port) as other,
+        ):
+            await until_ready(app)
+            for one, key in ((client, OLD), (other, OTHER)):
+                await one.send(post_bytes(chat(), more=key)[:-20])
+            await until(lambda: app.awaited_bytes() == 40)
+            write(path, "new", at=2)
+            await app.reload()
+            await client.send(post_bytes(chat())[-20:])
+            answered = await client.answer()
+            assert (answered.status, answered.code) == (401, "invalid_api_key")
+            assert not any(b"/v1/chat" in line for line in asked)
+            await other.send(post_bytes(chat())[-20:])
+            assert (await other.answer()).status == 200
+            assert (await client.ask(chat(), more=OLD.replace("old", "new"))).status == 200
 
 
 async def client_of(port: int) -> int:

@@ -10,12 +10,12 @@ from octavo_engine.core.ahead import Ahead
 from octavo_engine.core.expert_layers import ExpertLayers
 from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.core.process.heartbeat import Heartbeat
+from octavo_engine.core.refusals import refusal_of
 from octavo_engine.errors import (
     DeviceLost,
     InvalidRequest,
     ModelError,
     OctavoError,
-    RequestError,
     WorkerLost,
 )
 from octavo_engine.executor.executor import (
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from octavo_engine.core.kv_events.publisher import KVEventPublisher
     from octavo_engine.core.kv_events.recorder import KVEventRecorder
     from octavo_engine.core.kv_tiers import KVTiers
+    from octavo_engine.errors import RequestError
     from octavo_engine.executor.executor import Executor, LaunchesBatches
     from octavo_engine.grammar.run import GrammarRun
     from octavo_engine.profile import StepProfile
@@ -440,6 +441,11 @@ class Engine:
         if self.profile is not None:
             self.profile.waits(request.request_id)
 
+    def _refuse(self, request_id: str, error: Exception) -> None:
+        """One that has waited, and cannot be put in line."""
+        self._live.discard(request_id)
+        self._refused.append((request_id, refusal_of(error, request_id)))
+
     def _submit_grammar(self, request: EngineRequest) -> GrammarRun | None:
         if self._grammars is None:
             if self._make_grammars is None:
@@ -455,8 +461,8 @@ class Engine:
             try:
                 adapter = self._adapted.pop(request.request_id, None)
                 self._take_in(request, grammar, adapter)
-            except RequestError as error:
-                self._refused.append((request.request_id, error))
+            except Exception as error:
+                self._refuse(request.request_id, error)
         for output in finished:
             self._adapted.pop(output.request_id, None)
         for request_id, _ in refused:
@@ -481,9 +487,8 @@ class Engine:
         for request in ready:
             try:
                 self._compile_heard(audio, request)
-            except RequestError as error:
-                self._live.discard(request.request_id)
-                self._refused.append((request.request_id, error))
+            except Exception as error:
+                self._refuse(request.request_id, error)
         return ended
 
     def _adapter_queue(self, param: str) -> AdapterQueue:
@@ -501,8 +506,8 @@ class Engine:
         for request, adapter in settled.ready:
             try:
                 self._compile(request, adapter)
-            except RequestError as error:
-                self._refused.append((request.request_id, error))
+            except Exception as error:
+                self._refuse(request.request_id, error)
         return settled.finished
 
     def _wait(self, timeout_s: float) -> None:

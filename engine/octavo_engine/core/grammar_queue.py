@@ -6,7 +6,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo_engine.errors import InvalidRequest, RequestError
+from octavo_engine.core.refusals import refusal_of
+from octavo_engine.errors import InvalidRequest
 from octavo_engine.grammar.masks import MaskWorkers
 from octavo_engine.grammar.run import GrammarRun
 from octavo_engine.sampling.adjust import Adjustments
@@ -15,6 +16,7 @@ from octavo_engine.state.outputs import SequenceOutput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo_engine.errors import RequestError
     from octavo_engine.grammar.compiler import Compilation, CompiledGrammar, GrammarCompiler
     from octavo_engine.state.request import EngineRequest
 
@@ -80,8 +82,8 @@ class GrammarQueue:
                 try:
                     run = self._run_of(request, compilation.compiled)
                     settled.ready.append((request, run))
-                except RequestError as error:
-                    settled.refused.append((request_id, error))
+                except Exception as error:
+                    settled.refused.append((request_id, refusal_of(error, request_id)))
             elif request.deadline_at is not None and now >= request.deadline_at:
                 settled.finished.append(
                     SequenceOutput(request_id=request_id, finish_reason="deadline")

@@ -12,7 +12,8 @@ import msgspec
 from octavo_common import failpoints
 from octavo_engine.core.core_engine import ServesBlocks
 from octavo_engine.core.process import wire
-from octavo_engine.errors import EngineDead, GenerationFailed, OctavoError, RequestError, WorkerLost
+from octavo_engine.core.refusals import refusal_of
+from octavo_engine.errors import EngineDead, OctavoError, WorkerLost
 from octavo_engine.executor.executor import WatchesWorkers
 from octavo_engine.profile import StepProfile
 from octavo_engine.state.outputs import ProfileWritten
@@ -164,13 +165,7 @@ class CoreLoop:
             if self._closing:
                 raise EngineDead("the engine is shutting down", retry_after_s=1)
             add()
-        except RequestError as error:
-            self._refuse(request_ids, error)
         except Exception as error:
-            logger.exception("Could not take in a request", extra={"request": request_ids[:1]})
-            failure = GenerationFailed(f"the engine could not take the request in: {error}")
-            self._refuse(request_ids, failure)
-
-    def _refuse(self, request_ids: list[str], error: RequestError) -> None:
-        for request_id in request_ids:
-            self._emit(wire.refusal(request_id, error))
+            refusal = refusal_of(error, request_ids[0] if request_ids else "")
+            for request_id in request_ids:
+                self._emit(wire.refusal(request_id, refusal))

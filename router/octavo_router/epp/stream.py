@@ -208,9 +208,10 @@ class PickerStream:
 
     async def _place(self, body: bytes) -> PlaceableRequest:
         """Finds an endpoint, after waiting for its turn where that must be. Raises Rejected."""
-        picker, record, head, tenant = self._picker, self._record, self._head, self._tenant
-        if head is None or tenant is None:
+        picker, record, head = self._picker, self._record, self._head
+        if head is None or self._tenant is None:
             raise Rejected(400, "bad_request", "The gateway sent a body without headers.")
+        tenant = self._still_allowed(head, self._tenant)
         placeable = picker.asker.ask(head, body, self._subset, tenant.limits)
         request = placeable.request
         request.tenant = tenant.name
@@ -227,6 +228,7 @@ class PickerStream:
         lease = None
         try:
             await self._adapter_loaded(request)
+            self._still_allowed(head, tenant)
             record.revision = request.revision
             watch = picker.watch(head, placeable)
             num_fallbacks = 0 if watch.digest else picker.config.epp.fallbacks
@@ -251,6 +253,13 @@ class PickerStream:
             line = explanation(lease.decision)
             self._explanation = line.partition(b": ")[2].rstrip(b"\r\n")
         return placeable
+
+    def _still_allowed(self, head: PickerHead, tenant: Tenant) -> Tenant:
+        """Whose key it is now: it may have been revoked since the headers came, while the body
+        arrived or the request waited. Raises Rejected."""
+        if not tenant.is_revoked:
+            return tenant
+        return self._picker.gate.authenticate(head.authorization, head.tenant_hint)
 
     async def _adapter_loaded(self, request: RouteRequest) -> None:
         """Waits until an engine has its adapter, where this router does the loading. Raises

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 from typing import Final
 
+from octavo_common.file_limit import raise_file_limit
 from octavo_router.errors import ConfigInvalid
 
 BACKLOG: Final = 4096
@@ -45,9 +45,5 @@ def open_listener(
 
 def affordable_connections(wanted: int) -> int:
     """Each client may need a connection to an engine as well. Raises the soft limit first."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 * wanted + FD_RESERVE
-    if soft < needed and (soft < hard or hard == resource.RLIM_INFINITY):
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    soft = raise_file_limit(2 * wanted + FD_RESERVE)
     return max(16, min(wanted, (soft - FD_RESERVE) // 2))

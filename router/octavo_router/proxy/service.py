@@ -119,6 +119,8 @@ class Proxy:
         facts: HeadFacts = head.facts
         request_id = head.request_id or self.new_request_id()
         path = facts.path
+        if facts.needs_key and connection.context.is_revoked:  # while the body arrived
+            connection.context = self._gate.authenticate(head.credentials, facts.tenant_hint)
         if path is None:
             assert facts.handler is not None
             LocalResponse(connection, head, request_id).start(facts.handler, body)

@@ -20,7 +20,7 @@ from octavo_engine.core.engine import Engine
 from octavo_engine.core.offline.llm import LLM
 from octavo_engine.core.offline.lora_request import LoRARequest
 from octavo_engine.core.process import wire
-from octavo_engine.errors import InvalidRequest, ModelUnknown
+from octavo_engine.errors import GenerationFailed, InvalidRequest, ModelUnknown
 from octavo_engine.grammar.normal import regex_spec
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.scheduling.adapter_slots import AdapterSlots
@@ -36,6 +36,8 @@ from tests.fakes.requests import make_request, make_sequence
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from octavo_engine.state.request import EngineRequest
 
 
 DRAFT = '{"model": "draft", "num_speculative_tokens": 3}'
@@ -214,6 +216,37 @@ def test_a_request_whose_adapter_went_waits_for_it_outside_the_line(folders: lis
     assert ended == {"r0", "r1", "r2", "r4"}
     assert (most, engine.stats().num_adapters_held) == (1, 1)
     engine.close()
+
+
+def test_what_nobody_foresaw_of_one_that_waited_for_its_adapter_ends_it_alone(
+    folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers(bad: str = "") -> dict[str, list[int]]:
+        engine = sim_engine()
+        take = engine.scheduler.add
+
+        def add(request: EngineRequest, *others: Any) -> None:
+            if request.request_id == bad:
+                raise RuntimeError("unforeseen")
+            take(request, *others)
+
+        monkeypatch.setattr(engine.scheduler, "add", add)
+        ref = AdapterRef("a", folders[0], read_adapter(folders[0]).digest)
+        for name, adapter in (("plain", None), ("bad", ref), ("good", ref)):
+            engine.add(make_request(request_id=name, adapter=adapter, max_tokens=5))
+        tokens: dict[str, list[int]] = {}
+        while engine.has_work:
+            for output in engine.step().outputs:
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            for request_id, error in engine.take_refused():
+                assert (request_id, type(error)) == ("bad", GenerationFailed)
+            check_invariants(engine.scheduler)
+        engine.close()
+        return tokens
+
+    whole = answers()
+    assert len(whole.pop("bad")) == 5
+    assert answers("bad") == whole
 
 
 def test_a_backend_hears_of_each_request_whose_adapter_is_in_memory(folders: list[str]) -> None:

@@ -13,7 +13,7 @@ from octavo_engine.config import EngineConfig, SchedulerConfig, SimConfig
 from octavo_engine.core.audio_queue import AudioQueue
 from octavo_engine.core.build import build_engine
 from octavo_engine.core.pooling.async_pooling import WrongTask
-from octavo_engine.errors import InvalidRequest, QueueFull
+from octavo_engine.errors import GenerationFailed, InvalidRequest, QueueFull
 from octavo_engine.models.config import ModelConfig
 from octavo_engine.scheduling.invariants import check_invariants
 from octavo_engine.speech.mel import feature_rows
@@ -248,6 +248,29 @@ class FailingEncoder:
 
     def audio_attention(self, slot: int, tokens: Any, num_rows: int) -> Any:
         raise NotImplementedError
+
+
+def test_what_nobody_foresaw_of_one_whose_audio_was_encoded_ends_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    truth = run(make_engine(), [request("good", [1, 2], 1)])
+    engine = make_engine()
+    take = engine.scheduler.add
+
+    def add(taken: EngineRequest, *others: Any) -> None:
+        if taken.request_id == "bad":
+            raise RuntimeError("unforeseen")
+        take(taken, *others)
+
+    monkeypatch.setattr(engine.scheduler, "add", add)
+    engine.add(request("bad", [1, 2], 0))
+    engine.add(request("good", [1, 2], 1))
+    tokens: list[int] = []
+    refused: list[tuple[str, type]] = []
+    while engine.has_work:
+        tokens += [token for output in engine.step().outputs for token in output.token_ids]
+        refused += [(request_id, type(error)) for request_id, error in engine.take_refused()]
+    assert (tokens, refused) == (truth["good"], [("bad", GenerationFailed)])
 
 
 def test_a_failed_encoder_gives_its_slot_back() -> None:

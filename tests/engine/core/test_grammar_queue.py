@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +20,9 @@ from octavo_engine.grammar.normal import (
 )
 from octavo_engine.state.grammar import GrammarSpec
 from tests.fakes.grammar_rig import CHOICE, CHOICES, Rig
+
+if TYPE_CHECKING:
+    from octavo_engine.state.request import EngineRequest
 
 # As no request makes it: what no grammar enforces is found out before.
 NOT = GrammarSpec(kind="json_schema", text='{"not":{}}')
@@ -136,6 +139,33 @@ def test_while_it_compiles_a_request_can_be_aborted_or_run_out_of_time() -> None
     assert rig.answers["well"].text in CHOICES
     rig.run()
     assert sum(rig.engine.stats().grammar_compile_counts) == 1, "compiled once for all three"
+
+
+@pytest.mark.parametrize("where", ["run", "line"])
+def test_what_nobody_foresaw_of_one_that_waited_ends_it_alone(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig()
+    part, name = (rig.grammars, "_run_of") if where == "run" else (rig.engine.scheduler, "add")
+    take = getattr(part, name)
+
+    def explode(request: EngineRequest, *others: Any) -> Any:
+        if request.request_id == "bad":
+            raise RuntimeError("unforeseen")
+        return take(request, *others)
+
+    monkeypatch.setattr(part, name, explode)
+    rig.add(None, request_id="plain", max_tokens=20)
+    rig.add(CHOICE, request_id="bad")
+    rig.add(CHOICE, request_id="good")
+    answers = rig.run()
+    assert isinstance(answers["bad"].error, GenerationFailed)
+    assert str(answers["bad"].error) == "the engine could not take the request in: unforeseen"
+    assert "RuntimeError: unforeseen" in caplog.text
+    alone = Rig()
+    alone.add(None, request_id="plain", max_tokens=20)
+    assert answers["plain"].tokens == alone.run()["plain"].tokens
+    assert answers["good"].text in CHOICES
 
 
 def test_a_full_compile_queue_refuses_grammars_only() -> None:

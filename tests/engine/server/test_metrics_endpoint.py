@@ -204,6 +204,14 @@ def test_buckets_are_sorted_and_finer_than_ten_milliseconds():
     assert sum(bound < 0.01 for bound in metrics.LATENCY_BUCKETS) >= 5
 
 
+@pytest.mark.parametrize(("last_step_at", "age"), [(60.0, 40.0), (0.0, 0.0), (100.5, 0.0)])
+def test_the_age_of_the_last_step_is_that_of_its_end(last_step_at, age):
+    """0 before there was any, and where the core's clock is read a little later."""
+    snapshot = MetricsSnapshot(stats=EngineStats(last_step_at=last_step_at))
+    metrics = EngineMetrics("m", lambda: snapshot, now=lambda: 100.0)
+    assert read(metrics.render()[0].decode())[names.LAST_STEP_AGE_SECONDS] == age
+
+
 def test_each_core_has_samples_of_its_own():
     def by_core(text: str, parse=text_string_to_metric_families) -> dict[tuple[str, str], float]:
         return {

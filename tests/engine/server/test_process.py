@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import ssl
@@ -118,6 +119,12 @@ def test_the_process_serves_over_mutual_tls_and_over_a_unix_socket(tmp_path):
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
     assert not (tmp_path / "sock").exists()
+
+
+def test_a_server_may_open_as_many_files_as_its_hard_limit_allows():
+    with serving("m", inside=("sh", "-c", 'ulimit -S -n 300; exec "$@"', "sh")) as server:
+        soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard > 300
 
 
 def test_the_drain_route_ends_the_process():

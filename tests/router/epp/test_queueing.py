@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from octavo_router.config.settings import FlowConfig, KeyConfig, RouterConfig
+from octavo_router.epp.head import DESTINATION
 from octavo_router.flow.keys import make_table
 from tests.fakes.endpoints import make_spec
 from tests.fakes.envoy import (
@@ -168,6 +169,37 @@ async def test_keys_are_asked_for_where_there_are_some():
             assert (answer.status, code_of(answer)) == (429, "request_rate_exceeded")
             assert answer.set_headers[REASON] == "rejected-over-limit"
         assert [record.tenant for record in rig.records] == ["", "t", "t"]
+
+
+@pytest.mark.parametrize("waits_for", ["body", "room"])
+@on_loop
+async def test_a_key_that_is_revoked_while_its_request_waits_gets_no_destination(waits_for):
+    table = make_table([KeyConfig(tenant="t", key="k"), KeyConfig(tenant="o", key="other")], {})
+    async with picking(1, table=table) as rig, rig.open() as gateway, rig.open() as other:
+        if waits_for == "room":
+            fill(rig)
+        rest = body_message(4, BODY[50:], is_end=True)
+        for one, key in ((gateway, "k"), (other, "other")):
+            pairs = {**POST, "authorization": f"Bearer {key}"}
+            await one.send(headers_message(2, pairs, modes=(DUPLEX, DUPLEX)))
+            await one.send(body_message(4, BODY[:50], is_end=False))
+            if waits_for == "room":
+                await one.send(rest)
+        if waits_for == "room":
+            await rig.until(lambda: waiting(rig) == 2)
+        else:
+            await asyncio.sleep(0.1)  # it has read the headers
+        rig.gate.replace_keys(make_table([KeyConfig(tenant="o", key="other")], {}))
+        if waits_for == "room":
+            free(rig)
+        else:
+            await gateway.send(rest)
+            await other.send(rest)
+        answer = await gateway.answer()
+        assert (answer.status, code_of(answer)) == (401, "invalid_api_key")
+        assert DESTINATION not in answer.set_headers
+        assert (await other.answer()).destinations == ["10.0.0.1:8000"]
+        assert rig.endpoints[0].in_flight == 1  # the other's
 
 
 @on_loop

@@ -1,5 +1,7 @@
 """Internal lines leave streams, and nothing else does; events are cut where they end."""
 
+import codecs
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +31,15 @@ def test_a_stream_without_our_lines_is_passed_on_as_it_is(hot_path):
         clean, lines, begin = hot_path.split_token_lines(data)
         assert (clean, lines, begin) == (data, [], None)
         assert clean is data
+
+
+def test_a_byte_order_mark_is_passed_on_and_hides_nothing_behind_its_line(hot_path):
+    data = codecs.BOM_UTF8 + EVENT
+    assert hot_path.split_token_lines(data) == (data, [], None)
+    assert hot_path.split_token_lines(data + b": octavo 3 5\n" + EVENT) == (
+        data + EVENT, [(3, [5])], None,
+    )  # fmt: skip
+    assert hot_path.find_event_end(data + EVENT[:-1]) == len(data)
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,6 +189,17 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(cuts, garbage):
     except Unreachable:
         return
     assert reader.feed(b"") == []
+
+
+def test_frames_of_a_kind_that_is_not_known_are_skipped():
+    """Newer engines may have more to say."""
+    payload = msgspec.msgpack.encode(("weather", {"sun": [1, 2]}))
+    unknown = len(payload).to_bytes(4, "little") + payload
+    data = unknown + pack_frame(HELLO) + unknown + pack_frame(WHOLE) + unknown
+    assert FrameReader().feed(data) == [HELLO, WHOLE]
+    reader = FrameReader()
+    got = [frame for at in range(len(data)) for frame in reader.feed(data[at : at + 1])]
+    assert got == [HELLO, WHOLE]
 
 
 def test_a_stream_that_begins_anew_keeps_what_the_shared_store_holds():

@@ -195,8 +195,10 @@ def _build_core(
 
 def _import_ahead(connection: socket.socket) -> None:
     """What most settings need, until the first ones come."""
+    coming = select.poll()  # not select: a busy server's child may be given a file above 1024
+    coming.register(connection, select.POLLIN)
     for name in _IMPORTED_AHEAD:
-        if select.select([connection], [], [], 0)[0]:
+        if coming.poll(0):
             return
         with suppress(
             ImportError

@@ -7,6 +7,7 @@ is queued twice.
 
 from __future__ import annotations
 
+import logging
 from bisect import insort
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from octavo_engine.state.sampling_params import SamplingParams
     from octavo_engine.tokenization.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
 
 # What is settled or searched here, as the core has it, which knows sequences and tokens only.
 _OURS: Mapping[str, object] = MappingProxyType(
@@ -247,14 +249,22 @@ class OutputProcessor:
         return list(self._answers)
 
     def process(self, outputs: Iterable[SequenceOutput], *, now: float = 0.0) -> Processed:
-        """Hot path: once per sequence and step. Unknown ids are late output of what was aborted."""
+        """Hot path: once per sequence and step. Unknown ids are late output of what was aborted.
+
+        What cannot be processed ends its own request.
+        """
         done = Processed()
         for output in outputs:
             answer = self._answers.get(output.request_id)
             if answer is None:
                 continue
-            self._advance(answer, output, now)
             request = answer.request
+            try:
+                self._advance(answer, output, now)
+            except Exception as error:  # above here it would be the loss of all requests
+                logger.exception("Could not read an output", extra={"sequence": output.request_id})
+                problem = f"the engine could not read its output: {type(error).__name__}"
+                request.error = GenerationFailed(problem)
             if answer.finished:
                 del self._answers[output.request_id]
                 if output.finish_reason is None:  # a stop string: the core does not know yet

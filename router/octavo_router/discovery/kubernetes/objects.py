@@ -19,6 +19,10 @@ class Meta(Struct):
     annotations: dict[str, str] = {}
 
 
+class KubernetesObject(Struct):
+    metadata: Meta
+
+
 class PodCondition(Struct):
     type: str = ""
     status: str = ""
@@ -33,8 +37,7 @@ class PodStatus(Struct):
         return any(c.type == condition and c.status == "True" for c in self.conditions)
 
 
-class Pod(Struct):
-    metadata: Meta
+class Pod(KubernetesObject):
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
@@ -47,8 +50,7 @@ class ServiceSpec(Struct):
     ports: list[ServicePort] = []
 
 
-class KubernetesService(Struct):
-    metadata: Meta
+class KubernetesService(KubernetesObject):
     spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
 
 
@@ -75,7 +77,6 @@ class SlicePort(Struct):
     port: int | None = None
 
 
-class EndpointSlice(Struct):
-    metadata: Meta
+class EndpointSlice(KubernetesObject):
     endpoints: list[SliceEndpoint] | None = None  # null when there are none
     ports: list[SlicePort] | None = None

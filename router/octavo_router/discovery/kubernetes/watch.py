@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo_router.discovery.kubernetes.account import ServiceAccount
+    from octavo_router.discovery.kubernetes.objects import KubernetesObject
     from octavo_router.metrics import DiscoveryCounts
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+T = TypeVar("T", bound="KubernetesObject")
 
 JSON = "application/json"
 MAX_EVENT_BYTES = 8 * 2**20  # an object is at most 1.5 MB in etcd
@@ -231,8 +232,11 @@ class Mirror(Generic[T]):
             case "ADDED" | "MODIFIED":
                 self._put(event.object)
             case "DELETED":
-                self._version = self._identity(event.object).resource_version
-                if self.objects.pop(self._identity(event.object).key, None) is not None:
+                gone = self._identity(event.object)
+                self._version = gone.resource_version
+                known = self.objects.get(gone.key)
+                if known is not None and known.metadata.uid == gone.uid:  # else it was replaced
+                    del self.objects[gone.key]
                     self._on_change()
             case "BOOKMARK":
                 self._version = self._identity(event.object).resource_version

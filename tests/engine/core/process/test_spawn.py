@@ -1,5 +1,6 @@
 """Cores that are started before their settings are there: whose they become, and how they end."""
 
+import fcntl
 import importlib
 import os
 import signal
@@ -80,6 +81,16 @@ def test_imports_end_when_the_settings_come(monkeypatch):
         ours.sendall(b"x")
         child._import_ahead(theirs)
         assert imported == []
+
+
+def test_a_core_may_be_given_a_file_of_any_number(monkeypatch):
+    """A server with thousands of clients starts its core again."""
+    monkeypatch.setattr(importlib, "import_module", lambda name: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        high = fcntl.fcntl(theirs, fcntl.F_DUPFD, 1500)
+        with socket.socket(fileno=high) as connection:
+            child._import_ahead(connection)
 
 
 @pytest.mark.parametrize("module", child._IMPORTED_AHEAD)

@@ -98,6 +98,11 @@ def test_what_only_looked_like_a_stop_string_comes_out_at_the_end():
     assert (answer.text, answer.finish_reason, aborts) == ("abcab", "length", [])
 
 
+def test_a_stop_string_that_begins_in_the_prompt_is_no_match():
+    answer, aborts, _ = run(b"OP and on", prompt=b"ST", stop=["STOP"])
+    assert (answer.text, answer.finish_reason, aborts) == ("OP and on", "length", [])
+
+
 def test_stop_strings_are_not_searched_before_min_tokens():
     answer, _, _ = run(b"ab ab ab", stop=("ab",), min_tokens=4)
     # The fifth token completes an "ab" too, but that one began too early.
@@ -256,6 +261,30 @@ def test_a_failed_answer_ends_its_request_and_no_other():
     late, (third,) = add(processor)
     processor.process([news(third, finish="deadline")])
     assert isinstance(late.error, DeadlineExceeded)
+
+
+@pytest.mark.parametrize("finish", [None, "length"])
+@pytest.mark.parametrize("params", [{"n": 2}, {"n": 2, "logprobs": 1}, {"n": 2, "stop": ["x"]}])
+def test_output_that_cannot_be_processed_ends_its_request_and_no_other(params, finish, caplog):
+    class Tokenizer(ByteTokenizer):
+        def token_bytes(self, token_id):
+            if token_id == ord("!"):
+                raise RuntimeError("unforeseen")
+            return super().token_bytes(token_id)
+
+    processor = OutputProcessor(Tokenizer())
+    bad, (first, second) = add(processor, **params)
+    good, (other,) = add(processor)
+    done = processor.process([
+        news(first, b"a!", finish), news(second, b"late"), news(other, b"ok", "length"),
+    ])  # fmt: skip
+    assert isinstance(bad.error, GenerationFailed)
+    assert str(bad.error) == "the engine could not read its output: RuntimeError"
+    assert "RuntimeError: unforeseen" in caplog.text
+    assert (set(done.aborts), len(processor)) == ({first.request_id, second.request_id}, 0)
+    assert done.touched == [bad, good] and bad.finished
+    piece = good.take()
+    assert piece is not None and (piece.outputs[0].text, good.error) == ("ok", None)
 
 
 def test_a_refused_answer_ends_its_request():

@@ -392,6 +392,22 @@ def test_a_reused_name_or_address_is_another_endpoint():
     run(story())
 
 
+def test_a_late_end_of_what_was_replaced_leaves_its_successor():
+    async def story() -> None:
+        async with KubeWatch() as api, watching(api) as reported:
+            api.put("pods", pod("a", uid="u1"))
+            await until(lambda: "u1" in reported.specs)
+            api.put("pods", pod("a", uid="u2"))
+            api.delete_late("pods", pod("a", uid="u1"))
+            api.put("pods", pod("b", uid="u3", ip="10.0.0.2"))
+            await until(lambda: "u3" in reported.specs)
+            assert sorted(reported.specs) == ["u2", "u3"]
+            api.delete("pods", "a")
+            await until(lambda: list(reported.specs) == ["u3"])
+
+    run(story())
+
+
 @pytest.mark.slow
 def test_readiness_that_flaps_is_not_followed_up():
     async def story() -> None:
