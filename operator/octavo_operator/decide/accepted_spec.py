@@ -58,8 +58,9 @@ def accept(
     if earlier is None:
         raise refusal
     generation, text = earlier
+    spec = msgspec.json.decode(text)
     try:
-        deployment = LLMDeployment.parse_stored({**body, "spec": msgspec.json.decode(text)})
+        deployment = LLMDeployment.parse_stored({**body, "spec": spec})
     except SpecInvalid:  # accepted by a newer version
         raise refusal from None
     return Accepted(deployment, generation, text, refusal)
