@@ -70,7 +70,7 @@ class ServerReply:
         """Raises ServerError where the server speaks of something else."""
         try:
             return json.loads(b"".join(self.body))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ServerError(self.error) from None
 
     @property
@@ -79,7 +79,7 @@ class ServerReply:
         text = b"".join(self.body).decode(errors="replace").strip()
         try:
             return f"the server answered {self.status}: {json.loads(text)['error']['message']}"
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             pass
         if self.content_type == "text/plain" and 0 < len(text) <= 200 and text.isprintable():
             return f"the server answered {self.status}: {text}"

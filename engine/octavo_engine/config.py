@@ -884,7 +884,7 @@ def _known_items(flag: str, given: Mapping[str, Any], kind: type[Any]) -> Iterat
 def _json_object(flag: str, text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{flag} is not valid JSON: {error}") from None
     if not isinstance(given, dict):
         raise ConfigError(f"{flag} must be a JSON object; got {text:.60}")

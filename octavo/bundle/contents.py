@@ -113,7 +113,7 @@ def _docker_tags(archive: Path) -> list[str] | None:
             saved = tar.extractfile("manifest.json")
             (entry,) = json.load(saved) if saved is not None else []
             return [str(tag) for tag in entry.get("RepoTags") or []]
-    except (tarfile.TarError, ValueError, AttributeError, EOFError) as error:
+    except (tarfile.TarError, ValueError, AttributeError, EOFError, RecursionError) as error:
         raise BundleError(f"{archive} is not an image as docker save writes it: {error}") from None
 
 

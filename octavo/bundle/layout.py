@@ -92,7 +92,9 @@ class OciLayout:
                     for name, diff_id in zip(entry["Layers"], diff_ids, strict=True)
                 ]
                 platform = {"os": str(config["os"]), "architecture": str(config["architecture"])}
-        except (tarfile.TarError, OSError, KeyError, TypeError, ValueError, EOFError) as error:
+        except (
+            tarfile.TarError, OSError, KeyError, TypeError, ValueError, EOFError, RecursionError,
+        ) as error:  # fmt: skip
             raise BundleError(f"{path} is not an image as docker save writes it: {error}") from None
         return self.add_manifest(
             self.add(of_bytes(config_bytes), CONFIG), layers, reference=reference, platform=platform

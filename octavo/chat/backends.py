@@ -219,7 +219,7 @@ def _read_event(data: bytes) -> tuple[list[dict[str, Any]], int | None]:
         count = (event.get("usage") or {}).get("completion_tokens")
         choices = [choice for choice in event["choices"] if isinstance(choice, dict)]
         return choices, count if isinstance(count, int) else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ServerError(
             f"the server's stream is none of the OpenAI API: {data[:80].decode(errors='replace')!r}"
         ) from None

@@ -55,7 +55,7 @@ def read_mark(folder: Path) -> FolderMark | None:
         mark = FolderMark(**fields, files=files)
         if all((folder / file.name).stat().st_size == file.size for file in files):
             return mark
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return None
 
@@ -161,7 +161,7 @@ class FolderLock:
     def _is_ours(self) -> bool:
         try:
             fields: Any = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return False
         return isinstance(fields, dict) and fields.get("token") == self._token
 
@@ -209,7 +209,7 @@ def _is_dead(content: bytes) -> bool:
         return bool(_began(int(fields["pid"]))["began"] != fields["began"])
     except ProcessLookupError:
         return True
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return False
 
 
@@ -217,5 +217,5 @@ def _holder(content: bytes) -> str:
     try:
         fields = json.loads(content)
         return f"{fields['host']}, process {fields['pid']}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "another fetch"

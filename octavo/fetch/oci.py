@@ -193,7 +193,7 @@ def basic_credentials(host: str, credentials: Credentials) -> str:
                 return str(entry["auth"])
             pair = f"{entry['username']}:{entry['password']}"
             return base64.b64encode(pair.encode()).decode()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # an unreadable file: the registry reports what is missing
     return ""
 

@@ -93,7 +93,7 @@ class FileParts:
                 and self.path.is_file()
                 and bool(journal.etag or file.sha256)  # else a change would go unnoticed
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return journal if is_same and is_sound else None
 
@@ -129,7 +129,7 @@ class FileParts:
         try:
             fields = json.loads(self._note.read_text())
             return str(fields["sha256"]) if fields["url"] == self._origin else ""
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
 
 

@@ -109,13 +109,13 @@ def _reason(lines: list[str]) -> str:
     try:
         fields = json.loads(lines[-1])
         return f"{fields['reason']}: {fields['message']}"
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return lines[-1] if lines else ""
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -173,5 +173,5 @@ def _read_owner(file: IO[str]) -> HomeOwner:
     try:
         fields = json.load(file)
         return HomeOwner(int(fields["pid"]), str(fields["url"]))
-    except (ValueError, KeyError, TypeError):  # it has only just begun
+    except (ValueError, KeyError, TypeError, RecursionError):  # it has only just begun
         return HomeOwner(0, "an address that is not known yet")

@@ -86,5 +86,5 @@ class PlatformSnapshot:
                 for pool in fields["pools"]
             )
             return cls(fields["pid"], fields["url"], fields["router"], fields["problem"], pools)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not the state of octavo up: {error}") from None

@@ -67,7 +67,7 @@ def _read(shape: str) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--shape {shape}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--shape {shape} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"--shape {shape} must hold an object, as config.json does")

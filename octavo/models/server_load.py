@@ -89,5 +89,5 @@ def _total(values: list[float] | None) -> int | None:
 def _names(listed: str | None) -> tuple[str, ...] | None:
     try:
         return tuple(str(model["id"]) for model in json.loads(listed or "")["data"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -121,5 +121,5 @@ def _read(path: Path) -> RunningServer | None:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         return RunningServer(**{**fields, "models": tuple(fields["models"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -458,7 +458,7 @@ def _listed(items: list[str]) -> tuple[str, ...]:
     if len(items) == 1 and items[0].startswith("["):
         try:
             inner = json.loads(items[0])
-        except ValueError:
+        except (ValueError, RecursionError):
             return tuple(items)
         if isinstance(inner, list) and all(isinstance(item, str) for item in inner):
             return tuple(inner)

@@ -253,7 +253,7 @@ def _number(values: Mapping[str, str], name: str, least: int, most: int) -> int:
 def _peers(text: str) -> tuple[dict[str, Any], ...]:
     try:
         found = json.loads(text or "[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or not all(isinstance(peer, dict) for peer in found):
         raise SettingsInvalid(f"--engine-clients must be a JSON list of objects; got {text[:80]}")

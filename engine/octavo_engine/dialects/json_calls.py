@@ -173,7 +173,7 @@ def _decoded(raw: str) -> str:
         return raw
     try:
         value = json.loads(raw, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return raw
     return value if isinstance(value, str) else raw
 

@@ -125,7 +125,7 @@ class Machine:
             return None
         try:
             value = json.loads(raw, strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return value if isinstance(value, str) else None
 

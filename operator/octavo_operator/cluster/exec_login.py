@@ -78,7 +78,7 @@ class ExecLogin:
     def _read(self, text: str) -> tuple[str, float]:
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         status = found.get("status") if isinstance(found, dict) else None
         status = status if isinstance(status, dict) else {}

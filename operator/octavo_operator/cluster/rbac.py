@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from octavo_operator.objects.kinds import Kind
 
-READ = ("get", "list", "watch")
-# patch is server-side apply of what exists, create of what does not.
-OWN = (*READ, "create", "patch", "delete")
+READ = ("list", "watch")
+# Before a write: what is there already. patch is server-side apply of what exists, create of what
+# does not.
+WRITE = ("get", "create", "patch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,23 @@ class Rule:
         return f"{plural}/{self.subresource}" if self.subresource else plural
 
 
+def _owned(kind: Kind) -> Rule:
+    """NOTE: a kind that not every cluster has is never watched, and claims are never deleted: data
+    is the user's."""
+    reads = ("list",) if kind.is_optional else READ
+    deletes = () if kind == kinds.VOLUME_CLAIM else ("delete",)
+    return Rule(kind, (*reads, *WRITE, *deletes), "intake, execute")
+
+
 # In each namespace that is served.
 SERVED = (
-    Rule(kinds.LLM_DEPLOYMENT, READ, "intake, handlers, reconcile"),
+    Rule(kinds.LLM_DEPLOYMENT, (*READ, "get"), "intake, handlers, reconcile"),
     Rule(kinds.LLM_DEPLOYMENT, ("patch",), "reporting", subresource="status"),
     Rule(kinds.LLM_ADAPTER, READ, "intake, handlers, reconcile"),
     Rule(kinds.LLM_ADAPTER, ("patch",), "reporting", subresource="status"),
     # Owner references that block deletion need this right where the API server checks it.
     Rule(kinds.LLM_DEPLOYMENT, ("update",), "execute", subresource="finalizers"),
-    *(Rule(kind, OWN, "execute") for kind in kinds.OWNED if kind != kinds.VOLUME_CLAIM),
-    # NOTE: no delete: data is the user's.
-    Rule(kinds.VOLUME_CLAIM, (*READ, "create", "patch"), "execute"),
+    *(_owned(kind) for kind in kinds.OWNED),
     Rule(kinds.POD, (*READ, "patch"), "intake, execute"),
     Rule(kinds.POD, ("patch",), "execute", subresource="status"),
     # The progress of a fetch. Without it the status shows the phase alone.

@@ -7,6 +7,7 @@ too and no schema of another version can prune it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from octavo_operator.objects.kinds import Object
     from octavo_operator.settings import OperatorSettings
 
-MAX_SPEC_CHARS = 262_144  # as the schema has it; with the spec itself it fits into etcd
+MAX_SPEC_BYTES = 262_144  # with the spec itself it fits into etcd; the schema has it as characters
+# The API server's encoder, which escapes what HTML and JavaScript read otherwise: six bytes each.
+_ESCAPED = re.compile("[<>&\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,14 @@ class Accepted:
     refusal: SpecInvalid | None = None  # why the written spec is not the one
 
     def to_status(self) -> Object:
-        if len(self.spec) > MAX_SPEC_CHARS:
+        if _stored_bytes(self.spec) > MAX_SPEC_BYTES:
             return {}
         return {"generation": self.generation, "spec": self.spec}
+
+
+def _stored_bytes(text: str) -> int:
+    """At most, of a string as the API server writes it into etcd: UTF-8 with JSON's escapes."""
+    return len(msgspec.json.encode(_ESCAPED.sub("......", text)))
 
 
 def accept(
@@ -58,8 +66,9 @@ def accept(
     if earlier is None:
         raise refusal
     generation, text = earlier
+    spec = msgspec.json.decode(text)
     try:
-        deployment = LLMDeployment.parse_stored({**body, "spec": msgspec.json.decode(text)})
+        deployment = LLMDeployment.parse_stored({**body, "spec": spec})
     except SpecInvalid:  # accepted by a newer version
         raise refusal from None
     return Accepted(deployment, generation, text, refusal)

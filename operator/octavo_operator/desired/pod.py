@@ -17,6 +17,7 @@ from octavo_operator.desired import (
 )
 from octavo_operator.desired.config_map import CONFIG_FILE
 from octavo_operator.desired.engine_options import extra_arguments
+from octavo_operator.desired.expansion import literal
 from octavo_operator.desired.merge import overlay
 from octavo_operator.desired.probes import PORT_NAME, probes
 from octavo_operator.desired.revision import image_of
@@ -127,7 +128,7 @@ def _engine(
         "command": ["octavo", "serve"],
         "args": [
             f"--config={CONFIG_MOUNT}/{CONFIG_FILE}",
-            *extra_arguments(deployment),
+            *literal(extra_arguments(deployment)),
             *kv_transfer.arguments(deployment),
             *group.arguments(deployment),
             *encryption.arguments(deployment),

@@ -6,6 +6,7 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from octavo_operator.desired.expansion import literal
 from octavo_operator.desired.security import container_security
 from octavo_operator.objects import names
 
@@ -98,7 +99,7 @@ def _fetch_container(
         "image": image,
         "imagePullPolicy": pull_policy,
         "command": ["octavo", "fetch"],
-        "args": fetch_arguments(model, folder),
+        "args": literal(fetch_arguments(model, folder)),
         "env": [
             {"name": "HOME", "value": "/tmp"},
             # NOTE: images built on NVIDIA's request all GPUs, and where its runtime is the default

@@ -339,7 +339,7 @@ FETCH_REASONS = {
 def _fetch_failure(output: str, code: int) -> Found:
     try:  # the log's last line, where the step could not write its message
         failure = json.loads(_last_line(output))
-    except ValueError:
+    except (ValueError, RecursionError):
         failure = None
     if not isinstance(failure, dict):
         return Reason.MODEL_FETCH_FAILED, _last_line(output) or f"the fetch step ended with {code}"

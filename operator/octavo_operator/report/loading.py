@@ -222,7 +222,7 @@ def last_facts(text: str) -> dict[str, Any]:
     for line in reversed(text.splitlines()):
         try:
             facts = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(facts, dict):
             return facts

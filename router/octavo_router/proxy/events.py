@@ -61,7 +61,7 @@ def error_events_of(body: bytes, error: Rejected, path: str = "", request_id: st
     """An engine's error object inside a stream; `error` if what it sent is none."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) or "error" not in value:
         return error_events(error, path, request_id)

@@ -55,7 +55,7 @@ def end_of_plain(tail: bytes) -> End:
         lines.pop()
     try:
         event = json.loads(lines[-1][5:]) if lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return _WHOLE
     if not isinstance(event, dict):
         return _WHOLE

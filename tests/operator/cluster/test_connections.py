@@ -15,6 +15,10 @@ import aiohttp
 import pytest
 
 from octavo_operator.cluster.connections import HttpSession, HttpSessions
+from octavo_operator.cluster.kube import KubeCluster
+from octavo_operator.cluster.kube_config import KubeConfig
+from octavo_operator.errors import ClusterUnavailable
+from octavo_operator.objects import kinds
 from tests.fakes.certificates import make_certificate
 from tests.fakes.facts import until
 
@@ -115,6 +119,22 @@ def test_nothing_is_kept_of_sessions_that_others_have_closed():
         assert last.http.closed
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("shakes_hands", [True, False])
+def test_a_server_that_never_answers_is_worth_another_try(certificate, shakes_hands):
+    async def main(port: int) -> None:
+        config = KubeConfig(
+            server=f"https://127.0.0.1:{port}", ca_pem=certificate.read_text(), token="t"
+        )
+        async with KubeCluster(config, field_manager="x", timeout_s=0.5) as cluster:
+            async with asyncio.timeout(60):
+                with pytest.raises(ClusterUnavailable, match="GET /api/v1/namespaces/n/pods/p: "):
+                    await cluster.get(kinds.POD, "n", "p")
+
+    with deaf_server(certificate, shakes_hands=shakes_hands) as port:
+        asyncio.run(main(port))
+        gc.collect()
 
 
 async def ask(session: HttpSession, port: int, has_begun: asyncio.Event) -> None:

@@ -74,6 +74,7 @@ def test_the_program_gets_what_the_kubeconfig_says(tmp_path: Path):
     [
         ("echo expired session >&2; exit 3", "ended with 3: expired session"),
         ("echo hello", "printed no ExecCredential with a token"),
+        ("printf '[%.0s' $(seq 3000)", "printed no ExecCredential with a token"),
         ('echo \'{"status": {"clientCertificateData": "x"}}\'', "certificates by a program"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -88,6 +88,34 @@ class TestAgainstTheRealOne:
             assert {item["kind"] for item in listing.items} == {"ConfigMap"}
             newest = max(int(item["metadata"]["resourceVersion"]) for item in listing.items)
             assert listing.version >= newest
+
+        with_cluster(apiserver, story)
+
+    def test_a_list_whose_next_page_has_expired_is_asked_for_anew_and_whole(
+        self, apiserver, namespace, monkeypatch
+    ):
+        monkeypatch.setattr("octavo_operator.cluster.kube.PAGE", 3)
+        asked: list[dict[str, str]] = []
+
+        async def story(cluster: KubeCluster) -> None:
+            send = cluster._send
+
+            async def expiring(*args: Any, query: dict[str, str], **more: Any) -> bytes:
+                asked.append(dict(query))
+                if "continue" in query:
+                    raise error_of(410, b'{"reason": "Expired"}')
+                return await send(*args, query=query, **more)
+
+            for number in range(8):
+                await cluster.apply(config_map(namespace, f"m{number}"))
+            monkeypatch.setattr(cluster, "_send", expiring)
+            selector = "octavo.dev/deployment=x"
+            listing = await cluster.find(kinds.CONFIG_MAP, namespace, selector=selector)
+            assert [kinds.name_of(item) for item in listing.items] == [f"m{n}" for n in range(8)]
+            first, second, last = asked
+            assert first == {"limit": "3", "labelSelector": selector}
+            assert second.keys() == {"limit", "labelSelector", "continue"}
+            assert last == {"labelSelector": selector}
 
         with_cluster(apiserver, story)
 

@@ -158,9 +158,21 @@ class TestVersions:
         assert bench.conditions()["Accepted"][:2] == ("False", "UnsupportedVersion")
 
 
-def test_a_spec_that_is_too_long_to_keep_is_carried_out_all_the_same():
-    """The status would not fit beside it, and would never be written."""
-    template = {"metadata": {"annotations": {f"a{n}": "x" * 60_000 for n in range(5)}}}
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 60_000, "\N{GRINNING FACE}" * 15_000, "\n" * 30_000, "<" * 10_000, "\u2028" * 10_000],
+    ids=["ascii", "four bytes", "escapes", "escapes of HTML", "escapes of JavaScript"],
+)
+def test_a_spec_that_is_too_long_to_keep_is_carried_out_all_the_same(text):
+    """The status would not fit beside it, and would never be written: etcd counts bytes."""
+    template = {"metadata": {"annotations": {f"a{n}": text for n in range(5)}}}
     bench = running_operator(podTemplate=template)
     assert "accepted" not in bench.deployment()["status"]
     assert bench.conditions()["Ready"][0] == "True"
+
+
+@pytest.mark.parametrize("text", ["x" * 50_000, "\N{GRINNING FACE}" * 12_000])
+def test_a_long_spec_that_fits_is_kept(text):
+    template = {"metadata": {"annotations": {f"a{n}": text for n in range(5)}}}
+    bench = running_operator(podTemplate=template)
+    assert text in bench.deployment()["status"]["accepted"]["spec"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,29 @@ def overlaid(**fields: Any) -> dict[str, Any]:
 
 
 # --- what runs
+
+
+def expanded(argument: str, variables: dict[str, str]) -> str:
+    """As the kubelet does it: $(NAME) is a variable that is there, $$ is $."""
+    found = re.findall(r"\$\$|\$\([^)]*\)|.", argument, re.DOTALL)
+    return "".join("$" if part == "$$" else variables.get(part[2:-1], part) for part in found)
+
+
+@pytest.mark.parametrize(
+    "text", ["$(OCTAVO_POD_UID)", "$$(OCTAVO_POD_UID)", "$$(x)", "a$b", "$", "$$", "$$$", "$(", "p"]
+)
+def test_arguments_reach_the_engine_as_the_user_wrote_them(text: str):
+    variables = {"OCTAVO_POD_UID": "u", "HOME": "/tmp"}
+    container = engine({"engine": {"args": {"chat-template": text}}})
+    assert container["env"][0]["name"] == "OCTAVO_POD_UID"
+    found = [expanded(argument, variables) for argument in container["args"]]
+    assert f"--chat-template={text}" in found
+
+
+def test_a_uri_and_a_revision_reach_the_fetch_as_the_user_wrote_them():
+    uri = "https://models.example.com/$(HOME)/$$x"
+    step = fetch({"model": {"uri": uri, "servedName": "m"}})
+    assert expanded(step["args"][0], {"HOME": "/tmp"}) == uri
 
 
 def test_the_engine_reads_its_file_and_then_the_flags_of_the_spec():

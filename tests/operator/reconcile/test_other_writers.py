@@ -245,6 +245,19 @@ class TestDelete:
         assert bench.reconcile().is_gone
         assert bench.cluster.all(kinds.DEPLOYMENT) == []
 
+    def test_one_that_waits_for_the_finalizer_of_another_is_left_alone(self):
+        bench = running_operator()
+        leaving = {"deletionTimestamp": "2026-01-01T01:00:00Z", "finalizers": ["example.com/mine"]}
+        bench.cluster.merge(kinds.LLM_DEPLOYMENT, *KEY, {"metadata": leaving})
+        bench.cluster.calls.clear()
+        bench.reconcile()
+        bench.edit(replicas=5, engine={"maxNumSeqs": 7})
+        bench.reconcile()
+        bench.cluster.remove(kinds.SERVICE, "default", "smollm2")
+        bench.reconcile()
+        assert bench.cluster.writes == []
+        assert leaving.items() <= bench.deployment()["metadata"].items()
+
     def test_a_missed_deletion_makes_nothing_anew(self):
         """The watch was away while it was deleted: the cache still has it."""
         bench = running_operator()

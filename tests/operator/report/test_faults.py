@@ -103,6 +103,7 @@ PODS = [
     (fetch_json("ModelUnreachable", "no such host"), R.MODEL_UNREACHABLE),
     (fetching("Traceback\nKeyError: 'x'"), R.MODEL_FETCH_FAILED),
     (fetching('[1, "not an object"]'), R.MODEL_FETCH_FAILED),
+    (fetching("[" * 3000), R.MODEL_FETCH_FAILED),  # Python's reader stops at a depth
     (ended(137, reason="OOMKilled"), R.OUT_OF_MEMORY),
     (ended(2, "octavo: max-num-seqs must be at least 1"), R.ENGINE_SETTINGS_REFUSED),
     (ended(1, "octavo: config.json: unknown architecture"), R.MODEL_UNUSABLE),

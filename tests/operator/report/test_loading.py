@@ -64,6 +64,7 @@ class TestWords:
         [
             "", "no json", '{"bytes": ', "[1, 2]", '{"bytes": "x", "total": {}}', '{"total": 0}',
             '{"bytes": -1, "total": 5}', '{"bytes": true, "total": NaN}', '{"total": Infinity}',
+            "[" * 3000,
         ],
     )  # fmt: skip
     def test_a_log_may_hold_anything(self, log):

@@ -208,7 +208,7 @@ def _read_preprocessor(folder: Path) -> dict[str, Any]:
             raise ModelError(f"{file} has more than {_MAX_FILE_BYTES} bytes")
         try:
             value = json.loads(file.read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{file} is no JSON: {error}") from None
         if isinstance(value, dict) and name == "processor_config.json":
             value = value.get("image_processor")

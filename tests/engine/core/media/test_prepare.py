@@ -682,6 +682,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return resolve_model(str(write_seeing_model(tmp_path_factory.mktemp("seeing") / "llava")))
 
 
+def test_a_file_that_cannot_be_read_is_a_fault_of_the_model(tmp_path: Path) -> None:
+    folder = write_seeing_model(tmp_path / "llava")
+    for content in ("no json", "[" * 3000):
+        (folder / "preprocessor_config.json").write_text(content)
+        with pytest.raises(ModelError, match=r"preprocessor_config\.json is no JSON"):
+            read_picture_spec(resolve_model(str(folder)))
+
+
 OVERRIDES: list[dict[str, Any]] = [
     {"size": {"shortest_edge": 60}},
     {"do_center_crop": False, "size": {"height": 42, "width": 42}},
