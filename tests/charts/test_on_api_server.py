@@ -141,8 +141,8 @@ class Rights:
             "kind": "SelfSubjectRulesReview",
             "spec": {"namespace": namespace},
         }
-        headers = {"Impersonate-User": user}  # a service account brings its groups along
-        status = self._server.request("POST", OWN_RULES, review, headers=headers)["status"]
+        # As that user: a service account brings its groups along.
+        status = self._server.request("POST", OWN_RULES, review, user=user)["status"]
         assert not status["incomplete"], status
         return list(status["resourceRules"])
 

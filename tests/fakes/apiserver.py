@@ -206,7 +206,7 @@ class ApiServer:
         *,
         content_type: str = "application/json",
         token: str = "",
-        headers: Mapping[str, str] | None = None,
+        user: str = "",
         **query: str,
     ) -> dict[str, Any]:
         """One call; raises ApiError for 4xx and 5xx. Unknown fields are errors, not dropped."""
@@ -220,7 +220,7 @@ class ApiServer:
             headers={
                 "Authorization": f"Bearer {token or self.token}",
                 "Content-Type": content_type,
-                **(headers or {}),
+                **({"Impersonate-User": user} if user else {}),
             },
         )
         self.warnings += answer.headers.get_list("warning")
