@@ -7,6 +7,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from octavo_common.core_dumps import forbid_core_dumps
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,6 +48,7 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, 1 for models and servers that do not work, 2 for settings that cannot."""
+    forbid_core_dumps()
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or argv[0] not in COMMANDS:
         return _overview(argv)

@@ -29,7 +29,14 @@ ENV_PREFIX = "OCTAVO_"
 _FLAG = re.compile(r"--[a-z0-9-]+")  # in a message
 # Read elsewhere, by parts that are no command of their own.
 OTHER_ENV = frozenset(
-    ("OCTAVO_CONFIG", "OCTAVO_CPU_ISA", "OCTAVO_FAILPOINTS", "OCTAVO_HOME", "OCTAVO_POD_IP")
+    (
+        "OCTAVO_CONFIG",
+        "OCTAVO_CORE_DUMPS",
+        "OCTAVO_CPU_ISA",
+        "OCTAVO_FAILPOINTS",
+        "OCTAVO_HOME",
+        "OCTAVO_POD_IP",
+    )
 )
 
 

@@ -33,6 +33,7 @@ OTHER_VARIABLES = {
     "OCTAVO_CPU_ISA": "instruction set of the CPU kernels, such as `avx2`; default: the best one",
     "OCTAVO_ISAS": "instruction sets that `make` compiles: `host`, `runnable` or `all`",
     "OCTAVO_POD_IP": "address of the pod, which the operator sets",
+    "OCTAVO_CORE_DUMPS": "1: a crash may leave a file with the process's memory, prompts included",
     "OCTAVO_FAILPOINTS": "faults to inject, for tests only",
     "HF_HOME": "folder of the Hub's files, unless `--download-dir` names one",
     "HF_TOKEN": "token for gated and private models on the Hub",

@@ -127,6 +127,15 @@ def test_a_server_may_open_as_many_files_as_its_hard_limit_allows():
     assert soft == hard > 300
 
 
+@pytest.mark.parametrize("allowed", ["", "1"])
+def test_a_crash_leaves_no_memory_in_a_file_unless_that_is_wanted(allowed):
+    """Prompts and keys are in it. Processes that it starts inherit the limit."""
+    inside = ("sh", "-c", 'ulimit -S -c "$(ulimit -H -c)"; exec "$@"', "sh")
+    with serving("m", inside=inside, env={"OCTAVO_CORE_DUMPS": allowed}) as server:
+        soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_CORE)
+    assert soft == (hard if allowed else 0)
+
+
 def test_the_drain_route_ends_the_process():
     with serving("m") as server:
         with server.client() as client:
