@@ -127,13 +127,8 @@ class Proxy:
             return
         now = time.monotonic()
         tenant: Tenant = connection.context
-        connection.context = record = RequestRecord()
-        record.request_id = request_id
-        record.route = path.path
-        record.tenant = tenant.name
-        record.client = connection.client
-        record.request_bytes = len(body)
-        record.traceparent = facts.traceparent
+        record = _record_of(connection, request_id, tenant, facts, body)
+        connection.context = record
         request = RouteRequest()
         request.request_id = request_id
         request.tenant = tenant.name
@@ -410,6 +405,21 @@ class Proxy:
         if self._access_log is not None:
             record.client = connection.client
             self._access_log.write(record)
+
+
+def _record_of(
+    connection: ClientConnection, request_id: str, tenant: Tenant, facts: HeadFacts, body: bytes
+) -> RequestRecord:
+    """What is known of a request before its body is read."""
+    assert facts.path is not None
+    record = RequestRecord()
+    record.request_id = request_id
+    record.route = facts.path.path
+    record.tenant = tenant.name
+    record.client = connection.client
+    record.request_bytes = len(body)
+    record.traceparent = facts.traceparent
+    return record
 
 
 def _for_engines(
