@@ -30,7 +30,6 @@ OPERATOR = "system:serviceaccount:octavo-system:octavo-operator"
 ROUTER = "system:serviceaccount:octavo-system:octavo-router"
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 OWN_RULES = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
-GROUPS = "system:serviceaccounts", "system:authenticated"
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +127,7 @@ class Rights:
             "kind": "SubjectAccessReview",
             "spec": {
                 "user": user,
-                "groups": list(GROUPS),
+                "groups": ["system:serviceaccounts", "system:authenticated"],
                 "resourceAttributes": {k: v for k, v in attributes.items() if v},
             },
         }

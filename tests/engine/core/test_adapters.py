@@ -32,12 +32,11 @@ from octavo_engine.weights.adapter import read_adapter
 from tests.engine.models.tiny import tiny_model
 from tests.fakes.adapters import write_adapter
 from tests.fakes.requests import make_request, make_sequence
+from tests.fakes.unforeseen import fail_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from octavo_engine.state.request import EngineRequest
 
 
 DRAFT = '{"model": "draft", "num_speculative_tokens": 3}'
@@ -223,14 +222,7 @@ def test_what_nobody_foresaw_of_one_that_waited_for_its_adapter_ends_it_alone(
 ) -> None:
     def answers(bad: str = "") -> dict[str, list[int]]:
         engine = sim_engine()
-        take = engine.scheduler.add
-
-        def add(request: EngineRequest, *others: Any) -> None:
-            if request.request_id == bad:
-                raise RuntimeError("unforeseen")
-            take(request, *others)
-
-        monkeypatch.setattr(engine.scheduler, "add", add)
+        fail_for(monkeypatch, engine.scheduler, "add", bad)
         ref = AdapterRef("a", folders[0], read_adapter(folders[0]).digest)
         for name, adapter in (("plain", None), ("bad", ref), ("good", ref)):
             engine.add(make_request(request_id=name, adapter=adapter, max_tokens=5))

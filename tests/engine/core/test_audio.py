@@ -21,6 +21,7 @@ from octavo_engine.state.audio import AudioWindow
 from octavo_engine.state.request import EngineRequest
 from octavo_engine.state.sampling_params import SamplingParams
 from tests.engine.models.tiny_speech import VOCABULARY, random_frames, tiny_speech
+from tests.fakes.unforeseen import fail_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -255,14 +256,7 @@ def test_what_nobody_foresaw_of_one_whose_audio_was_encoded_ends_it_alone(
 ) -> None:
     truth = run(make_engine(), [request("good", [1, 2], 1)])
     engine = make_engine()
-    take = engine.scheduler.add
-
-    def add(taken: EngineRequest, *others: Any) -> None:
-        if taken.request_id == "bad":
-            raise RuntimeError("unforeseen")
-        take(taken, *others)
-
-    monkeypatch.setattr(engine.scheduler, "add", add)
+    fail_for(monkeypatch, engine.scheduler, "add", "bad")
     engine.add(request("bad", [1, 2], 0))
     engine.add(request("good", [1, 2], 1))
     tokens: list[int] = []

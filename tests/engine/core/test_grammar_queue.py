@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +20,7 @@ from octavo_engine.grammar.normal import (
 )
 from octavo_engine.state.grammar import GrammarSpec
 from tests.fakes.grammar_rig import CHOICE, CHOICES, Rig
-
-if TYPE_CHECKING:
-    from octavo_engine.state.request import EngineRequest
+from tests.fakes.unforeseen import fail_for
 
 # As no request makes it: what no grammar enforces is found out before.
 NOT = GrammarSpec(kind="json_schema", text='{"not":{}}')
@@ -147,14 +145,7 @@ def test_what_nobody_foresaw_of_one_that_waited_ends_it_alone(
 ) -> None:
     rig = Rig()
     part, name = (rig.grammars, "_run_of") if where == "run" else (rig.engine.scheduler, "add")
-    take = getattr(part, name)
-
-    def explode(request: EngineRequest, *others: Any) -> Any:
-        if request.request_id == "bad":
-            raise RuntimeError("unforeseen")
-        return take(request, *others)
-
-    monkeypatch.setattr(part, name, explode)
+    fail_for(monkeypatch, part, name, "bad")
     rig.add(None, request_id="plain", max_tokens=20)
     rig.add(CHOICE, request_id="bad")
     rig.add(CHOICE, request_id="good")
