@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_operator.errors import ApiRefused, ClusterError, Conflict
+from octavo_operator.errors import ApiRefused, ClusterError, Conflict, NotFound
 from octavo_operator.objects import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from octavo_operator.cluster.api import Cluster
     from octavo_operator.objects.kinds import Object
@@ -61,6 +62,7 @@ class Leader:
         self._times = times or LeaseTimes()
         self._deployment = deployment
         self._owners: list[Object] | None = None  # None: not read yet
+        self._lease: Object | None = None  # as we wrote it last
         self._held_until = float("-inf")
         self._term = 0  # how often we became the leader
         self._seen: tuple[str, float] = ("", float("-inf"))  # resourceVersion, when it was new
@@ -77,6 +79,7 @@ class Leader:
         lead was lost and won again during one try, for what was refused meanwhile waits for it."""
         was_leading, term = False, self._term
         while True:
+            began_at = self._clock()
             try:
                 async with asyncio.timeout(self._times.duration_s - self._times.margin_s):
                     await self.try_once()
@@ -88,30 +91,33 @@ class Leader:
                 logger.info("Became the leader", extra={"identity": self._identity})
                 began()
             was_leading, term = self.is_leading(), self._term
-            await asyncio.sleep(self._times.renew_every_s)
+            # Where the API server takes seconds, the next renewal begins the sooner.
+            took_s = self._clock() - began_at
+            await asyncio.sleep(max(0.0, self._times.renew_every_s - took_s))
 
     async def try_once(self) -> bool:
         """Take or renew the Lease if it can be ours; whether we lead."""
         if self._owners is None:
             self._owners = await self._find_owners()
-        began_at = self._clock()
+        known, self._lease = self._lease, None
+        if known is not None and self.is_leading():
+            with suppress(Conflict, NotFound):  # somebody else wrote or deleted it: look again
+                return await self._write(self._cluster.replace, self._renewed(known))
         lease = await self._cluster.get(kinds.LEASE, self._namespace, self._name)
-        try:
-            if lease is None:
-                if not self._may_create():
-                    return False
-                stored = await self._cluster.create(self._body(0, self._now_text()))
-            elif self._may_take(lease):
-                stored = await self._cluster.replace(self._renewed(lease))
-            else:
-                self._held_until = float("-inf")
-                return False
-        except Conflict:  # another was faster
-            self._held_until = float("-inf")
-            return False
-        self._seen = (str(stored["metadata"]["resourceVersion"]), began_at)
+        with suppress(Conflict):  # another was faster
+            if lease is None and self._may_create():
+                return await self._write(self._cluster.create, self._body(0, self._now_text()))
+            if lease is not None and self._may_take(lease):
+                return await self._write(self._cluster.replace, self._renewed(lease))
+        self._held_until = float("-inf")
+        return False
+
+    async def _write(self, write: Callable[[Object], Awaitable[Object]], body: Object) -> bool:
+        sent_at = self._clock()
+        self._lease = stored = await write(body)
+        self._seen = (str(stored["metadata"]["resourceVersion"]), sent_at)
         self._term += not self.is_leading()
-        self._held_until = began_at + self._times.duration_s - self._times.margin_s
+        self._held_until = sent_at + self._times.duration_s - self._times.margin_s
         return self.is_leading()
 
     async def give_back(self) -> None:

@@ -85,11 +85,54 @@ def test_a_renewal_counts_from_when_it_was_sent():
         clock.advance(4.0)
 
     cluster.before = slow
-    attempt(one)  # a read and a write: eight seconds
-    clock.advance(3.9)
+    attempt(one)  # a read, and a write of four seconds
+    clock.advance(7.9)
     assert one.is_leading()
     clock.advance(0.2)
     assert not one.is_leading()
+
+
+@pytest.mark.parametrize("latency_s", [0.1, 2.0, 5.0])
+def test_a_slow_api_server_costs_no_lead(latency_s, monkeypatch):
+    """It could take nearly six seconds for each answer. Another never comes in between."""
+    cluster, clock, led = FakeCluster(), ManualClock(), []
+    one, two = make_leader(cluster, "one", clock), make_leader(cluster, "two", clock)
+
+    def slow(call: Call) -> None:
+        clock.advance(latency_s)
+        led.append(one.is_leading())
+
+    async def sleep(delay_s: float) -> None:
+        clock.advance(delay_s)
+        cluster.before = lambda call: None
+        assert not await two.try_once()
+        cluster.before = slow
+        if len(led) > 40:
+            raise asyncio.CancelledError
+
+    cluster.before = slow
+    monkeypatch.setattr("octavo_operator.cluster.leader.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(one.run(lambda: None))
+    assert led[:2] == [False, False] and all(led[2:])
+
+
+@pytest.mark.parametrize("change", ["edited", "deleted"])
+def test_a_lease_that_somebody_changed_is_read_again_and_kept(change):
+    cluster, clock = FakeCluster(), ManualClock()
+    one = make_leader(cluster, "one", clock)
+    assert attempt(one)
+    clock.advance(5.0)
+    if change == "edited":
+        cluster.merge(kinds.LEASE, "ops", "lease", {"metadata": {"labels": {"a": "b"}}})
+    else:
+        cluster.remove(kinds.LEASE, "ops", "lease")
+    assert attempt(one)
+    clock.advance(11.9)
+    assert one.is_leading()
+    lease = cluster.one(kinds.LEASE, "ops", "lease")
+    assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("one", 0)
+    assert lease["metadata"].get("labels", {}) == ({"a": "b"} if change == "edited" else {})
 
 
 def test_renewals_that_are_seen_keep_the_second_waiting_whatever_the_clocks_say():
