@@ -161,10 +161,10 @@ def test_three_failing_steps_in_a_row_are_no_requests_fault():
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_device_that_is_lost_ends_the_engine_at_the_first_failed_step(is_lost):
+def test_a_device_that_is_lost_ends_the_engine_at_the_first_failed_step(is_lost, monkeypatch):
     """So that its streams go on elsewhere: the fault is no request's."""
     backend = FakeBackend(64)
-    backend.device_is_lost = lambda: is_lost
+    monkeypatch.setattr(backend, "device_is_lost", lambda: is_lost, raising=False)
     engine, _ = make_engine(backend)
 
     def explode(step):
