@@ -272,6 +272,8 @@ class PickerStream:
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
             def done(error: Rejected | None, settled: asyncio.Future[None] = settled) -> None:
+                if settled.done():  # its gateway has left, and it is cancelled in a moment
+                    return
                 if error is None:
                     settled.set_result(None)
                 else:

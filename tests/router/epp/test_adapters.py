@@ -95,6 +95,28 @@ async def test_a_gateway_that_leaves_meanwhile_leaves_nothing():
 
 
 @on_loop
+async def test_an_adapter_that_comes_as_a_gateway_leaves_is_no_fault(monkeypatch):
+    """Its wait is cancelled, and the router has not yet heard of it."""
+    async with picking(1, config=CONFIG) as rig:
+        fleet, told = rig.adapter_calls.fleet, []
+        wait = fleet.wait
+
+        def waited(request, done):
+            told.append(done)
+            return wait(request, done)
+
+        monkeypatch.setattr(fleet, "wait", waited)
+        gateway = rig.open()
+        answering = asyncio.create_task(gateway.post(BODY))
+        await rig.until(lambda: rig.adapter_calls.loads)
+        gateway.call.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+        await rig.settled()
+        for done in told:
+            done(None)
+
+
+@on_loop
 async def test_a_canary_gets_its_share_by_its_own_name():
     canary = AdapterConfig(name="next", uri="/next", canary_of="law", canary_percent=50.0)
     pool = PoolConfig(name="pool", adapters=(*ADAPTERS, canary))
