@@ -5,8 +5,8 @@ OctavoError
 │   ├── ExtensionMissing        the compiled part was not built; an ImportError too
 ├── ModelError                the model's files: missing, truncated, hostile, unsupported
 ├── WorkerLost                another process of this engine ended or hangs; the core ends too
-├── DeviceLost                the GPU answers nothing but errors; the core ends too
 ├── GatherFailed              the same, as a rank sees it that does not know which; rank 0 does
+├── DeviceLost                the GPU answers nothing but errors; the core ends too
 └── RequestError              the caller's request; carries status, code and the field's name
     ├── InvalidRequest          400
     ├── ContextLengthExceeded   400, both numbers

@@ -93,10 +93,10 @@ async def test_that_keys_are_asked_for_from_now_on_ends_nobody(tmp_path: Path):
 async def test_a_key_that_goes_while_its_body_arrives_is_refused(tmp_path: Path):
     path = tmp_path / "keys.yaml"
     write(path, "old", at=1)
-    asked: list[bytes] = []
+    received: list[bytes] = []
 
     async def answer(peer: Peer, request: Received) -> None:
-        asked.append(request.line)
+        received.append(request.line)
         await plain_server(peer, request)
 
     async with ScriptedUpstream(answer) as upstream:
@@ -115,7 +115,7 @@ async def test_a_key_that_goes_while_its_body_arrives_is_refused(tmp_path: Path)
             await client.send(post_bytes(chat())[-20:])
             answered = await client.answer()
             assert (answered.status, answered.code) == (401, "invalid_api_key")
-            assert not any(b"/v1/chat" in line for line in asked)
+            assert not any(b"/v1/chat" in line for line in received)
             await other.send(post_bytes(chat())[-20:])
             assert (await other.answer()).status == 200
             assert (await client.ask(chat(), more=OLD.replace("old", "new"))).status == 200

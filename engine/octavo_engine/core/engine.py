@@ -11,13 +11,7 @@ from octavo_engine.core.expert_layers import ExpertLayers
 from octavo_engine.core.pooling.async_pooling import WrongTask
 from octavo_engine.core.process.heartbeat import Heartbeat
 from octavo_engine.core.refusals import refusal_of
-from octavo_engine.errors import (
-    DeviceLost,
-    InvalidRequest,
-    ModelError,
-    OctavoError,
-    WorkerLost,
-)
+from octavo_engine.errors import DeviceLost, InvalidRequest, ModelError, OctavoError, WorkerLost
 from octavo_engine.executor.executor import (
     CountsExpertTokens,
     LosesDevice,

@@ -91,17 +91,17 @@ class TestAgainstTheRealOne:
 
         with_cluster(apiserver, story)
 
-    def test_a_list_whose_next_page_has_expired_is_asked_for_anew_and_whole(
+    def test_a_list_whose_next_page_has_expired_is_requested_anew_and_whole(
         self, apiserver, namespace, monkeypatch
     ):
         monkeypatch.setattr("octavo_operator.cluster.kube.PAGE", 3)
-        asked: list[dict[str, str]] = []
+        queries: list[dict[str, str]] = []
 
         async def story(cluster: KubeCluster) -> None:
             send = cluster._send
 
             async def expiring(*args: Any, query: dict[str, str], **more: Any) -> bytes:
-                asked.append(dict(query))
+                queries.append(dict(query))
                 if "continue" in query:
                     raise error_of(410, b'{"reason": "Expired"}')
                 return await send(*args, query=query, **more)
@@ -112,7 +112,7 @@ class TestAgainstTheRealOne:
             selector = "octavo.dev/deployment=x"
             listing = await cluster.find(kinds.CONFIG_MAP, namespace, selector=selector)
             assert [kinds.name_of(item) for item in listing.items] == [f"m{n}" for n in range(8)]
-            first, second, last = asked
+            first, second, last = queries
             assert first == {"limit": "3", "labelSelector": selector}
             assert second.keys() == {"limit", "labelSelector", "continue"}
             assert last == {"labelSelector": selector}

@@ -98,11 +98,11 @@ async def test_a_gateway_that_leaves_meanwhile_leaves_nothing():
 async def test_an_adapter_that_comes_as_a_gateway_leaves_is_no_fault(monkeypatch):
     """Its wait is cancelled, and the router has not yet heard of it."""
     async with picking(1, config=CONFIG) as rig:
-        fleet, told = rig.adapter_calls.fleet, []
+        fleet, callbacks = rig.adapter_calls.fleet, []
         wait = fleet.wait
 
         def waited(request, done):
-            told.append(done)
+            callbacks.append(done)
             return wait(request, done)
 
         monkeypatch.setattr(fleet, "wait", waited)
@@ -112,7 +112,7 @@ async def test_an_adapter_that_comes_as_a_gateway_leaves_is_no_fault(monkeypatch
         gateway.call.cancel()
         await asyncio.gather(answering, return_exceptions=True)
         await rig.settled()
-        for done in told:
+        for done in callbacks:
             done(None)
 
 
